@@ -1,1 +1,1 @@
-"""The compiler: CIRH text in, a plan for every role out."""
+"""The compiler: makes a plan for every role from a step in CIRH."""

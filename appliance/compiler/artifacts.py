@@ -1,4 +1,4 @@
-"""What compiles leave on disk: plans by the hash of what they are made from, each with its report and stages."""
+"""The artifacts of compiles on disk: plans, by the hash of their inputs, each with its report and stages."""
 
 import dataclasses
 import hashlib
@@ -22,24 +22,21 @@ from waferbox.host.folders import KEY_BYTES, cache_root, secret_key, why_not_kep
 from waferbox.runtime.logs import advise
 from wsc.v1 import plan_pb2
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Compiled plans on disk, by the hash of what they are made from. What comes from disk is checked like other input
+# --- The cache of plans -----------------------------------------------------------------------------------------------
 #
-# A plan decides what every role does with a user's data, so it is authenticated: whoever can write to the folder of the
-# plans, which a script may choose, cannot write one without the key, which lies in the cluster's cache root for its
-# owner
-# alone.
-
+# A plan decides what every role does with a user's data, so it is authenticated. A script may choose the folder of the
+# plans, so others may be able to write to it. The key lies in the cluster's cache root, which only its owner can read.
 
 SUFFIX: Final = ".plan"
 _MAGIC: Final = b"WSCPLAN2"
-_SUM_BYTES: Final = 32  # of the hash, and of the keyed hash
+_SUM_BYTES: Final = 32  # size of the hash, and of the keyed hash
 _HEAD_BYTES: Final = len(_MAGIC) + 2 * _SUM_BYTES
 MAX_PLAN_BYTES: Final = 1 << 30
 
 
 def artifact_key(text: str, target: Target, asked: MicroBatching | None = None) -> str:
-    """The name of the plan for this module and target, with its batch divided as asked."""
+    """The name of the plan for this module, target and division into micro-batches: a hash of all of them."""
+    # Everything that can change a plan has to be part of the key, the versions of the compiler and of torch included.
     pinned = sorted(target.pinned_shards.items())
     mixed = target.precision
     precision = mixed and (mixed.half.value, mixed.level, mixed.half_gradients)
@@ -53,35 +50,36 @@ def artifact_key(text: str, target: Target, asked: MicroBatching | None = None) 
 
 
 class PlanCache:
-    """The plans in one folder that one key authenticates."""
+    """The plans in a folder, authenticated by a key."""
 
     def __init__(self, folder: Path, key: bytes) -> None:
         self._folder = folder
         self._key = key
 
     def path(self, name: str) -> Path:
-        """Where the plan of this name lies."""
+        """The path of the plan with this name."""
         return self._folder / f"{name}{SUFFIX}"
 
     def content(self, name: str, plan: plan_pb2.Plan) -> bytes:
-        """What is to lie there."""
+        """The content of the file of a plan."""
         body = plan.SerializeToString(deterministic=True)
         digest = hashlib.sha256(body).digest()
         return _MAGIC + digest + self._tag(name, digest) + body
 
     def load(self, name: str) -> plan_pb2.Plan | None:
-        """The plan of this name, or None: there is none, it is damaged, it is not ours, or does not hold together."""
+        """The plan with this name; None if it is missing, damaged, not authenticated by the key, or inconsistent."""
         data = _read(self.path(name))
         digest, tag = data[len(_MAGIC) : len(_MAGIC) + _SUM_BYTES], data[len(_MAGIC) + _SUM_BYTES : _HEAD_BYTES]
+        # Nothing of the content is parsed before the tag is verified.
         return _parse(data) if hmac.compare_digest(tag, self._tag(name, digest)) else None
 
     def _tag(self, name: str, digest: bytes) -> bytes:
-        """Of the name too: a plan under another's name is not what was asked for."""
+        """The keyed hash. It covers the name, so that a plan cannot be used under the name of another."""
         return hashlib.blake2b(name.encode() + digest, key=self._key, digest_size=_SUM_BYTES).digest()
 
 
 def read_plan(path: Path) -> plan_pb2.Plan | None:
-    """The plan in a file, to be looked at and not to be run: whoever wrote it. None as of PlanCache.load."""
+    """The plan in a file, without authentication: to be shown, not to be run. None if it is damaged or inconsistent."""
     return _parse(_read(path))
 
 
@@ -108,9 +106,7 @@ def _parse(data: bytes) -> plan_pb2.Plan | None:
     return plan
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What one compile leaves on disk: the plan, and in a folder beside it the report and the stages of the module
-
+# --- The files of a compile: the plan, and a folder with the report and the stages ------------------------------------
 
 KEY_FILE: Final = "plans.key"
 REPORT_DATA: Final = "report.json"
@@ -118,23 +114,32 @@ REPORT_PAGE: Final = "report.html"
 
 
 class Artifacts:
-    """What was compiled, in one folder."""
+    """The artifacts in a folder: compiles steps, or takes their plans from there."""
 
     def __init__(self, folder: Path, root: Path) -> None:
-        """root: the cluster's cache root, which has the key of plans, or takes a fresh one."""
+        """root: the cluster's cache root, in which the key of plans lies; one is made if it is missing."""
         self._folder = folder
         try:
             key = secret_key(root / KEY_FILE)
         except OSError as error:
             key = secrets.token_bytes(KEY_BYTES)
             why = why_not_kept(root, KEY_BYTES, error.strerror)
-            advise("plan", f"The job goes on, but others will not use its plans, as their key cannot be kept in {why}")
+            advise("plan", f"The job continues, but others cannot use its plans: their key cannot be stored in {why}")
         self._plans = PlanCache(folder, key)
 
     def compile(self, text: str, target: Target, asked: MicroBatching | None = None) -> tuple[str, plan_pb2.Plan, bool]:
-        """The plan of a module with its key, and whether it came from the cache. Raises as `compile_module`.
+        """Compiles a module, unless its plan is in the folder.
 
-        asked: how the batch is divided in time.
+        Args:
+            text: a module in CIRH.
+            target: the cluster to compile for.
+            asked: how the batch is divided into micro-batches.
+
+        Returns:
+            The key of the plan, the plan, and whether it came from the folder.
+
+        Raises:
+            CirhError, CompileError: as `compile_in_micro_batches`.
         """
         name = artifact_key(text, target, asked)
         plan = self._plans.load(name)
@@ -151,17 +156,17 @@ class Artifacts:
         report = make_report(plan, name, machine_model(cache_root()))
         writer.write(beside / REPORT_DATA, report.to_json().encode())
         writer.write(beside / REPORT_PAGE, report_page(report).encode())
-        writer.tell()
+        writer.log_failure()
         return name, plan, False
 
 
 class _Writer:
-    """Writes the files of one compile. That a folder does not take them is told to the user, and fails nothing."""
+    """Writes the files of one compile. If they cannot be written, the user is advised, but the compile succeeds."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._nbytes = 0  # of all files
-        self._error: OSError | None = None  # the last
+        self._error: OSError | None = None  # the last one
 
     def write(self, path: Path, content: bytes) -> None:
         self._nbytes += len(content)
@@ -170,7 +175,8 @@ class _Writer:
         except OSError as error:
             self._error = error
 
-    def tell(self) -> None:
+    def log_failure(self) -> None:
+        """Advises the user if a file could not be written."""
         if self._error is not None:
             why = why_not_kept(self._folder, self._nbytes, self._error.strerror)
-            advise("plan", f"The job goes on, but what was compiled for it cannot be kept in {why}")
+            advise("plan", f"The job continues, but its compiled plan cannot be stored in {why}")

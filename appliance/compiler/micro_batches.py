@@ -1,4 +1,4 @@
-"""Into how many micro-batches a wafer's rows are divided: as the script says, as few as fit, or the fastest."""
+"""Chooses the number of micro-batches of a wafer: as the script says, as few as fit its memory, or the fastest."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,14 +16,14 @@ from waferbox.cirh.text.parser import parse_module
 from waferbox.runtime.schedule import THREADED_FLOPS
 from wsc.v1 import plan_pb2
 
-# Micro-batches for each core that are tried.
+# The most micro-batches for each core that are tried.
 _MOST_PER_CORE: Final = 4
 
 Keep = Callable[[str, str], None]
 
 
 class _Candidate:
-    """A plan that may be chosen, with the texts of its stages until it is. Raises as `compile_module`."""
+    """A plan that may be chosen. It holds the texts of its stages until then. Raises as `compile_module`."""
 
     def __init__(self, text: str, target: Target, keep: Keep | None) -> None:
         self._keep = keep
@@ -32,7 +32,7 @@ class _Candidate:
         self.plan = compile_module(text, target, take)
 
     def chosen(self) -> plan_pb2.Plan:
-        """The plan; its texts are kept."""
+        """Passes the texts on to `keep`, and returns the plan."""
         if self._keep is not None:
             for name, stage in self._texts:
                 self._keep(name, stage)
@@ -46,9 +46,18 @@ def compile_in_micro_batches(
     machine: Callable[[], MachineModel],
     keep: Keep | None = None,
 ) -> plan_pb2.Plan:
-    """Compiles a step, its batch being divided as asked. None: not at all.
+    """Compiles a step with micro-batches.
 
-    machine: what predicted times rest on. The rest as of `compile_module`, also what it raises.
+    Args:
+        text: a module in CIRH.
+        target: the cluster to compile for.
+        asked: how the batch is divided; None: as `target.micro_batches` says.
+        machine: returns the rates from which times are predicted; called only if they are needed.
+        keep: as of `compile_module`.
+
+    Raises:
+        CirhError: as `compile_module`.
+        CompileError: as `compile_module`, or if the batch cannot be divided so.
     """
     if asked is None:
         return compile_module(text, target, keep)
@@ -70,9 +79,10 @@ def compile_in_micro_batches(
 
 
 def _fastest_pipeline(text: str, target: Target, keep: Keep | None) -> plan_pb2.Plan:
-    """With as many micro-batches as are predicted to be the fastest of those that fit.
+    """Compiles with the number of micro-batches that fits and is predicted to be the fastest.
 
-    More of them fill more regions for more of the step, and make more work of it: the first that are slower end it.
+    More micro-batches keep more regions busy for more of the step, but add fixed costs. The search ends at the first
+    number that is slower.
     """
     rows = _rows_of_a_wafer(text, target)
     best: tuple[float, _Candidate] | None = None
@@ -85,12 +95,12 @@ def _fastest_pipeline(text: str, target: Target, keep: Keep | None) -> plan_pb2.
             continue
         except CompileError as error:
             if best is not None:
-                break  # micro-batches are not possible, one batch is
+                break  # a batch that is not divided is possible, micro-batches are not
             if too_large is not None:
                 raise CompileError(f"{too_large}; micro-batches do not help: {error}") from error
             raise
         if candidate.plan.pipeline.flops < THREADED_FLOPS:
-            # Its regions take turns in one thread: there is nothing to fill.
+            # The regions of a small step run in one thread, where more micro-batches gain nothing.
             best = 0.0, candidate
             break
         seconds = make_report(candidate.plan, "", NOMINAL).totals.step_seconds
@@ -104,13 +114,14 @@ def _fastest_pipeline(text: str, target: Target, keep: Keep | None) -> plan_pb2.
 
 
 def _largest(text: str, target: Target, keep: Keep | None) -> plan_pb2.Plan:
-    """With the largest micro-batches that fit a wafer's memory."""
+    """Compiles with the largest micro-batches that fit a wafer's memory."""
     try:
         return compile_module(text, target, keep)
     except WaferMemoryError as error:
         too_large = error
     last = too_large
     size = rows = _rows_of_a_wafer(text, target)
+    # Each refusal estimates the rows that would fit, so that only a few sizes have to be compiled.
     while (fitting := last.fitting_share * size) >= 1 and size > 1:
         size = next(smaller for smaller in _sizes(rows) if smaller < size and smaller <= fitting)
         try:
@@ -125,7 +136,7 @@ def _largest(text: str, target: Target, keep: Keep | None) -> plan_pb2.Plan:
 def _fastest(
     text: str, target: Target, asked: MicroBatching, machine: MachineModel, keep: Keep | None
 ) -> plan_pb2.Plan:
-    """With the micro-batches of which the step is predicted to take the least time. The plan tells of all."""
+    """Compiles with the micro-batches with which the step is predicted to be the fastest. The plan lists all tried."""
     rows = _rows_of_a_wafer(text, target)
     tried: list[plan_pb2.ExploredSize] = []
     best: tuple[float, _Candidate] | None = None
@@ -152,12 +163,12 @@ def _fastest(
 
 
 def _first_part(error: CompileError) -> str:
-    """What is wrong, without the way out."""
+    """The problem, without the way out."""
     return str(error).split(";")[0]
 
 
 def _rows_of_a_wafer(text: str, target: Target) -> int:
-    """Or of a replica, if a wafer has several."""
+    """The rows of a wafer, or of a replica if a wafer has several."""
     rows = batch_rows(parse_module(text), target.num_csx)
     check_target(target, rows)
     return rows // (target.num_csx * target.num_replicas)

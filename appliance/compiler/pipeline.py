@@ -1,4 +1,8 @@
-"""The compiler: CIRH text in, a plan for every role out; its passes and stages, which `waferbox opt` runs alone."""
+"""The compiler: makes a plan from CIRH text, by passes and stages, which `waferbox opt` can also run alone.
+
+First the passes on the module (`PASSES`) run in order; each changes the module in place. Then the stages (`STAGES`)
+divide the work and schedule the roles.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,8 +16,7 @@ from xdsl.dialects.builtin import ModuleOp
 from appliance.compiler.core.errors import CompileError
 from appliance.compiler.core.target import Half, KernelLibrary, Precision, Target
 from appliance.compiler.partition.cut import Cut, make_cut
-from appliance.compiler.partition.half_gradients import check_half_gradients, round_gradients
-from appliance.compiler.partition.precision import insert_casts
+from appliance.compiler.partition.precision import check_half_gradients, insert_casts, round_gradients
 from appliance.compiler.passes.canonicalise import canonicalise
 from appliance.compiler.passes.cse import join_common_subexpressions
 from appliance.compiler.passes.dce import eliminate_dead_code
@@ -22,7 +25,7 @@ from appliance.compiler.passes.fuse_attention import fuse_attention
 from appliance.compiler.passes.fuse_bias import fuse_bias
 from appliance.compiler.passes.fuse_cross_entropy import fuse_cross_entropy
 from appliance.compiler.passes.fuse_layer_norm import fuse_layer_norm
-from appliance.compiler.passes.pass_through import copy_what_passes_through
+from appliance.compiler.passes.pass_through import copy_passed_values
 from appliance.compiler.passes.vendor.norms import replace_norms
 from appliance.compiler.passes.vendor.random_keys import add_random_keys
 from appliance.compiler.passes.vendor.replacements import (
@@ -52,24 +55,28 @@ from waferbox.cirh.text.parser import parse_module
 from waferbox.cirh.text.printer import print_module
 from wsc.v1 import plan_pb2
 
-# --- The stages behind the passes: sharding, the cut between wafers and MemoryX, layers and schedules -----------------
+# --- Stages -----------------------------------------------------------------------------------------------------------
 
 
 class Stages:
-    """What becomes of a module that the passes are done with. Each stage is computed when it is first asked for.
+    """The results of the stages for a module, each computed when it is first used.
 
-    All of them raise CompileError: the step cannot run on the target. The module may change: operations that hide
-    something of the whole batch are taken apart. `locations`: whether texts have them.
+    The module may change: casts are inserted, and operations that contain a statistic of the whole batch are
+    decomposed. Each stage raises CompileError if the step cannot run on the target.
     """
 
     def __init__(self, module: ModuleOp, target: Target, *, locations: bool = True) -> None:
+        """locations: whether texts have source locations."""
         self._module = module
         self._target = target
         self._locations = locations
 
     @cached_property
     def sharding(self) -> Sharding:
-        """After casts were inserted, if the precision is mixed: what is cast depends on whose work it is."""
+        """The sharding of the module, after casts were inserted if the precision is mixed.
+
+        Casts depend on a first sharding and cut, as only the wafers compute in half precision.
+        """
         precision = self._target.precision
         check_target(self._target, batch_rows(self._module, 1))
         check_half_gradients(self._target)
@@ -80,7 +87,7 @@ class Stages:
             insert_casts(make_cut(self._module, sharding), precision)
             canonicalise(self._module)
             eliminate_dead_code(self._module)
-            copy_what_passes_through(self._module)  # those copies do nothing, and are gone
+            copy_passed_values(self._module)  # canonicalise has removed the copies of the first time
             sharding = propagate(self._module, self._target.num_parts)
             if not precision.half_gradients:
                 return sharding
@@ -105,7 +112,7 @@ class Stages:
         return self._noted(PLACEMENT, placement_notes(self._module, self.sharding))
 
     def cut_text(self) -> str:
-        """The module with who computes what."""
+        """The module with the roles that run each operation."""
         return self._noted(SITE, site_notes(self.cut))
 
     def layers_text(self) -> str:
@@ -129,13 +136,13 @@ class Stages:
             with torch.no_grad():
                 yield
         except CirhError as error:
-            # A part of the batch does not suit an operation that the whole batch suits.
+            # An operation that accepts the whole batch may refuse the shapes of a part.
             wafers = self._target.num_csx
             raise CompileError(f"the step cannot be divided over {wafers} wafers: {error}") from error
 
 
 class Stage(NamedTuple):
-    """A stage as text. Notes in it are attributes with a dot in their name, which mean nothing to the program."""
+    """The text of a stage. Its notes are attributes with a dot in their name, which do not change the program."""
 
     text: Callable[[Stages], str]
     description: str
@@ -149,19 +156,14 @@ STAGES: Final[Mapping[str, Stage]] = {
     "kernels": Stage(Stages.kernels_text, "schedule the roles; the modules that they run, equal ones once"),
 }
 
-# --- The compiler: CIRH text in, a plan for every role out ------------------------------------------------------------
-#
-# First the passes on the module (`PASSES`), in order; each changes the module in place, and any of them can be run
-# alone
-# on text (`waferbox opt`). Then the stages that divide the work (`STAGES`).
-
+# --- Passes and the compiler ------------------------------------------------------------------------------------------
 
 __all__ = ["PASSES", "CompileError", "Half", "KernelLibrary", "Pass", "Precision", "Target", "compile_module"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """A rewriting of a module in place. `run` says whether it changed anything."""
+    """A pass: changes a module in place. `run` returns whether it changed anything."""
 
     name: str
     description: str
@@ -191,7 +193,7 @@ PASSES: Final = tuple(
         ("fuse-cross-entropy", fuse_cross_entropy, "softmax cross entropy and its gradient -> one operation"),
         ("fuse-attention", fuse_attention, "attention that is written out, forward only -> cirh.Attention"),
         ("dce", eliminate_dead_code, "drop what no result depends on"),
-        ("pass-through", copy_what_passes_through, "give results that are arguments or constants a copy of their own"),
+        ("pass-through", copy_passed_values, "give results that are arguments or constants a copy of their own"),
     )
 )
 
@@ -200,15 +202,15 @@ def compile_module(text: str, target: Target, keep: Callable[[str, str], None] |
     """Compiles a step.
 
     Args:
-        text: one module in CIRH; nothing in it is believed.
+        text: a module in CIRH. It comes from a script, so nothing in it is trusted.
         target: the cluster to compile for.
-        keep: gets a name and a text for each pass that changed the module, and for each stage.
+        keep: called with the name and the text of each pass that changed the module, and of each stage.
 
     Returns:
-        The plan; equal for equal text and target.
+        The plan, which is the same for the same text and target.
 
     Raises:
-        CirhError: the text is no valid module.
+        CirhError: the text is not a valid module.
         CompileError: the step cannot run on the target.
     """
     module = parse_module(text)
@@ -222,15 +224,15 @@ def compile_module(text: str, target: Target, keep: Callable[[str, str], None] |
     return stages.plan
 
 
-# --- Passes on text: what `waferbox opt` runs -------------------------------------------------------------------------
+# --- Passes on text (`waferbox opt`) ----------------------------------------------------------------------------------
 
 
 class OptError(ValueError):
-    """A pass is not known, the text is not valid, or a pass refuses it. The message says which, and the line."""
+    """Raised for an unknown pass, an invalid text, or a text that a pass refuses. The message names the line."""
 
 
 def descriptions() -> dict[str, str]:
-    """What passes and stages do, by name, in the order in which a compile runs them."""
+    """Descriptions of passes and stages, by name, in the order in which a compile runs them."""
     return {step.name: step.description for step in PASSES} | {
         name: stage.description for name, stage in STAGES.items()
     }
@@ -239,17 +241,20 @@ def descriptions() -> dict[str, str]:
 def run_passes(
     text: str, file: str, names: Sequence[str], target: Target, after: Callable[[str, str], None] | None = None
 ) -> str:
-    """The text after these passes; the module is verified before them and after each.
+    """Runs passes and stages on a text. The module is verified first and after each pass.
 
     Args:
-        text: one module in CIRH. Locations are printed if it has any.
-        file: its name, for messages.
-        names: of passes, in any order, and then of stages.
-        target: what stages divide the work for.
-        after: gets the name and the text of each pass.
+        text: a module in CIRH. Locations are printed if it has any.
+        file: name of the file, for messages.
+        names: names of passes, in any order, followed by names of stages.
+        target: the cluster for which stages divide the work.
+        after: called with the name and the text of each pass and stage.
+
+    Returns:
+        The text after the last of them.
 
     Raises:
-        OptError: see there.
+        OptError: a name is unknown, the text is not valid, or a pass refuses it.
     """
     _check(names)
     try:

@@ -1,4 +1,4 @@
-"""The plan: every role's part, put together."""
+"""Makes the plan of a step: the parts of all roles, put together."""
 
 from xdsl.ir import SSAValue
 
@@ -17,12 +17,12 @@ from appliance.compiler.wafer_schedule.schedule import WaferSchedule, schedule_w
 from waferbox.cirh.dialect import types
 from wsc.v1 import plan_pb2
 
-# Of the messages in plan.proto, and of what roles may rely on. A cached plan of another format is compiled again.
+# Version of the messages in plan.proto and of their meaning. A cached plan of another format is compiled again.
 PLAN_FORMAT = 9
 
 
 def make_plan(cut: Cut, target: Target) -> plan_pb2.Plan:
-    """Schedules every role.
+    """Schedules all roles.
 
     Raises:
         CompileError: the step does not fit a wafer, or cannot be scheduled.
@@ -42,7 +42,7 @@ def make_plan(cut: Cut, target: Target) -> plan_pb2.Plan:
 
 
 def _stream(plan: plan_pb2.Plan, cut: Cut, target: Target) -> None:
-    """Weight streaming: the wafers, MemoryX and SwarmX."""
+    """Fills in the wafers, MemoryX and SwarmX, for weight streaming."""
     rows = cut.sharding.batch_rows
     sharing = divide(cut, target)
     numbers, wafer = _fit_wafer(cut, sharing, target)
@@ -53,7 +53,7 @@ def _stream(plan: plan_pb2.Plan, cut: Cut, target: Target) -> None:
         plan.memoryx.append(scheduler.schedule())
         plan.memoryx[-1].arena.CopyFrom(wafer.plan.arena)
         plan.memoryx[-1].own_bytes = shard_bytes(plan.memoryx[-1])
-    # A group that is loaded twice in a step is listed twice: SwarmX counts what is still to come.
+    # A group that is loaded twice in a step is listed twice: SwarmX counts the messages that it expects.
     plan.swarmx.groups.extend(
         [*(load.bundle.group for load in wafer.loads), *(d.bundle.group for d in wafer.departures)]
     )
@@ -67,7 +67,7 @@ def _stream(plan: plan_pb2.Plan, cut: Cut, target: Target) -> None:
 
 
 def _fit_wafer(cut: Cut, sharing: Sharing, target: Target) -> tuple[Numbers, WaferSchedule]:
-    """The wafer's part, with as many micro-batches at once as fit its memory: so weights are streamed least."""
+    """The wafer's part, with as many micro-batches at once as fit its memory: weights are then streamed least often."""
     possible = [at_once for at_once in range(1, target.micro_batches + 1) if target.micro_batches % at_once == 0]
 
     def fitted(at_once: int) -> tuple[Numbers, WaferSchedule, MemoryPlan]:
@@ -89,7 +89,7 @@ def _fit_wafer(cut: Cut, sharing: Sharing, target: Target) -> tuple[Numbers, Waf
         return numbers, wafer
     numbers, wafer, memory = fitted(1)
     check_memory(memory, target.num_csx, cut.sharding.batch_rows, target.micro_batches, wafer.whole_batch_first)
-    # Of 1 it is known that it fits, of all that they do not: memory grows with what is between.
+    # Bisection: possible[low] fits, possible[high] does not, and memory grows with the number at once.
     low, high = 0, len(possible) - 1
     while high - low > 1:
         middle = (low + high) // 2
@@ -104,7 +104,7 @@ def _fit_wafer(cut: Cut, sharing: Sharing, target: Target) -> tuple[Numbers, Waf
 def _add_outputs(
     plan: plan_pb2.CoordinatorPlan, cut: Cut, numbers: Numbers, wafer: WaferSchedule, output: Bundle | None
 ) -> None:
-    """Where the client's tensors come from, and how parts are put together."""
+    """Fills in the group of each output, and the dimension in which its parts are put together."""
     bundles = [d.bundle for d in wafer.departures if d.bundle.group.to_coordinator]
     if output is not None:
         bundles.append(output)

@@ -1,1 +1,1 @@
-"""Drawings and numbers for people, which the compile report and the page have in common."""
+"""Drawings and numbers as text, for the compile report and the page."""

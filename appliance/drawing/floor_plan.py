@@ -1,4 +1,4 @@
-"""A wafer divided into regions, one for each layer, as in layer-pipelined execution; and its picture as SVG."""
+"""The floor plan of a wafer, with a region for each layer as in layer pipelined mode, and its drawing as SVG."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,22 +8,16 @@ from typing import Final
 
 from appliance.drawing.number_text import seconds_text
 
-# --- A wafer divided into regions, one for each layer, as in layer-pipelined execution --------------------------------
-#
-# Layers lie in rows, from left to right and in the next row back again, so that what follows in the network lies beside
-# it on the wafer. Where rows end is chosen so that regions are as square as they can be. A region's area is
-# proportional
-# to its layer's work: then all layers take equally long, and none waits for another.
+# --- Floor plans ------------------------------------------------------------------------------------------------------
 
-
-# A grid of cores: about the 850,000 of a WSE-2, on a square.
+# A square grid of about as many cores as a WSE-2 has (850,000).
 WIDTH: Final = 922
 HEIGHT: Final = 922
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Region:
-    """A rectangle of cores, from (x, y), for one layer."""
+    """A rectangle of cores for one layer. (x, y) is its upper left corner."""
 
     layer: str
     x: int
@@ -38,7 +32,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FloorPlan:
-    """The layers on one wafer, in layer-pipelined form."""
+    """A wafer of `width` x `height` cores, with a region for each layer."""
 
     width: int
     height: int
@@ -46,11 +40,16 @@ class FloorPlan:
 
 
 def plan_floor(work: Sequence[tuple[str, float]], width: int = WIDTH, height: int = HEIGHT) -> tuple[Region, ...]:
-    """Divides the whole wafer.
+    """Divides the whole wafer into a region for each layer.
+
+    The area of a region is proportional to the work of its layer: then all layers take equally long, and none waits for
+    another. Layers lie in rows, from left to right and in the next row back again, so that consecutive layers are
+    neighbours. Rows end where it makes the regions as square as possible.
 
     Args:
-        work: layers in the order of the network, each with its work in any unit.
-        width, height: of the wafer, in cores.
+        work: the layers in the order of the network, each with its work in any unit.
+        width: width of the wafer, in cores.
+        height: height of the wafer, in cores.
 
     Raises:
         ValueError: a layer's work is not a positive number, or there are more layers than rows of cores.
@@ -73,9 +72,10 @@ def plan_floor(work: Sequence[tuple[str, float]], width: int = WIDTH, height: in
 
 
 def _rows(amounts: Sequence[float], width: int, height: int) -> list[tuple[int, int]]:
-    """Where rows begin and end: of all ways, one with the least sum of area * (width/height + height/width).
+    """Where rows begin and end, with the least possible sum of area * (width/height + height/width) of the regions.
 
-    In a row with the sum s, a region of amount a is width * a / s wide and height * s / total high.
+    In a row with the sum s, a region of amount a is width * a / s wide and height * s / total high. Dynamic
+    programming: best[end] is the least cost of the layers before `end`, in whole rows.
     """
     before = [0.0, *accumulate(amounts)]
     squares = [0.0, *accumulate(amount**2 for amount in amounts)]
@@ -98,7 +98,7 @@ def _rows(amounts: Sequence[float], width: int, height: int) -> list[tuple[int, 
 
 
 def _cut(length: int, amounts: Sequence[float]) -> list[int]:
-    """Where to cut a length into parts in proportion to the amounts; every part is at least 1 long."""
+    """Where to cut a length into parts proportional to the amounts; each part is at least 1 long."""
     total = sum(amounts)
     cuts = [0]
     for number, sum_before in enumerate(accumulate(amounts), 1):
@@ -107,25 +107,24 @@ def _cut(length: int, amounts: Sequence[float]) -> list[int]:
     return cuts
 
 
-# --- The floor plan of a wafer as SVG ---------------------------------------------------------------------------------
+# --- SVG --------------------------------------------------------------------------------------------------------------
 #
-# Colours are classes, which the page that it is shown on defines; there are no styles in it, so that a page may forbid
-# them. Names come from the user's modules and are escaped.
-
+# Colours are classes, which the page defines. There are no styles in the drawing, so that a page may forbid them. Names
+# come from the user's modules and are escaped.
 
 COLOURS: Final = 8  # classes c0 .. c7
 
 
 def draw_floor_plan(plan: FloorPlan, seconds: Mapping[str, float]) -> str:
-    """A rectangle for each layer; a line leads through them in the order of the network. seconds: each layer's work."""
+    """Draws a rectangle for each layer, and a line through them in the order of the network. seconds: work by layer."""
     regions, names = [], []
     for number, region in enumerate(plan.regions):
         share = region.area / (plan.width * plan.height)
-        told = f"{region.layer}: {share:.1%} of the wafer, {region.width} × {region.height} cores, "
-        told += f"{seconds_text(seconds[region.layer])} of work in a step"
+        title = f"{region.layer}: {share:.1%} of the wafer, {region.width} × {region.height} cores, "
+        title += f"{seconds_text(seconds[region.layer])} of work in a step"
         regions.append(
             f'<rect class="region c{number % COLOURS}" x="{region.x}" y="{region.y}" width="{region.width}" '
-            f'height="{region.height}"><title>{escape(told)}</title></rect>'
+            f'height="{region.height}"><title>{escape(title)}</title></rect>'
         )
         if region.width >= 60 and region.height >= 44:
             size = min(34.0, region.width / max(len(region.layer), 4) * 1.5, region.height / 2.6)
@@ -141,7 +140,7 @@ def draw_floor_plan(plan: FloorPlan, seconds: Mapping[str, float]) -> str:
 
 
 def svg(width: int, height: int, parts: Iterable[str], name: str) -> str:
-    """A drawing, as wide as there is room. name: what it shows, for those who do not see it."""
+    """A drawing that scales to the available width. name: its description for screen readers."""
     return (
         f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(name)}">\n' + "\n".join(parts) + "\n</svg>"
     )

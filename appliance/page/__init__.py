@@ -1,1 +1,1 @@
-"""The page: what a cluster does, in a browser."""
+"""The page: shows a cluster and its jobs in a browser."""

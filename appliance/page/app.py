@@ -1,7 +1,7 @@
-"""HTTP as uvicorn speaks it, with a deadline for the head of a request and statuses that say what was too long.
+"""The HTTP application of the page: its addresses, its policy, and the deadlines of connections.
 
-Uvicorn has a timeout between requests only: a connection that never sends the whole head of a request would be held for
-ever, and count towards the limit of connections.
+Addresses: `/` the cluster, `/jobs/NAME` a job, and below each `events`, its server-sent events; `/static` the files of
+the pages; `/targets` the addresses from which Prometheus collects metrics.
 """
 
 import asyncio
@@ -32,19 +32,24 @@ from wsc.v1 import management_pb2
 
 HEAD_SECONDS: Final = 5.0
 MAX_HEAD_BYTES: Final = 16 * 1024
-MAX_WAITING: Final = 32  # connections whose request is not there yet; the oldest gives way
+MAX_WAITING: Final = 32  # connections that have not sent the head of a request; the oldest one is closed for a new one
 
 
 class PageProtocol(H11Protocol):
-    """One connection."""
+    """A connection, with a deadline for the head of a request, and statuses for too long addresses and headers.
+
+    Uvicorn has a timeout only between requests. A connection that never sends the whole head of a request would be
+    held for ever, and count towards the limit of connections. Runs in the page's event loop.
+    """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self._deadline: asyncio.TimerHandle | None = None  # of the head that is awaited
+        self._deadline: asyncio.TimerHandle | None = None  # for the head of the next request
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._await_head()
+        # Half-open connections must not use up the limit of connections.
         waiting = {
             one._deadline.when(): one
             for one in self.connections
@@ -67,9 +72,10 @@ class PageProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """The head of a request is wrong, or too long."""
+        """Answers a head that is malformed or too long."""
         error = sys.exception()
         status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
+        # Without a line break in what was received, the address in the first line is what is too long.
         if status == 431 and b"\n" not in self.conn.trailing_data[0]:
             status = 414
         self._refuse(status)
@@ -95,35 +101,33 @@ class PageProtocol(H11Protocol):
         self.transport.close()
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The page's addresses: `/` the cluster, `/jobs/NAME` a job; below each, `events`; the files that pages need; and
-#
-# `/targets`, from which Prometheus learns what to ask for figures.
-
+# --- Addresses --------------------------------------------------------------------------------------------------------
 
 MAX_ADDRESS_BYTES: Final = 4096
 
 _STATIC: Final = Path(__file__).with_name("static")
 _COMPILER_STYLE: Final = Path(drawing.__file__).with_name("report.css")
 
-# All that a page loads is ours, and no script or style stands in it: what a job says cannot become one.
+# A page loads only its own files and contains no script or style, so text from a job can never become one.
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-# The compiler's page has its style in it, and no script that runs.
+# The page of a compile report contains its style, and no script that is run.
 _REPORT_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 
 def make_app(
     source: PageSource, closing: asyncio.Event, hosts: Sequence[str] = ("*",), *, for_viewers: bool = False
 ) -> Starlette:
-    """The application.
+    """Makes the application.
 
     Args:
+        source: the cluster that is shown.
         closing: ends the streams of events when it is set.
-        hosts: under which names it may be asked for; then no page from elsewhere can have its own name point here.
-        for_viewers: whether it is shown to those alone who have a viewer's token.
+        hosts: the allowed Host headers. Restricting them prevents DNS rebinding: a page from elsewhere whose name
+            resolves to this address.
+        for_viewers: whether requests need a viewer's token.
     """
 
     async def cluster(request: Request) -> Response:
@@ -143,7 +147,7 @@ def make_app(
         place = request.path_params["place"]
         page = compile_report.read_page(artifacts[place]) if place < len(artifacts) else None
         if page is None:
-            raise HTTPException(404, "This job has no compile report, or has none any more.")
+            raise HTTPException(404, "This job has no compile report, or no longer has one.")
         return HTMLResponse(page, headers={"Content-Security-Policy": _REPORT_POLICY})
 
     async def report_style(request: Request) -> Response:
@@ -157,7 +161,7 @@ def make_app(
         name = request.path_params["name"]
         found = await source.job(name)
         if found is None:
-            raise HTTPException(404, f"The cluster knows no job {name!r}. It forgets those that ended long ago.")
+            raise HTTPException(404, f"The cluster has no job {name!r}. Jobs that ended long ago are not kept.")
         return found
 
     return Starlette(
@@ -190,7 +194,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 class _Guard:
-    """Refuses addresses that no page has, and who may not look; puts on every answer what it may do in the browser."""
+    """Middleware that refuses long addresses and unauthorized requests, and adds the policy to each response."""
 
     def __init__(self, app: ASGIApp, *, for_viewers: bool) -> None:
         self._app = app

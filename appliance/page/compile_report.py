@@ -1,6 +1,6 @@
-"""The compile report of a job as the page shows it, read from the artifact's folder.
+"""Reads the compile report of a job from the artifact's folder, for the page.
 
-Only its JSON form is read: the compiler, and torch with it, are not loaded by the management service.
+Its JSON form is read without the compiler's classes, so that the management service does not import torch.
 """
 
 import json
@@ -18,19 +18,19 @@ MAX_REPORT_BYTES: Final = 32 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """Forward and backward together; of one wafer."""
+    """A layer on one wafer, forward and backward together. Seconds are predicted; `seconds` is the sum of both."""
 
     layer: str
     parameters: int
     streamed_bytes: int
     gradient_bytes: int
-    seconds: float  # predicted
-    backward_seconds: float  # of these
+    seconds: float
+    backward_seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """What a MemoryX shard holds."""
+    """The states of a MemoryX shard, in bytes."""
 
     shard: int
     weight_bytes: int
@@ -39,31 +39,34 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileReport:
-    """The part of appliance.compiler.report.report.Report that is shown."""
+    """The part of `appliance.compiler.report.report.Report` that is shown.
+
+    `step_seconds` is predicted; `busy_seconds` has the regions of a pipelined wafer.
+    """
 
     num_csx: int
     batch_rows: int
     parameters: int
     streamed_bytes: int
-    step_seconds: float  # predicted
+    step_seconds: float
     layers: tuple[Layer, ...]
     shards: tuple[Shard, ...]
     floor_plan: FloorPlan
-    busy_seconds: Mapping[str, float]  # of the regions of a pipelined wafer
+    busy_seconds: Mapping[str, float]
 
     @property
     def name(self) -> str:
-        """What its executions do: there is a backward pass, or none."""
+        """ "training" if the step has a backward pass, else "evaluation"."""
         return "training" if any(layer.backward_seconds for layer in self.layers) else "evaluation"
 
     def drawing(self) -> str:
-        """The floor plan as SVG; empty where there is none."""
+        """The floor plan as SVG; empty if there is none."""
         seconds = {**{layer.layer: layer.seconds for layer in self.layers}, **self.busy_seconds}
         return draw_floor_plan(self.floor_plan, seconds) if self.floor_plan.regions else ""
 
 
 def read_report(artifact: str) -> CompileReport | None:
-    """The report in a folder; None where there is none that can be read."""
+    """The report in a folder; None if there is none that can be read."""
     data = read_capped(artifact, DATA)
     if data is None:
         return None
@@ -74,12 +77,12 @@ def read_report(artifact: str) -> CompileReport | None:
 
 
 def read_page(artifact: str) -> bytes | None:
-    """The compiler's own page of the report; None where there is none."""
+    """The HTML page of the report; None if there is none."""
     return read_capped(artifact, PAGE)
 
 
 def read_capped(artifact: str, name: str) -> bytes | None:
-    """A file of an artifact, unless it is too large for a report."""
+    """The content of a file of an artifact; None if it cannot be read, or is too large for a report."""
     if not artifact:
         return None
     try:

@@ -1,6 +1,6 @@
-"""What the events of a job come to: the last that each node said, the step's split, the rate, what is new.
+"""Aggregates the events of a job: the last report of each node, the split of a step, the rate, and new curves and logs.
 
-Everything here came over the wire; its size is bounded.
+Events come over the wire from a job, so the size of everything is bounded.
 """
 
 import math
@@ -11,40 +11,40 @@ from typing import Final
 
 from wsc.v1 import observation_pb2
 
-RATE_REPORTS: Final = 16  # the rate is that over so many reports of a node
+RATE_REPORTS: Final = 16  # reports of a node over which its rates are computed
 MAX_NODES: Final = 4096
 MAX_CURVES: Final = 64
 MAX_NEW_SCALARS: Final = 200_000
 MAX_NEW_LOG: Final = 1000  # the page shows no more
 ERROR: Final = 40
-# As they are stacked. Anything else that a node names comes after them.
+# The parts of a step in the order in which they are drawn. Other parts that a node reports come after them.
 PARTS: Final = ("compute", "update", "reduce", "input", "send", "wait")
 _TOTAL: Final = "total"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What a role's time went into."""
+    """A part of a role's time in a step: `begin` and `share` are fractions of the whole."""
 
     name: str
-    seconds: float  # in a step
-    begin: float  # where it begins, as a share of the whole; and
-    share: float  # how much of it it is
+    seconds: float
+    begin: float
+    share: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleSplit:
-    """The step of a role, as the mean over its nodes."""
+    """The time of a role in a step, as the mean over its nodes."""
 
     role: str
     nodes: int
-    seconds: float  # in a step
+    seconds: float
     parts: Sequence[Part]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogRow:
-    """A line of the log. first_error: it is where things went wrong first."""
+    """A line of the log. first_error: whether it is the first error of the job."""
 
     record: observation_pb2.LogRecord
     first_error: bool
@@ -52,11 +52,18 @@ class LogRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLoad:
-    """What a node uses, at last hearing. Rates are None before it has reported twice."""
+    """The resources that a node uses, by its last reports.
+
+    Attributes:
+        report: the last report.
+        cpu_share: share of one core; None before a second report.
+        received_rate: bytes received per second; None before a second report.
+        sent_rate: bytes sent per second; None before a second report.
+    """
 
     report: observation_pb2.NodeReport
-    cpu_share: float | None  # of one core
-    received_rate: float | None  # bytes a second
+    cpu_share: float | None
+    received_rate: float | None
     sent_rate: float | None
 
 
@@ -64,12 +71,12 @@ _Reports = dict[str, deque[observation_pb2.NodeReport]]  # by the nodes' names
 
 
 class JobView:
-    """Fed with events, in order."""
+    """The state of a job by its events, which are added in order. Used by one task of the page's event loop."""
 
     def __init__(self) -> None:
-        # Of each execution, the last reports of each node. Only the last execution is kept, and the longest before it.
+        # By execution, the last reports of each node. Kept for the last execution, and the longest one before it.
         self._executions: dict[int, _Reports] = {}
-        self._latest: _Reports = {}  # of any execution, or none
+        self._latest: _Reports = {}  # the last reports of each node, whether in an execution or not
         self._curves: set[tuple[int, str]] = set()
         self._scalars: deque[observation_pb2.Scalar] = deque(maxlen=MAX_NEW_SCALARS)
         self._log: deque[LogRow] = deque(maxlen=MAX_NEW_LOG)
@@ -86,25 +93,25 @@ class JobView:
                     self._add_scalar(event.scalar)
 
     def new_scalars(self) -> Sequence[observation_pb2.Scalar]:
-        """Since the last call."""
+        """The scalars since the last call."""
         scalars = list(self._scalars)
         self._scalars.clear()
         return scalars
 
     def new_log(self) -> Sequence[LogRow]:
-        """Since the last call."""
+        """The log rows since the last call."""
         rows = list(self._log)
         self._log.clear()
         return rows
 
     def execution(self, *, longest: bool) -> int:
-        """The number of the last execution, or of the one with the most steps; 0: no node has told of any."""
+        """The number of the last execution, or of the one with the most steps; 0 if no node has reported any."""
         if longest:
             return max(self._executions, key=self._steps, default=0)
         return max(self._executions, default=0)
 
     def rate(self, execution: int) -> float | None:
-        """Steps a second, of the node that is furthest; None before it can be told."""
+        """Steps per second of the node that is furthest; None before its reports are two steps apart."""
         nodes = self._executions.get(execution)
         if not nodes:
             return None
@@ -114,20 +121,20 @@ class JobView:
         return steps / seconds if seconds > 0 and steps > 0 else None
 
     def splits(self, execution: int) -> Sequence[RoleSplit]:
-        """Of each role that has run a step of it."""
+        """The split of a step for each role that has run one in the execution."""
         roles: dict[str, list[observation_pb2.NodeReport]] = {}
         for name, reports in sorted(self._executions.get(execution, {}).items()):
             roles.setdefault(name.rpartition("-")[0] or name, []).append(reports[-1])
         return [split for role, reports in roles.items() if (split := _split(role, reports)) is not None]
 
     def loads(self) -> Mapping[str, NodeLoad]:
-        """By the nodes' names."""
+        """The load of each node, by its name."""
         return {name: _load(reports) for name, reports in self._latest.items()}
 
     def _add_report(self, report: observation_pb2.NodeReport) -> None:
         _append(self._latest, report)
         if not report.execution or not report.step:
-            return  # nothing of an execution is to be told
+            return  # the node runs no execution, or has not ended a step
         if report.execution not in self._executions:
             for shorter in sorted(self._executions, key=self._steps)[:-1]:
                 del self._executions[shorter]

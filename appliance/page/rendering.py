@@ -1,6 +1,6 @@
-"""HTML from what is known of the cluster and of a job: whole pages, and the regions of them that change.
+"""Renders the cluster and its jobs as HTML: whole pages, and the regions of them that change.
 
-All text is escaped by the templates. Nothing has a style attribute or a script in it: the page's policy forbids it.
+The templates escape all text. There are no style attributes and no scripts in it: the page's policy forbids them.
 """
 
 import time
@@ -31,7 +31,7 @@ _ENDED: Final = (
     management_pb2.JOB_PHASE_CANCELLED,
 )
 _LEVELS: Final = {40: "error", 30: "warning", 20: "info", 10: "debug"}
-_PARTS: Final = {"wait": "stream wait"}  # what is not called what it is on the wire
+_PARTS: Final = {"wait": "stream wait"}  # parts of a step whose name on the page is not that on the wire
 RECENT_JOBS: Final = 20
 MAX_REPORTS: Final = 8
 
@@ -74,13 +74,14 @@ def job_page(job: management_pb2.JobInfo) -> str:
 
 
 def job_regions(job: management_pb2.JobInfo, view: JobView) -> Regions:
-    """All but those of compile_regions."""
+    """The regions of a job that change while it runs; the others are those of `compile_regions`."""
     ended = has_ended(job)
     reports = list(_reports_of(job).values())
-    if ended:  # as below
+    # After the end of a job its training is shown, not an evaluation that followed.
+    if ended:
         reports.sort(key=lambda report: report.name == "training")
     report = reports[-1] if reports else None
-    execution = view.execution(longest=ended)  # what was trained, and not a look at the result, stays on show
+    execution = view.execution(longest=ended)
     rate = view.rate(execution)
     rows = rate * report.batch_rows if rate is not None and report is not None else None
     return {
@@ -92,7 +93,7 @@ def job_regions(job: management_pb2.JobInfo, view: JobView) -> Regions:
 
 
 def compile_regions(job: management_pb2.JobInfo) -> Regions:
-    """What the compile reports of the job's executions tell. Does not change as long as job.artifacts does not."""
+    """The regions from the compile reports of the job's executions, which change only if `job.artifacts` does."""
     reports = _reports_of(job)
     wafers = [node for node in job.nodes if node.role == node_pb2.ROLE_WAFER]
     return {
@@ -109,17 +110,18 @@ def error_page(title: str, message: str) -> str:
     return _render("error.html", title=title, message=message)
 
 
-_reports: dict[str, CompileReport] = {}  # of a few artifacts: one job is looked at at a time, mostly
+# By artifact, the reports of the last few: mostly one job is viewed at a time.
+_reports: dict[str, CompileReport] = {}
 
 
 def _reports_of(job: management_pb2.JobInfo) -> Mapping[int, CompileReport]:
-    """Those that there are, by their place in job.artifacts; that of the last execution is the last."""
+    """The existing reports of a job, by index in `job.artifacts`; the last one is that of the last execution."""
     found = {place: _cached_report(artifact) for place, artifact in enumerate(job.artifacts[:MAX_REPORTS])}
     return {place: report for place, report in found.items() if report is not None}
 
 
 def _cached_report(artifact: str) -> CompileReport | None:
-    """An artifact is named after what it is made of, and does not change."""
+    """The report of an artifact. An artifact is named by the hash of its inputs, so it does not change."""
     if artifact not in _reports:
         report = read_report(artifact)
         if report is None:
@@ -143,27 +145,27 @@ def _level(record_level: int) -> str:
 
 
 def _clock(seconds: float) -> str:
-    return datetime.fromtimestamp(_time_or_none(seconds)).strftime("%H:%M:%S")
+    return datetime.fromtimestamp(_valid_time(seconds)).strftime("%H:%M:%S")
 
 
 def _date(seconds: float) -> str:
-    return datetime.fromtimestamp(_time_or_none(seconds)).strftime("%Y-%m-%d %H:%M:%S")
+    return datetime.fromtimestamp(_valid_time(seconds)).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _iso(seconds: float) -> str:
-    return datetime.fromtimestamp(_time_or_none(seconds)).astimezone().isoformat(timespec="seconds")
+    return datetime.fromtimestamp(_valid_time(seconds)).astimezone().isoformat(timespec="seconds")
 
 
-def _time_or_none(seconds: float) -> float:
-    """A time that the wire has may be none."""
+def _valid_time(seconds: float) -> float:
+    """A time limited to what `datetime` accepts: a message may have any number."""
     return min(seconds, 4e9) if seconds >= 0 else 0.0
 
 
 def _duration(seconds: float) -> str:
-    """As in 42 s, 3 min, 2 h 5 min."""
-    minutes = int(_time_or_none(seconds)) // 60
+    """A duration, such as "42 s", "3 min" or "2 h 5 min"."""
+    minutes = int(_valid_time(seconds)) // 60
     if minutes < 1:
-        return f"{int(_time_or_none(seconds))} s"
+        return f"{int(_valid_time(seconds))} s"
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
     if days:
@@ -177,7 +179,7 @@ def _ago(seconds: float) -> str:
 
 
 def _number(number: float) -> str:
-    """As in 12,800 or 3.42."""
+    """A number, such as "12,800" or "3.42"."""
     return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
 
 

@@ -1,4 +1,4 @@
-"""The page's server: a thread of the management process, with a port of its own."""
+"""The server of the page, in a thread of the management process."""
 
 import asyncio
 import logging
@@ -18,10 +18,20 @@ logger = logging.getLogger(__name__)
 
 
 class PageServer:
-    """Owns its port from the beginning, and its thread from `start` until `close`."""
+    """The server of the page. It owns its port from the beginning, and a thread from `start` until `close`.
+
+    Thread-safe. If its thread fails, the error is logged, and the cluster runs on without its page.
+    """
 
     def __init__(self, listen: str) -> None:
-        """listen: host:port; port 0: any. Raises OSError if it cannot be had."""
+        """Opens the port.
+
+        Args:
+            listen: host:port; port 0: any free one.
+
+        Raises:
+            OSError: the address is invalid, or cannot be listened at.
+        """
         try:
             self._host, port = split_address(listen, any_port=True)
             bare = self._host.strip("[]")
@@ -41,12 +51,12 @@ class PageServer:
         return f"http://{self.address}/"
 
     def start(self, source: PageSource) -> None:
-        """Begin to serve; returns at once. The source is asked in the server's own event loop."""
+        """Starts the thread, and returns at once. The source is called in the thread's event loop."""
         self._source = source
         self._thread.start()
 
     def close(self) -> None:
-        """End the streams and the thread, and give back the port."""
+        """Ends the streams and the thread, and closes the port."""
         with self._lock:
             self._closed = True
             if self._loop is not None:
@@ -63,12 +73,12 @@ class PageServer:
                 self._loop = None
 
     def _defect(self, error: Exception) -> None:
-        """The cluster goes on without its page."""
-        logger.error("the page at %s has ended", self.url)
+        """Handles an error of the thread: the cluster runs on without its page."""
+        logger.error("The page at %s has ended", self.url)
         self._socket.close()
 
     async def _serve(self) -> None:
-        # Here and not above: they take half a second to load, and a cluster is to be there before its page.
+        # Imported here: they take half a second to load, for which the start of a cluster should not wait.
         import uvicorn
 
         from appliance.page.app import MAX_HEAD_BYTES, PageProtocol, make_app

@@ -1,4 +1,4 @@
-"""What the page shows comes from here: the management service, which runs in the same process."""
+"""The data that the page shows, from the management service of the same process."""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
@@ -10,26 +10,26 @@ from wsc.v1 import management_pb2, observation_pb2
 
 
 class PageSource(Protocol):
-    """What there is to be seen of a cluster."""
+    """The data of a cluster that the page shows. Called in the page's event loop."""
 
     async def nodes(self) -> Sequence[management_pb2.NodeInfo]:
         """All nodes of the cluster."""
 
     async def targets(self) -> Sequence[tuple[str, str]]:
-        """The processes that serve figures for Prometheus: role, and host:port."""
+        """The processes that serve metrics for Prometheus: role, and host:port."""
 
     async def jobs(self) -> Sequence[management_pb2.JobInfo]:
-        """Those under way and the last that ended, newest first."""
+        """The live jobs and the last that ended, newest first."""
 
     async def job(self, name: str) -> management_pb2.JobInfo | None:
-        """One of them, or None."""
+        """One of these jobs; None if there is none of this name."""
 
     def events(self, name: str) -> AsyncIterator[observation_pb2.JobEvents]:
-        """What is kept of a job, oldest first, then what happens, until it has ended. Raises TooSlow."""
+        """The stored events of a job, oldest first, then new ones until it has ended. Raises TooSlow."""
 
 
 class ServiceSource:
-    """A management service in this process: a viewer costs it no call, no stream and no thread."""
+    """The management service of this process. A viewer costs it no gRPC call, no stream and no thread."""
 
     def __init__(self, service: ManagementService) -> None:
         self._service = service

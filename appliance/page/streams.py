@@ -1,8 +1,8 @@
-"""Server-sent events: what changes of a page while it is open.
+"""Server-sent events: the changes of a page while it is open.
 
-Every event's data is JSON. "begin" comes first, and again after each reconnection: what the browser has kept of curves
-and log is to be dropped. "regions" has HTML by the id of the element, "scalars" the new points of curves, "log" the
-rows to be appended, as HTML. After "end" nothing more will come.
+The data of each event is JSON. "begin" is the first event, also after each reconnection: the browser then drops its
+curves and log. "regions" has HTML by the id of its element, "scalars" new points of curves, "log" new rows as HTML.
+"end" is the last event.
 """
 
 import asyncio
@@ -26,12 +26,12 @@ from appliance.page.rendering import (
 from appliance.page.source import PageSource
 
 PERIOD_SECONDS: Final = 0.5
-LAST_EVENTS_SECONDS: Final = 3.0  # after the end of a job, for what is still on its way
+LAST_EVENTS_SECONDS: Final = 3.0  # how long a stream waits for late events after the end of a job
 RETRY_MILLISECONDS: Final = 1000
 
 
 async def cluster_stream(source: PageSource, closing: asyncio.Event) -> AsyncIterator[bytes]:
-    """Until closing is set."""
+    """The events of the cluster's page, until `closing` is set."""
     shown: dict[str, str] = {}
     yield _begin()
     while not closing.is_set():
@@ -42,7 +42,7 @@ async def cluster_stream(source: PageSource, closing: asyncio.Event) -> AsyncIte
 
 
 async def job_stream(source: PageSource, name: str, closing: asyncio.Event) -> AsyncIterator[bytes]:
-    """Until the job has ended and all is told; else as cluster_stream."""
+    """The events of a job's page, until the job has ended and all its events are sent, or `closing` is set."""
     shown: dict[str, str] = {}
     view = JobView()
     artifacts: list[str] = []
@@ -54,10 +54,10 @@ async def job_stream(source: PageSource, name: str, closing: asyncio.Event) -> A
             job = await source.job(name)
             if job is None:
                 break
-            # Asked before what is shown is gathered: then nothing of a job that has ended is left out.
+            # Read before the data is gathered: if it is true, the last events of an ended job are in this round.
             complete = following.done()
             if complete and following.exception() is not None:
-                break  # the browser comes back, and gets all that is kept
+                break  # the browser reconnects, and gets all stored events
             regions = dict(job_regions(job, view))
             if job.artifacts != artifacts:
                 artifacts = list(job.artifacts)
@@ -103,5 +103,5 @@ def _begin() -> bytes:
 
 
 def _event(name: str, data: Any) -> bytes:
-    """JSON has no line breaks of its own, so one line is enough."""
+    """An event as it is sent. JSON without indentation has no line breaks, so one data line is enough."""
     return f"event: {name}\ndata: {json.dumps(data, allow_nan=False)}\n\n".encode()

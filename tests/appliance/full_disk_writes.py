@@ -80,7 +80,7 @@ def check_artifacts(disk: Path, advice: Advice) -> None:
         if not messages:
             break
         (message,) = messages
-        assert message.startswith(f"The job goes on, but what was compiled for it cannot be kept in {folder}: No space")
+        assert message.startswith(f"The job continues, but its compiled plan cannot be stored in {folder}: No space")
         path.unlink(missing_ok=True)
     assert not kept[0]
     assert kept[-1]

@@ -35,12 +35,12 @@ def replaced(outcome: Outcome, results: list[Placement]) -> Outcome:
     return dataclasses.replace(outcome, results=results)
 
 
-def never_decomposed(rule: Callable[[Query], Outcome], wants: Callable[[Query], list[Placement]], *results: Placement):
+def never_decomposed(rule: Callable[[Query], Outcome], needs: Callable[[Query], list[Placement]], *results: Placement):
     def mutant(query: Query) -> Outcome:
         try:
             return rule(query)
         except Decompose:
-            return Outcome(wants=wants(query), results=list(results))
+            return Outcome(operands=needs(query), results=list(results))
 
     return mutant
 

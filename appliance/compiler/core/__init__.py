@@ -1,1 +1,1 @@
-"""What all parts of the compiler rest on: the target, errors, and changing a module in place."""
+"""The basis of all parts of the compiler: the target, errors, precision, and changes of a module in place."""

@@ -1,4 +1,4 @@
-"""What a compile can find wrong with a module."""
+"""Errors of a compile."""
 
 from xdsl.ir import Operation
 
@@ -6,11 +6,14 @@ from waferbox.cirh.dialect.locations import source_of
 
 
 class CompileError(ValueError):
-    """The module cannot be compiled for the target. The message names the operation, the user's line, and a way out."""
+    """Raised if a module cannot be compiled for the target.
+
+    The message names the operation, the user's line, and a way out.
+    """
 
 
 class WaferMemoryError(CompileError):
-    """The step does not fit a wafer. fitting_share: of the rows that a wafer has at once, about so many would."""
+    """Raised if the step does not fit a wafer. fitting_share: about the share of a wafer's rows that would fit."""
 
     def __init__(self, message: str, fitting_share: float) -> None:
         super().__init__(message)
@@ -18,5 +21,5 @@ class WaferMemoryError(CompileError):
 
 
 def refuse(op: Operation, why: str, way_out: str) -> CompileError:
-    """The error for one operation."""
+    """The error for an operation that cannot be compiled."""
     return CompileError(f"{source_of(op)}: {op.name} {why}; {way_out}")

@@ -1,23 +1,23 @@
-"""Which operations of the wafers compute in half precision, at each precision optimisation level.
+"""The operations of the wafers that compute in half precision, at each precision optimisation level.
 
-What is given: with mixed precision, products, convolutions and attention are in half; exponentials, logarithms,
-powers, norms, sums, softmax and losses in float32; layer norm and embedding compute in float32 and give halves; what
-has several operands goes by the widest; level 1 is the default (the API's documentation, by its cast lists). What the
-levels are exactly it does not say. And training has to err no more than under torch's own autocast, which the lists do
-not: halves of layer norms and embeddings make the whole residual stream of a transformer half. Our choice:
+The API's documentation gives cast lists. With mixed precision, products, convolutions and attention compute in half;
+exponentials, logarithms, powers, norms, sums, softmax and losses in float32; layer norm and embedding compute in
+float32 and return halves; operations with several operands use the widest type. Level 1 is the default. The
+documentation does not define the levels. Training should err no more than under torch's autocast, which the lists do
+not achieve: halves from layer norms and embeddings make the whole residual stream of a transformer half. Hence:
 
-0  As torch's autocast, and besides all norms give float32.
-1  As torch's autocast: layer norm and embedding give float32, so that the residual stream stays float32. (Halves of an
-   embedding's weights alone, widened again, were too much: T5 and BERT erred 1.3 times as much in their losses.) Batch
-   and group norm compute in float32 and give halves: on several wafers the parts of a batch norm are sums. All
-   gradients of norms and of embeddings compute in float32: torch's kernels for halves add up those of the parameters in
-   half, which is wrong by 3 % after a thousand rows.
-2  The lists above: layer norm and embedding give halves. Softmax and exponentials are in half too, where torch's
-   kernels for halves compute in float32 inside; one operand in half is enough for the rest, and constants are rounded.
-   Sums, losses and logarithms stay float32.
+0  As torch's autocast; in addition, all norms return float32.
+1  As torch's autocast: layer norm and embedding return float32, so that the residual stream stays float32. (With
+   halves of an embedding's weights, widened again, the losses of T5 and BERT erred 1.3 times as much.) Batch and group
+   norm compute in float32 and return halves: on several wafers the parts of a batch norm are sums. All gradients of
+   norms and of embeddings compute in float32: torch's kernels for halves add the gradients of the parameters in half,
+   which is wrong by 3 % after a thousand rows.
+2  The cast lists: layer norm and embedding return halves. Softmax and exponentials compute in half, too; torch's
+   kernels for halves compute in float32 inside. For other operations one operand in half is enough, and constants are
+   rounded. Sums, losses and logarithms stay float32.
 
-At every level: an operation that this table does not know computes in float32, and so does what is done with partial
-values, the sums over samples that become gradients.
+At every level, operations that are not in this table compute in float32, and so do operations on partial values, which
+are the sums over samples that become gradients.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ DEFAULT_LEVEL: Final = 1
 
 
 class Compute(Enum):
-    """How an operation computes."""
+    """The precision in which an operation computes."""
 
     HALF = "operands and results in half"
     FLOAT = "operands and results in float32"
@@ -44,7 +44,7 @@ _PRODUCTS = """
     cirh.MatMul cirh.DotGeneral aten.mm aten.bmm aten.addmm aten.baddbmm aten.mv aten.addmv aten.dot
     cirh.Convolution aten.convolution aten.convolution_backward cirh.Attention cirh.AttentionGrad
 """
-# Results of operations in half that are float32 all the same, and are read so by their gradients.
+# By operation in half, the index of a result that stays float32, as its gradient reads it so.
 STATISTICS: Final[Mapping[str, int]] = {"cirh.Attention": 1}
 _EMBEDDING = "aten.embedding"
 _LAYER_NORMS = "aten.native_layer_norm aten.native_layer_norm_backward cirh.LayerNorm cirh.LayerNormGrad"
@@ -54,7 +54,7 @@ _BATCH_NORMS = """
     aten.native_group_norm aten.native_group_norm_backward
 """
 _SOFTMAXES = "cirh.Softmax aten._softmax aten._softmax_backward_data"
-# Of torch's list for autocast, what goes element by element; logarithms stay float32 at all levels.
+# The element-wise operations of torch's float32 list for autocast, without logarithms, which are float32 at all levels.
 _EXPONENTIALS = """
     cirh.Exp cirh.Pow cirh.Rsqrt cirh.Reciprocal aten.exp2 aten.expm1 aten.tan aten.sinh aten.cosh aten.asin aten.acos
 """
@@ -65,7 +65,7 @@ _FLOATS = """
     aten.huber_loss aten.huber_loss_backward aten.binary_cross_entropy aten.binary_cross_entropy_backward
     aten.binary_cross_entropy_with_logits
 """
-# Elements are moved or chosen. Those that go element by element are found by their row in CIRH's table.
+# Operations that move or choose elements. Element-wise operations are found by their row in CIRH's table.
 _SHAPES = """
     cirh.Reshape cirh.Transpose cirh.BroadcastInDim cirh.Concat cirh.Split cirh.Gather cirh.Select aten.stack aten.cat
     aten.select.int aten.slice.Tensor aten.select_backward aten.slice_backward aten.select_scatter aten.slice_scatter
@@ -80,7 +80,7 @@ _POOLS = """
     aten.max_pool2d_with_indices_backward aten.avg_pool2d aten.avg_pool2d_backward
     aten._adaptive_avg_pool2d aten._adaptive_avg_pool2d_backward
 """
-# Their results are elements of their operands, or zero: they need no rounding.
+# Operations whose results are elements of their operands, or zero, and so need no rounding.
 EXACT: Final = frozenset(_SHAPES.split())
 
 
@@ -100,7 +100,7 @@ _ROWS: Final = tuple(_rows(level) for level in LEVELS)
 
 
 def row_of(name: str, level: int) -> Compute:
-    """How the operation of this name computes at a level."""
+    """The precision of an operation at a level."""
     row = _ROWS[level].get(name)
     if row is not None:
         return row
@@ -110,7 +110,7 @@ def row_of(name: str, level: int) -> Compute:
 
 
 def reduction(kind: str, level: int) -> Compute:
-    """How a cirh.Reduce of this kind computes: the largest of some values is one of them, a sum is not."""
+    """The precision of a cirh.Reduce of a kind. A maximum of halves is a half; a sum has to be rounded."""
     if kind == "ADD":
         return Compute.FLOAT
     return Compute.NARROWEST if level == 2 else Compute.WIDEST

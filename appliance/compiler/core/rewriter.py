@@ -1,4 +1,4 @@
-"""Operations of a module: the layer they belong to, ATen's numbers of reductions, and changing them in place."""
+"""Changes operations of a module in place. Also: the layer of an operation, and ATen's numbers of reductions."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -13,11 +13,10 @@ from waferbox.cirh.dialect.operations import Const, operation_class
 from waferbox.cirh.dialect.types import AnyTensorType, tensor_type
 from waferbox.cirh.table.lookup import make_site, result_types
 
-# --- The name of the layer that an operation belongs to ---------------------------------------------------------------
-
+# --- Layers -----------------------------------------------------------------------------------------------------------
 
 _UP_TO_INDEX = re.compile(r"(.*?(?:^|\.)\d+)(?:\.|$)")
-# Without a list in the path: as deep as this.
+# The number of names that make a layer if the path has no list index.
 _DEPTH = 2
 
 
@@ -29,22 +28,21 @@ def layer_of(module_path: str) -> str:
 
 # --- ATen's numbers of the reductions of a loss -----------------------------------------------------------------------
 
-
 NONE: Final = 0
 MEAN: Final = 1
 TOTAL: Final = 2
 
-# --- Changing a module in place: new operations before an old one, and the old one's values taken over ----------------
+# --- Rewriting --------------------------------------------------------------------------------------------------------
 
 
 def erase(op: Operation) -> None:
-    """Takes out an operation whose results nothing reads."""
+    """Removes an operation whose results nothing reads."""
     op.detach()  # type: ignore[no-untyped-call]
     op.erase()
 
 
 class Rewriter:
-    """Builds operations in front of `op`, which they come from: they have its source location, if none is given."""
+    """Inserts operations before `op`, with its source location unless another is given, and replaces `op` by them."""
 
     def __init__(self, op: Operation, location: LocationAttr | None = None) -> None:
         self._op = op
@@ -59,7 +57,7 @@ class Rewriter:
         *,
         types: Sequence[AnyTensorType] | None = None,
     ) -> tuple[SSAValue, ...]:
-        """A new operation's results."""
+        """Inserts an operation. Returns its results."""
         plain = attributes or {}
         created = operation_class(name).create(
             operands=operands,
@@ -71,17 +69,17 @@ class Rewriter:
         return tuple(created.results)
 
     def splat(self, value: float, shape: Sequence[int], dtype: torch.dtype) -> SSAValue:
-        """A constant of one value."""
+        """Inserts a constant of equal elements."""
         return self.constant(splat(value, tensor_type(shape, dtype)))
 
     def constant(self, constant: ConstantAttr) -> SSAValue:
-        """A constant."""
+        """Inserts a constant."""
         created = Const.create(result_types=[constant.type], attributes={"value": constant}, location=self._location)
         self._insert(created)
         return created.results[0]
 
     def replace(self, values: Sequence[SSAValue]) -> None:
-        """The old operation goes; what read its results reads these."""
+        """Removes the old operation, and makes the readers of its results read these values."""
         for old, new in zip(self._op.results, values, strict=True):
             old.replace_all_uses_with(new)
         erase(self._op)

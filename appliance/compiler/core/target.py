@@ -1,4 +1,4 @@
-"""What a module is compiled for, and how a script wants a wafer's rows divided in time."""
+"""The target of a compile: the cluster, the precision, and the division into micro-batches."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,13 +8,19 @@ from typing import Final
 from appliance.compiler.core.precision_table import DEFAULT_LEVEL, LEVELS
 from wsc.v1 import plan_pb2
 
-# --- How a script wants a wafer's rows to be divided in time ----------------------------------------------------------
+# --- Micro-batches ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatching:
-    """Rows of a micro-batch. size 0: the compiler chooses: as many as fit a wafer, or, to explore, those that are
-    predicted to be the fastest of the sizes from min_size to max_size (0: no bound)."""
+    """How a script wants a wafer's rows to be divided into micro-batches.
+
+    Attributes:
+        size: rows of a micro-batch; 0: the compiler chooses as many as fit a wafer.
+        explore: whether the compiler chooses the size that is predicted to be the fastest instead.
+        min_size: smallest size to explore; 0: no bound.
+        max_size: largest size to explore; 0: no bound.
+    """
 
     size: int = 0
     explore: bool = False
@@ -26,21 +32,20 @@ class MicroBatching:
         return cls(size=message.size, explore=message.explore, min_size=message.min_size, max_size=message.max_size)
 
 
-# --- What a module is compiled for ------------------------------------------------------------------------------------
-
+# --- Targets ----------------------------------------------------------------------------------------------------------
 
 DEFAULT_WAFER_MEMORY_BYTES: Final = 8 << 30
 
 
 class Half(Enum):
-    """Element types of half precision that wafers compute in; the values are the API's names of them."""
+    """Half precision types in which wafers compute; the values are their names in the API."""
 
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
     CBFLOAT16 = "cbfloat16"
 
 
-# As plans name them.
+# The types as plans name them.
 HALF_TYPES: Final = {
     Half.FLOAT16: plan_pb2.HALF_TYPE_FLOAT16,
     Half.BFLOAT16: plan_pb2.HALF_TYPE_BFLOAT16,
@@ -50,11 +55,16 @@ HALF_TYPES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precision:
-    """Mixed precision: what the wafers compute in, beside float32, and how much of it (`precision_table`)."""
+    """Mixed precision.
+
+    Attributes:
+        half: the half precision type in which wafers compute.
+        level: how much is computed in it, 0 to 2: see `precision_table.py`.
+        half_gradients: whether gradients of weights travel in half precision, too.
+    """
 
     half: Half
     level: int = DEFAULT_LEVEL
-    # Gradients of weights travel from the wafers in half, too.
     half_gradients: bool = False
 
     def __post_init__(self) -> None:
@@ -63,7 +73,7 @@ class Precision:
 
     @classmethod
     def from_proto(cls, message: plan_pb2.Precision) -> "Precision":
-        """What a message says. ValueError for a type or a level that does not exist."""
+        """From a message. Raises ValueError for a type or a level that does not exist."""
         for half, code in HALF_TYPES.items():
             if code == message.half:
                 return cls(half=half, level=message.optimization_level, half_gradients=message.half_gradients)
@@ -71,7 +81,11 @@ class Precision:
 
     @classmethod
     def of_options(cls, half: str, level: int, half_gradients: bool) -> "Precision | None":
-        """What a command line says; half empty: float32 throughout. ValueError where its options do not fit."""
+        """From the options of a command; None if `half` is empty: float32 throughout.
+
+        Raises:
+            ValueError: the type is unknown, or the options contradict one another.
+        """
         if not half and half_gradients:
             raise ValueError("without --half there is no half precision for gradients to travel in")
         if half and half not in [known.value for known in Half]:
@@ -81,19 +95,19 @@ class Precision:
 
 
 class KernelLibrary(Enum):
-    """What runs the kernels of layers; the values are the API's names. See `WaferPlan.kernel_library`."""
+    """The library that runs the kernels of layers; the values are the API's names. See `WaferPlan.kernel_library`."""
 
     ATEN = "aten"
     INDUCTOR = "inductor"
 
     @property
     def code(self) -> "plan_pb2.KernelLibrary.ValueType":
-        """As plans name it."""
+        """The library as plans name it."""
         return plan_pb2.KernelLibrary.Value(f"KERNEL_LIBRARY_{self.name}")
 
     @classmethod
     def from_proto(cls, code: "plan_pb2.KernelLibrary.ValueType") -> "KernelLibrary":
-        """What a message says. ValueError for a library that does not exist."""
+        """From a message. Raises ValueError for a library that does not exist."""
         if code == plan_pb2.KERNEL_LIBRARY_UNSPECIFIED:
             return cls.ATEN
         for library in cls:
@@ -110,7 +124,7 @@ class ExecutionStrategy(Enum):
 
     @classmethod
     def from_proto(cls, code: "plan_pb2.ExecutionStrategy.ValueType") -> "ExecutionStrategy":
-        """What a message says. ValueError for a strategy that does not exist."""
+        """From a message. Raises ValueError for a strategy that does not exist."""
         if code == plan_pb2.EXECUTION_STRATEGY_UNSPECIFIED:
             return cls.WEIGHT_STREAMING
         for strategy in cls:
@@ -121,26 +135,34 @@ class ExecutionStrategy(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The cluster, as far as a plan depends on it."""
+    """Everything that a plan depends on besides the step.
+
+    Attributes:
+        num_csx: number of wafers.
+        num_shards: number of MemoryX shards.
+        pinned_shards: by state, the shard on which it lies already, since an earlier execution.
+        wafer_memory_bytes: memory of a wafer.
+        prefetch_layers: weights stay on a wafer between two uses if at most so many segments lie between them.
+        micro_batches: number of micro-batches of a wafer, or of each replica.
+        precision: mixed precision; None: float32 throughout.
+        kernel_library: the library that runs the kernels of layers.
+        execution_strategy: weight streaming or layer pipelined mode.
+        num_replicas: copies of the model on a pipelined wafer, each with its share of the batch.
+        asynchronous_updates: whether a pipelined wafer updates weights for each micro-batch, with others in flight.
+        wafer_cores: cores of a wafer's host, which is the most regions of a pipelined wafer.
+    """
 
     num_csx: int
     num_shards: int
-    # States that lie on a MemoryX shard already, from an execution before.
     pinned_shards: Mapping[str, int] = field(default_factory=dict)
     wafer_memory_bytes: int = DEFAULT_WAFER_MEMORY_BYTES
-    # Weights stay on a wafer between two uses if so many segments, or fewer, lie between them.
     prefetch_layers: int = 4
-    # Into how many a wafer's rows of the batch are divided.
     micro_batches: int = 1
-    # None: float32 throughout.
     precision: Precision | None = None
     kernel_library: KernelLibrary = KernelLibrary.ATEN
     execution_strategy: ExecutionStrategy = ExecutionStrategy.WEIGHT_STREAMING
-    # Of the model, side by side on a pipelined wafer: each has its share of the batch, and divides that.
     num_replicas: int = 1
-    # Of a pipelined wafer: for each micro-batch, while others are in flight.
     asynchronous_updates: bool = False
-    # Of the host of a wafer: a pipelined wafer has no more regions than that.
     wafer_cores: int = 2
 
     def __post_init__(self) -> None:
@@ -155,5 +177,5 @@ class Target:
 
     @property
     def num_parts(self) -> int:
-        """Into how many the batch is cut, over wafers and replicas, and over time."""
+        """The number of parts of the batch, over wafers and replicas, and over time."""
         return self.num_csx * self.num_replicas * self.micro_batches

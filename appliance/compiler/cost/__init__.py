@@ -1,1 +1,1 @@
-"""What operations cost: arithmetic, bytes, and the time that this machine takes for them."""
+"""The costs of operations: arithmetic, bytes, memory, and their predicted time on this machine."""

@@ -1,8 +1,8 @@
-"""How much arithmetic an operation does, and how many bytes it moves: what a report counts and a prediction rests on.
+"""Counts the floating point operations and the moved bytes of an operation, for reports and predictions.
 
 Floating point operations are counted as torch.utils.flop_counter counts them (2 for a multiplication with its addition,
-products, convolutions and attention only), with two differences: a causal mask halves attention's products, since the
-kernels skip what it hides; and what goes element by element counts one for each element.
+in products, convolutions and attention), with two differences: a causal mask halves attention's products, as the
+kernels skip hidden scores; and an element-wise operation counts one for each element.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from waferbox.cirh.dialect import types
 from waferbox.cirh.dialect.attributes import attrs
 from waferbox.cirh.dialect.operations import Const
 
-# No arithmetic and no bytes: the result is another look at the operand.
+# Operations without arithmetic or bytes: the result is a view of the operand.
 VIEWS: Final = frozenset(
     {
         "cirh.Reshape",
@@ -30,7 +30,7 @@ VIEWS: Final = frozenset(
         "cirh.Split",
     }
 )
-# Some of the operand, copied: only what is taken is read.
+# Operations that copy some elements of the operand: only these are read.
 _LOOK_UPS: Final = frozenset(
     {"cirh.Gather", "cirh.GatherNd", "aten.embedding", "aten.gather", "aten.index.Tensor", "aten.index_select"}
 )
@@ -84,12 +84,12 @@ def _dot_general(operands: Shapes, results: Shapes, attributes: dict[str, Any]) 
 
 
 def _product(first: int) -> Count:
-    """Of the operand `first`, (.., m, k), with the one behind it."""
+    """The product of operand `first`, of shape (.., m, k), with the operand after it."""
     return lambda operands, results, attributes: 2 * prod(results[0]) * operands[first][-1]
 
 
 def _convolution(image: tuple[int, ...], weight: tuple[int, ...], result: tuple[int, ...], transposed: bool) -> int:
-    """Every weight meets every place of the result; transposed, every place of the image."""
+    """Each weight is used for each position of the result; transposed, for each position of the image."""
     places = image if transposed else result
     return 2 * places[0] * prod(places[2:]) * prod(weight)
 
@@ -113,9 +113,11 @@ def _convolution_pass(operands: Shapes, results: Shapes, attributes: dict[str, A
 
 
 def _attention(first: int, products: int) -> Count:
-    """Of query, key and value of shape (batch, heads, tokens, features) from operand `first` on.
+    """Attention on query, key and value of shape (batch, heads, tokens, features).
 
-    products: how many times each query meets each key. Keys and values may have fewer heads than queries.
+    Args:
+        first: index of the query among the operands. Keys and values may have fewer heads than queries.
+        products: number of products for each pair of a query and a key.
     """
 
     def count(operands: Shapes, results: Shapes, attributes: dict[str, Any]) -> int:
@@ -129,7 +131,7 @@ def _attention(first: int, products: int) -> Count:
     return count
 
 
-# Forward: scores, and their product with the values. Backward: the scores again, and a gradient of each of four.
+# Forward: the scores, and their product with the values. Backward: the scores again, and four gradients.
 _FORWARD, _BACKWARD = 2, 5
 _PRODUCTS: Final[dict[str, Count]] = {
     "cirh.MatMul": _matmul,
@@ -152,12 +154,12 @@ _PRODUCTS: Final[dict[str, Count]] = {
 
 
 def is_product(op: Operation) -> bool:
-    """Whether multiplications with additions are what the operation's time goes to."""
+    """Whether an operation is a product, convolution or attention, whose time depends on its arithmetic."""
     return op.name in _PRODUCTS
 
 
 def flops(op: Operation) -> int:
-    """Floating point operations; integers and booleans that are worked on count alike."""
+    """The number of floating point operations; those on integers and booleans count, too."""
     operands = [types.shape(operand) for operand in op.operands]
     results = [types.shape(result) for result in op.results]
     count = _PRODUCTS.get(op.name)
@@ -169,7 +171,7 @@ def flops(op: Operation) -> int:
 
 
 def moved_bytes(op: Operation) -> int:
-    """Bytes that are read and written."""
+    """The number of bytes that an operation reads and writes."""
     if isinstance(op, Const) or op.name in VIEWS:
         return 0
     written = sum(types.nbytes(result) for result in op.results)
@@ -179,7 +181,7 @@ def moved_bytes(op: Operation) -> int:
 
 
 def _read_bytes(value: SSAValue) -> int:
-    """What reading a value reads: of a constant nothing, of a broadcast only what is broadcast."""
+    """The bytes that reading a value takes: none for a constant, only those of the source for a broadcast."""
     owner = value.owner
     if isinstance(owner, Const):
         return 0

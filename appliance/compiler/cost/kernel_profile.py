@@ -1,4 +1,4 @@
-"""One kernel of a plan: its arithmetic, its time, and the memory that it needs while it runs."""
+"""Profiles a kernel of a plan: its arithmetic, its predicted time, and the memory that it needs while it runs."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,8 +19,7 @@ from waferbox.cirh.table.lookup import site_of
 from waferbox.cirh.text.parser import parse_module
 from wsc.v1 import plan_pb2
 
-# --- What torch's kernels take in memory while they run, beside operands and results ----------------------------------
-
+# --- Temporary memory of torch's kernels, beside operands and results -------------------------------------------------
 
 _PRODUCTS = frozenset(
     ["cirh.MatMul", "cirh.DotGeneral", "cirh.AttentionGrad"]
@@ -29,10 +28,10 @@ _PRODUCTS = frozenset(
 
 
 def temporary_bytes(op: Operation) -> int:
-    """Of one call, at its fullest; 0 for all that take little."""
+    """The most temporary bytes of one call; 0 for operations that need little."""
     nbytes = _library_bytes(op)
     if op.name in _PRODUCTS and any(is_by_float32(types.dtype(value)) for value in op.operands):
-        # Both double, in float32.
+        # Computed in float32: operands and results are copied, at twice their size, and so is temporary memory.
         return 2 * (nbytes + sum(map(types.nbytes, (*op.operands, *op.results))))
     return nbytes
 
@@ -40,13 +39,13 @@ def temporary_bytes(op: Operation) -> int:
 def _library_bytes(op: Operation) -> int:
     match op.name:
         case "aten.convolution":
-            # The operand in the library's own order, then the result in both.
+            # The operand in the library's own layout, then the result in both layouts.
             return max(types.nbytes(op.operands[0]), types.nbytes(op.results[0]))
         case "aten.convolution_backward":
             gradient, operand = op.operands[:2]
             return types.nbytes(gradient) + types.nbytes(operand)
         case "cirh.MatMul" | "aten.addmm" | "aten.mm" if is_large_product(site_of(op)):
-            # Both operands in the library's own order, where the wafer's processor takes that library.
+            # Both operands in the library's own layout, on processors for which the wafer chooses that library.
             return sum(map(types.nbytes, op.operands[-2:]))
         case "cirh.Attention" if choose(site_of(op)).kernel == "products":
             query, key = op.operands[:2]
@@ -58,32 +57,40 @@ def _library_bytes(op: Operation) -> int:
 
 
 def _scores_bytes(query: SSAValue, key: SSAValue) -> int:
-    """Of a score for each query and key."""
+    """The bytes of the scores: one for each query and key."""
     return prod(types.shape(query)[:3]) * types.shape(key)[2] * types.dtype(query).itemsize
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What can be told of one kernel of a plan: its arithmetic, its time, and the memory that it needs while it runs
-
+# --- Profiles ---------------------------------------------------------------------------------------------------------
 
 _ATTENTION: Final = {"cirh.Attention": "forward", "cirh.AttentionGrad": "backward"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelProfile:
-    """One kernel, called once."""
+    """The costs of one call of a kernel.
+
+    Attributes:
+        module: the kernel.
+        flops: number of floating point operations.
+        working_bytes: the most memory, at one moment, of values that it makes and of temporary memory.
+        output_bytes: size of each result.
+        choices: the chosen implementations of operations, each with its reason.
+        output_sources: by result, the argument that it is a cast or a view of; None if it is not.
+    """
 
     module: ModuleOp
     flops: int
-    working_bytes: int  # the most that values made here, and temporary ones, take at one moment
+    working_bytes: int
     output_bytes: tuple[int, ...]
-    choices: tuple[str, ...]  # between ways to do an operation, each with its reason
-    output_sources: tuple[int | None, ...]  # the argument that an output is a cast or a view of, if it is one
+    choices: tuple[str, ...]
+    output_sources: tuple[int | None, ...]
 
 
-@lru_cache(maxsize=256)  # several parts of a compile ask
+# Several parts of a compile profile the same kernels.
+@lru_cache(maxsize=256)
 def profile_kernel(text: str) -> KernelProfile:
-    """The profile of the kernel that has this text; its module is for reading only."""
+    """The profile of the kernel with this text. Its module is shared: it must not be changed."""
     module = parse_module(text)
     ops = [op for op in body_ops(module) if not isinstance(op, Const)]
     arguments: dict[SSAValue, int] = {argument: index for index, argument in enumerate(func_of(module).block.args)}
@@ -107,19 +114,19 @@ def _choices(ops: Sequence[Operation]) -> Iterator[str]:
 
 
 def operations_time(module: ModuleOp, machine: MachineModel) -> float:
-    """Predicted seconds, operation by operation."""
+    """Predicted seconds of a kernel that is run operation by operation."""
     return sum(machine.operation_time(op) for op in body_ops(module))
 
 
 def loop_time(module: ModuleOp, machine: MachineModel) -> float:
-    """Predicted seconds in one pass: what it reads and writes."""
+    """Predicted seconds of a kernel that is run as one loop: those of the bytes of its arguments and results."""
     ends = [*func_of(module).block.args, *return_of(module).operands]
     return machine.operation_seconds + sum(map(types.nbytes, ends)) / machine.bytes_per_second
 
 
 def _working_bytes(ops: Sequence[Operation], results: Sequence[SSAValue]) -> int:
-    """Views take no memory, and keep what they show."""
-    shown: dict[SSAValue, SSAValue] = {}  # a view -> what it is a view of
+    """The most bytes at one moment. A view takes no memory, and keeps the value that it is a view of."""
+    shown: dict[SSAValue, SSAValue] = {}  # by view: the value that it is a view of
     last_read: dict[SSAValue, int] = {}
     for position, op in enumerate(ops):
         for operand in op.operands:
@@ -150,5 +157,5 @@ def _source(value: SSAValue, arguments: Mapping[SSAValue, int]) -> int | None:
 
 
 def profile_kernels(kernels: Iterable[plan_pb2.Kernel]) -> dict[int, KernelProfile]:
-    """Profiles of a role's kernels, by number."""
+    """The profiles of a role's kernels, by number."""
     return {kernel.id: profile_kernel(kernel.cirh) for kernel in kernels}

@@ -1,6 +1,6 @@
-"""What each role may hold besides its own memory if its links are between hosts. See LINK MEMORY in plan.proto.
+"""The memory of each role's links between hosts, in addition to its own memory. See LINK MEMORY in plan.proto.
 
-All of it follows from what bounds a link: the window of weights groups, the arena that gradients are sent from, the
+It follows from the bounds of a link: the window of weights groups, the arena from which gradients are sent, the
 worker's ring of batches, and the queue of the gRPC lane.
 """
 
@@ -22,14 +22,14 @@ from waferbox.runtime.schedule import (
 )
 from wsc.v1 import plan_pb2
 
-# Of groups that only the coordinator gets: wafers wait for weights in every step, and for nothing else of SwarmX.
+# The steps whose groups for the coordinator alone a wafer may have sent: only weights bound how far it runs ahead.
 _OUTPUT_STEPS: Final = WEIGHTS_WINDOW + 1
-# A shard may be in the next step while another still has its parts of this one to read.
+# A shard may be in the next step while another has not read its exchanges of this step.
 _EXCHANGE_STEPS: Final = 2
 
 
 def set_link_bytes(plan: plan_pb2.Plan) -> None:
-    """Sets the fields of LINK MEMORY from all others."""
+    """Sets the fields of LINK MEMORY, which follow from the rest of the plan."""
     plan.wafer.link_bytes = _wafer_bytes(plan.wafer)
     for part in plan.memoryx:
         part.link_bytes = _shard_bytes(part)
@@ -52,7 +52,7 @@ def _wafer_bytes(plan: plan_pb2.WaferPlan) -> int:
 
 
 def _weights_at(plan: plan_pb2.WaferPlan, groups: Mapping[int, plan_pb2.Group]) -> Iterator[int]:
-    """By instruction: weights that are still to be read, and those that may have come ahead of their turn."""
+    """By instruction, the bytes of weights that are still to be read, and of those that may have arrived early."""
     positions: dict[int, list[int]] = defaultdict(list)  # by shard: where its weights are received
     sizes: dict[int, list[int]] = defaultdict(list)
     last_sent: dict[int, int] = {}  # by shard
@@ -66,7 +66,7 @@ def _weights_at(plan: plan_pb2.WaferPlan, groups: Mapping[int, plan_pb2.Group]) 
             case "send":
                 last_sent.update(dict.fromkeys(groups[instruction.send.group].shards, position))
     largest = max((nbytes for stream in sizes.values() for nbytes in stream), default=0)
-    held: dict[int, set[int]] = {}  # group -> its values that are still to be read
+    held: dict[int, set[int]] = {}  # by group: its values that are still to be read
     for position, instruction in enumerate(plan.instructions):
         if instruction.HasField("receive"):
             group = groups[instruction.receive.group]
@@ -77,10 +77,10 @@ def _weights_at(plan: plan_pb2.WaferPlan, groups: Mapping[int, plan_pb2.Group]) 
             taken = bisect_right(positions[shard], position)
             following = stream[taken : taken + WEIGHTS_WINDOW]
             if shard not in last_sent:
-                # The shard waits for nothing, and may be any number of steps ahead.
+                # The shard waits for nothing from the wafers, so it may be any number of steps ahead.
                 following += islice(cycle(stream), WEIGHTS_WINDOW)
             elif position >= last_sent[shard]:
-                # It has all of this step, and waits for something of the next.
+                # The shard has received everything of this step, and waits for a message of the next.
                 following += stream[:WEIGHTS_WINDOW]
             ahead += sum(following[:WEIGHTS_WINDOW])
         yield sum(groups[group].nbytes for group in held) + receiving_bytes(ahead, largest)
@@ -112,7 +112,7 @@ def _shard_bytes(plan: plan_pb2.MemoryXPlan) -> int:
 
 
 def _swarmx_bytes(plan: plan_pb2.SwarmXPlan, num_children: int) -> int:
-    """Of a node with all wafers as its children; one in a tree has fewer."""
+    """The bytes of a node that has all wafers as its children; a node in a tree has fewer."""
     in_arena = {place.group for place in plan.arena.places}
     reductions = [group for group in plan.groups if _is_reduction(group)]
     from_child = plan.arena.nbytes + _sent_bytes(group for group in reductions if group.id not in in_arena)
@@ -140,7 +140,7 @@ def _swarmx_bytes(plan: plan_pb2.SwarmXPlan, num_children: int) -> int:
 def _relay_bytes(plan: plan_pb2.SwarmXPlan, num_children: int) -> int:
     down = {g.id: g for g in plan.groups if g.kind == plan_pb2.GROUP_KIND_WEIGHTS or g.to_wafers}
     places = sum(aligned(group.nbytes) for group in down.values() if group.nbytes > INLINE_BYTES)
-    # One that adds has the sums in its own memory, whichever way they go on.
+    # A node that adds has the sums in its own memory, on whatever lane it sends them.
     return max(places, plan.arena.nbytes if num_children == 1 else 0)
 
 
@@ -149,14 +149,14 @@ def _is_reduction(group: plan_pb2.Group) -> bool:
 
 
 def _sent_bytes(groups: Iterable[plan_pb2.Group]) -> int:
-    """Of reduction groups, the most that a wafer has sent and nobody has taken.
+    """The most bytes of reduction groups that a wafer has sent and the receiver has not taken.
 
-    Each but those for the coordinator alone is sent again only when it has been taken.
+    A group is sent again only after it has been taken, unless it is for the coordinator alone.
     """
     return sum(part_bytes(group) * (_OUTPUT_STEPS if is_for_coordinator_only(group) else 1) for group in groups)
 
 
 def _most_in_window(sizes: Sequence[int]) -> int:
-    """The most bytes in a window of one shard's weights groups, step after step."""
+    """The most bytes in a window of a shard's weights groups, also across the end of a step."""
     windows = (islice(cycle(sizes), begin, begin + WEIGHTS_WINDOW) for begin in range(len(sizes)))
     return max(map(sum, windows), default=0)

@@ -1,4 +1,4 @@
-"""What this machine does in a second: the few rates that predicted times rest on, measured once and kept."""
+"""The rates of this machine from which times are predicted, measured once and stored."""
 
 import contextlib
 import dataclasses
@@ -22,28 +22,38 @@ from waferbox.cirh.table.lookup import spec
 from waferbox.host.folders import write_whole
 
 FILE: Final = "machine.json"
-_SIDE: Final = 512  # of the matrices that are multiplied
-_ELEMENTS: Final = 4 << 20  # of the vectors that are added: more than caches hold
+_SIDE: Final = 512  # side of the matrices that are multiplied
+_ELEMENTS: Final = 4 << 20  # elements of the vectors that are added: more than caches hold
 _CALLS: Final = 2000
 _REPEATS: Final = 7
-# A message over shared memory, from MemoryX through SwarmX to a wafer or back: two hops (docs/roadmap.md).
+# A message over shared memory from MemoryX through SwarmX to a wafer or back, which are two hops.
 _MESSAGE_SECONDS: Final = 35e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineModel:
-    """Rates of one thread, and where they come from."""
+    """The rates of one thread.
+
+    Attributes:
+        source: where the rates come from.
+        float32_flops_per_second: rate of products of float32.
+        half_flops_per_second: rate of products of bfloat16 and float16.
+        bytes_per_second: rate of element-wise work, in bytes read and written.
+        stream_bytes_per_second: rate of messages between MemoryX and a wafer.
+        operation_seconds: time of an operation on an empty tensor.
+        message_seconds: time of an empty message.
+    """
 
     source: str
-    float32_flops_per_second: float  # of products
-    half_flops_per_second: float  # of products of bfloat16 and float16
-    bytes_per_second: float  # read and written, element by element
-    stream_bytes_per_second: float  # between MemoryX and a wafer
-    operation_seconds: float  # of an operation on nothing
-    message_seconds: float  # of a message of nothing
+    float32_flops_per_second: float
+    half_flops_per_second: float
+    bytes_per_second: float
+    stream_bytes_per_second: float
+    operation_seconds: float
+    message_seconds: float
 
     def operation_time(self, op: Operation) -> float:
-        """Predicted seconds: as long as its arithmetic or its bytes take, whichever is longer."""
+        """Predicted seconds of an operation: those of its arithmetic or of its bytes, whichever are more."""
         nbytes = moved_bytes(op)
         if not nbytes:
             return 0.0
@@ -55,12 +65,12 @@ class MachineModel:
         return self.operation_seconds + seconds
 
     def message_time(self, nbytes: int) -> float:
-        """Predicted seconds of a message on its way."""
+        """Predicted seconds of a message."""
         return self.message_seconds + nbytes / self.stream_bytes_per_second
 
 
 def machine_model(folder: Path) -> MachineModel:
-    """The model of this machine, from the folder, or measured (within a second) and kept there."""
+    """The model of this machine: read from the folder, or measured (within a second) and stored there."""
     path = folder / FILE
     name = _machine()
     with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
@@ -70,7 +80,7 @@ def machine_model(folder: Path) -> MachineModel:
         ):
             return kept
     model = _measure(name)
-    with contextlib.suppress(OSError):  # it is measured again next time
+    with contextlib.suppress(OSError):  # if it cannot be stored, it is measured again next time
         write_whole(path, json.dumps(dataclasses.asdict(model), indent=1).encode())
     return model
 
@@ -114,7 +124,7 @@ def _products_per_second(dtype: torch.dtype) -> float:
 
 
 def _best(work: Callable[[], object]) -> float:
-    """Seconds of the fastest of a few runs, after one that does not count."""
+    """Seconds of the fastest of a few runs, after one that is not measured."""
     work()
     best = float("inf")
     for _ in range(_REPEATS):

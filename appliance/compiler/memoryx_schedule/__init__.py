@@ -1,1 +1,1 @@
-"""The schedule of a MemoryX shard: send weights, receive gradients, update state."""
+"""The schedule of a MemoryX shard: send weights, receive gradients, update states."""

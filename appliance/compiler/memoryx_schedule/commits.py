@@ -1,7 +1,7 @@
-"""When a shard may overwrite a state: when nothing reads its old value any more.
+"""Decides when a shard may overwrite a state: after the last read of its old value.
 
-Readers are operations of this shard, messages still to be sent, and the wafers, which read large weights where they
-lie. That all wafers have is known by a reduction that each sends after its last read.
+Its readers are operations of the shard, messages that are still to be sent, and the wafers: on the same host they read
+large weights in the shard's memory. A reduction, which each wafer sends after its last read, shows that all have read.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -22,15 +22,21 @@ _WAY_OUT = "make it depend on the step's loss or gradients, or do it in a step t
 
 @dataclass(slots=True, eq=False)
 class Event:
-    """A message of a shard, sent as soon as its values are there."""
+    """A message of a shard, sent as soon as its values have been computed.
+
+    Attributes:
+        bundle: the group.
+        position: the segment run before which the wafers wait for it, if it has weights.
+        sent: whether the program has sent it.
+    """
 
     bundle: Bundle
-    position: int = 0  # of weights: the segment before which the wafers wait for it
+    position: int = 0
     sent: bool = False
 
 
 class Commits:
-    """The states of one shard and their next values."""
+    """The states of one shard, and whether their next values may be written yet."""
 
     def __init__(
         self,
@@ -42,7 +48,17 @@ class Commits:
         others: Sequence[Event],
         last_read: Mapping[SSAValue, int],
     ) -> None:
-        """loads: weights; others: messages that are copied when they are sent."""
+        """Connects the states with their readers.
+
+        Args:
+            cut: the step.
+            sharing: the states of each shard.
+            shard: number of the shard.
+            reads: the readers of each value on the shard.
+            loads: messages of weights, which the wafers may read in the shard's memory.
+            others: messages that are copied when they are sent.
+            last_read: by value, the last segment run of the wafers that reads it.
+        """
         self._cut = cut
         self._reads = reads
         self._loads = loads
@@ -55,46 +71,57 @@ class Commits:
             if state in cut.new_states:
                 self._updates.setdefault(cut.new_states[state], []).append(state)
         self._late: list[tuple[SSAValue, SSAValue]] = []
-        self.released = -1  # every wafer has finished this segment
-        self.wait_for_wafers = True
+        self.released = -1  # the last segment run that all wafers are known to have finished
+        self.wait_for_wafers = True  # whether an update waits for the wafers' reads
 
     def leaves(self, value: SSAValue) -> bool:
-        """Whether a value is wanted other than by operations: it is a state's next value, or is still to be sent."""
+        """Whether a value is a state's next value, or still to be sent: it is needed even if no operation reads it."""
         return value in self._updates or self._is_to_be_sent(value)
 
     def may_run(self, op: Operation) -> bool:
-        """An update waits until the wafers have read what it overwrites."""
+        """Whether an operation may be run now: an update waits until the wafers have read the states it overwrites."""
         if not self.wait_for_wafers:
             return True
         return all(self._is_released(state) for value in op.results for state in self._updates.get(value, ()))
 
     def received(self, values: Sequence[SSAValue]) -> None:
-        """Values have come from elsewhere: those that are states' next values are copied at the end."""
+        """Registers received values: those that are states' next values are copied at the end."""
         self._late += [(value, state) for value in values for state in self._updates.get(value, ())]
 
     def in_place(self, value: SSAValue, todo: Collection[Operation]) -> SSAValue | None:
-        """The state whose buffer takes a result at once; None if there is none, or its old value is still read."""
+        """The state that an operation may overwrite with a result; None if there is none, or its old value is read.
+
+        todo: operations that are still to be run.
+        """
         states = self._updates.get(value, [])
         chosen = next((state for state in states if self._is_released(state) and self._is_dead(state, todo)), None)
         self._late += [(value, state) for state in states if state is not chosen]
         return chosen
 
     def at_the_end(self) -> list[tuple[SSAValue, SSAValue]]:
-        """Values that are copied into states when all else is done. CompileError if the wafers may still read one."""
+        """The values that are copied to states after everything else, with the states.
+
+        Raises:
+            CompileError: the wafers may still read one of the states then.
+        """
         for _, state in self._late:
             if not self._is_released(state):
                 raise CompileError(f"{self._name(state)} is replaced while the wafers may still read it; {_WAY_OUT}")
         return self._late
 
     def check_computed(self) -> None:
-        """What is computed and streamed is written again at the start of the next step, in the same place."""
+        """Checks that the wafers have read all computed weights in this step: the next one writes the same buffers.
+
+        Raises:
+            CompileError: the wafers may still read one.
+        """
         for event in self._loads:
             if event.bundle.nbytes <= INLINE_BYTES:
                 continue
             for value in event.bundle.values:
                 if value not in self._states and self._last_read.get(value, -1) > self.released:
                     raise CompileError(
-                        f"a value computed for the wafers is made anew while they may read it; {_WAY_OUT}"
+                        f"a value computed for the wafers is overwritten while they may read it; {_WAY_OUT}"
                     )
 
     def _is_to_be_sent(self, value: SSAValue) -> bool:
@@ -119,7 +146,7 @@ class Commits:
 
 
 def _by_value(events: Sequence[Event]) -> Mapping[SSAValue, Sequence[Event]]:
-    """The messages that each value is part of."""
+    """By value, the messages that contain it."""
     found: dict[SSAValue, list[Event]] = {}
     for event in events:
         for value in event.bundle.values:

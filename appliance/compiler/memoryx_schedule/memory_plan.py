@@ -1,6 +1,4 @@
-"""What a shard of MemoryX, and a SwarmX node that adds, have in memory, and which gradients a shard keeps. See OWN
-MEMORY in plan.proto.
-"""
+"""The own memory of a MemoryX shard and of a SwarmX node (see plan.proto), and the gradients that a shard keeps."""
 
 from collections.abc import Iterable
 
@@ -12,18 +10,17 @@ from waferbox.runtime.arena import is_in_arena
 from waferbox.runtime.schedule import part_bytes
 from wsc.v1 import plan_pb2
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Which gradients a shard keeps: those that it reads behind its next message, before which it releases them
+# --- Late gradients ---------------------------------------------------------------------------------------------------
 
 
 def late_gradients(plan: plan_pb2.MemoryXPlan) -> set[int]:
-    """The groups of which a member is read behind the message that follows the group.
+    """The gradient groups that a shard reads after its next message, before which it would release them.
 
-    An update mostly follows its gradient at once. One that waits for all gradients, as with a norm over them, would
-    have the senders keep them all: the shard does.
+    Most updates follow their gradient at once. An update that waits for all gradients, as with a norm over them, would
+    keep all their buffers occupied on the senders. The shard copies such gradients instead.
     """
     groups = {group.id: group for group in plan.groups}
-    brought: dict[int, int] = {}  # value -> group
+    brought: dict[int, int] = {}  # by value: the group that brought it
     released: set[int] = set()
     borrowed: set[int] = set()
     late: set[int] = set()
@@ -48,19 +45,18 @@ def late_gradients(plan: plan_pb2.MemoryXPlan) -> set[int]:
 
 
 def keep_late_gradients(plan: plan_pb2.MemoryXPlan) -> None:
-    """Says so in the Receive of each of them."""
+    """Marks the Receive of each late gradient."""
     late = late_gradients(plan)
     for instruction in plan.instructions:
         if instruction.WhichOneof("kind") == "receive" and instruction.receive.group in late:
             instruction.receive.keep = True
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What a shard of MemoryX, and a SwarmX node that adds, have in memory of their own. See OWN MEMORY in plan.proto
+# --- Own memory -------------------------------------------------------------------------------------------------------
 
 
 def shard_bytes(plan: plan_pb2.MemoryXPlan) -> int:
-    """States, weights that are computed for the wafers, gradients that are kept, and what kernels make."""
+    """Bytes of a shard: states, buffers of messages, gradients that are kept, and values that kernels make."""
     groups = {group.id: group for group in plan.groups}
     states = {slot.value: aligned(tensor_bytes(slot.type)) for slot in plan.states}
     sent = {i.send.group for i in plan.instructions if i.HasField("send")}
@@ -76,9 +72,9 @@ def shard_bytes(plan: plan_pb2.MemoryXPlan) -> int:
 
 
 def _kernel_bytes(plan: plan_pb2.MemoryXPlan, placed: set[int]) -> int:
-    """Results that go neither to a state nor into a group: those of loops have buffers for good."""
+    """Bytes of results that go neither to a state nor into a group. The results of loops have permanent buffers."""
     profiles = profile_kernels(plan.kernels)
-    for_good = 0
+    permanent = 0
     held: dict[int, int] = {}
     most = 0
     for instruction in plan.instructions:
@@ -91,17 +87,17 @@ def _kernel_bytes(plan: plan_pb2.MemoryXPlan, placed: set[int]) -> int:
         own = {value: nbytes for value, nbytes, state, _ in made if not state and value not in placed}
         ops = [op for op in body_ops(profile.module) if not isinstance(op, Const)]
         if all(spec(op.name).pointwise or op.name == "cirh.BroadcastInDim" for op in ops):
-            for_good += sum(own.values())
+            permanent += sum(own.values())
             continue
         most = max(most, sum(held.values()) + profile.working_bytes)
         held.update(own)
         for value in run.drops:
             held.pop(value, None)
-    return for_good + most
+    return permanent + most
 
 
 def adding_node_bytes(plan: plan_pb2.SwarmXPlan, num_csx: int) -> int:
-    """The sums: gradients in the arena, the others in places of their own."""
+    """Bytes of the sums of a SwarmX node: gradients in the arena, others in buffers of their own."""
     if num_csx == 1:
         return 0
     return plan.arena.nbytes + sum(_joined_bytes(plan, num_csx))

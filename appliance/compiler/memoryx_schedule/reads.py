@@ -1,4 +1,4 @@
-"""Who reads what on one shard, and so which operations can be computed by now, in as few kernels as possible."""
+"""The readers of each value on a shard, the operations that can be run at a time, and their grouping into kernels."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
@@ -9,10 +9,9 @@ from appliance.compiler.partition.shards import Sharing
 from waferbox.cirh.dialect import types
 from waferbox.cirh.table.lookup import spec
 
-# --- Who reads what on one shard: for the order of its work, and for what may be overwritten when ---------------------
+# --- Readers ----------------------------------------------------------------------------------------------------------
 
-
-# Component, and the shape of element-wise work in it.
+# Component of an operation, and the shape of its element-wise work. Operations of one kind can be one kernel.
 Kind = tuple[int | None, tuple[int, ...] | None]
 
 
@@ -22,7 +21,10 @@ def is_elementwise(kind: Kind) -> bool:
 
 
 class Reads:
-    """The operations of one shard. Those that are repeated where they are read (`Sharing.sunk`) are seen through."""
+    """The operations of one shard, with what they read.
+
+    A sunk operation (`Sharing.sunk`) counts as part of each of its readers, which read its operands.
+    """
 
     def __init__(self, sharing: Sharing, shard: int, ops: Sequence[Operation]) -> None:
         self._sharing = sharing
@@ -35,8 +37,7 @@ class Reads:
             self._aliases.setdefault(root, []).append(view)
 
     def kind(self, op: Operation) -> Kind:
-        """What can be one kernel: element-wise work on tensors of one shape in one component, or on single numbers; or
-        the rest of it."""
+        """The kind of an operation: element-wise work on one shape (also on single numbers), or other work."""
         return self._kinds[op]
 
     def _kind(self, op: Operation) -> Kind:
@@ -45,7 +46,7 @@ class Reads:
         return (component, shape if spec(op.name).pointwise and (component is not None or not shape) else None)
 
     def operands(self, op: Operation) -> list[SSAValue]:
-        """What an operation reads, constants excluded."""
+        """Values that an operation reads, without constants."""
         return self._operands[op]
 
     def _find_operands(self, op: Operation) -> list[SSAValue]:
@@ -69,11 +70,11 @@ class Reads:
         return [op for op in readers if op in self._ops]
 
     def aliases(self, value: SSAValue) -> list[SSAValue]:
-        """The value and its views: they change when it is overwritten."""
+        """The value and its views, which change when it is overwritten."""
         return [value, *self._aliases.get(value, ())]
 
     def with_repeated(self, ops: Sequence[Operation]) -> list[Operation]:
-        """The operations with the repeated ones that they read, in order of execution."""
+        """The operations, and the sunk ones that they read, in order of execution."""
         result: dict[Operation, None] = {}
         for op in ops:
             for operand in op.operands:
@@ -84,7 +85,7 @@ class Reads:
 
 
 def _view_roots(ops: Sequence[Operation]) -> Mapping[SSAValue, SSAValue]:
-    """Of each view, the value whose memory it shares."""
+    """By view, the value whose memory it shares."""
     roots: dict[SSAValue, SSAValue] = {}
     for op in ops:
         if op.name in VIEWS:
@@ -92,12 +93,15 @@ def _view_roots(ops: Sequence[Operation]) -> Mapping[SSAValue, SSAValue]:
     return roots
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What a shard could compute by now: operations for which all that comes from elsewhere has been received
+# --- Operations that can be run ---------------------------------------------------------------------------------------
 
 
 class Frontier:
-    """Grows as values are received. Each operation is looked at once for each of its operands, not in every round."""
+    """The operations whose received inputs are complete, so that they can be run, one after the other.
+
+    An operation is examined once for each operand that arrives. Looking at all operations after each message would take
+    time quadratic in the size of the step.
+    """
 
     def __init__(self, ops: Collection[Operation], reads: Reads) -> None:
         self._reads = reads
@@ -107,12 +111,12 @@ class Frontier:
         self._reach(op for op, missing in self._missing.items() if not missing)
 
     def add(self, values: Iterable[SSAValue]) -> None:
-        """These values are there."""
+        """Adds values that have been received."""
         for value in values:
             self._reach(self._without(value))
 
     def remove(self, ops: Iterable[Operation]) -> None:
-        """These operations were run."""
+        """Removes operations that have been run."""
         self._open.difference_update(ops)
 
     def in_order(self) -> list[Operation]:
@@ -120,7 +124,7 @@ class Frontier:
         return sorted(self._open, key=self._place.__getitem__)
 
     def _without(self, value: SSAValue) -> list[Operation]:
-        """The operations that lacked this value alone."""
+        """Removes a value from what operations miss. Returns those that now miss nothing."""
         found = []
         for op in self._reads.readers(value):
             missing = self._missing.get(op)
@@ -139,8 +143,7 @@ class Frontier:
                 stack += self._without(result)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Which operations of MemoryX's work are run together: as few kernels as the values that are there allow
+# --- Batches of operations for one kernel -----------------------------------------------------------------------------
 
 
 def ready_batches(
@@ -150,9 +153,14 @@ def ready_batches(
     may_run: Callable[[Operation], bool],
     leaves: Callable[[SSAValue], bool],
 ) -> list[list[Operation]]:
-    """For each kind of work that can go on now, all of it.
+    """Batches of operations that can be run now: for each kind, all of them, as one kernel.
 
-    have: values that are there; leaves: whether a value is wanted other than by operations.
+    Args:
+        frontier: operations whose inputs have been received.
+        reads: the readers of each value.
+        have: values that have been received or computed.
+        may_run: whether an operation may be run now.
+        leaves: whether a value is needed even if no operation reads it.
     """
     batches: dict[Kind, list[Operation]] = {}
     maker: dict[SSAValue, Kind] = {}
@@ -161,7 +169,7 @@ def ready_batches(
             continue
         kind = reads.kind(op)
         operands = [value for value in reads.operands(op) if value not in have]
-        # Within a batch operations may follow one another; between batches they must not, in this round.
+        # An operation may read a result of its own batch, but not of another batch of this round.
         if all(value in maker and maker[value] == kind for value in operands):
             batches.setdefault(kind, []).append(op)
             maker.update(dict.fromkeys(op.results, kind))
@@ -172,9 +180,9 @@ def ready_batches(
 def _without_loose_ends(
     reads: Reads, leaves: Callable[[SSAValue], bool], kind: Kind, batch: list[Operation]
 ) -> list[Operation]:
-    """Of an element-wise batch, what leads to a value that is wanted outside of it.
+    """The operations of an element-wise batch that lead to a value that is needed outside of it.
 
-    The rest waits for the operation that reads it: an update is one kernel, which passes over its tensors once.
+    The others wait for the operation that reads them, so that an update is one kernel with one pass over its tensors.
     """
     if not is_elementwise(kind):
         return batch

@@ -1,4 +1,8 @@
-"""What travels between MemoryX's shards, and from shard 0 to the client."""
+"""Makes the programs of MemoryX's shards: send weights, receive reduced gradients, update states as early as possible.
+
+Messages have an order that all roles share, so roles with one thread each cannot wait for one another in a circle. Work
+is done as early as possible between the messages.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,10 +14,10 @@ from appliance.compiler.core.target import Target
 from appliance.compiler.memoryx_schedule.commits import Commits, Event
 from appliance.compiler.memoryx_schedule.memory_plan import keep_late_gradients
 from appliance.compiler.memoryx_schedule.reads import Frontier, Reads, ready_batches
-from appliance.compiler.partition.cut import Cut
+from appliance.compiler.partition.cut import Cut, num_elements
 from appliance.compiler.partition.groups import Bundle, KernelTable, Numbers
 from appliance.compiler.partition.layers import inputs_of
-from appliance.compiler.partition.shards import Sharing, elements, order
+from appliance.compiler.partition.shards import Sharing, order
 from appliance.compiler.wafer_schedule.schedule import WaferSchedule, add_drops
 from waferbox.cirh.dialect import types
 from waferbox.cirh.dialect.operations import func_of
@@ -25,7 +29,7 @@ from wsc.v1 import plan_pb2
 
 @dataclass(frozen=True, slots=True)
 class Exchanges:
-    """Groups of values that one shard makes and others read, in the order in which all shards take them."""
+    """Groups of values that one shard makes and others read, in the order in which all shards send and receive them."""
 
     bundles: Sequence[Bundle]
 
@@ -37,10 +41,10 @@ class Exchanges:
 
 
 def find_exchanges(cut: Cut, sharing: Sharing, numbers: Numbers) -> Exchanges:
-    """Groups by source, destinations and depth: how many exchanges a value depends on, one after the other.
+    """Finds the values that shards exchange: numbers that other shards read, and outputs that shard 0 lacks.
 
-    Numbers are exchanged that other shards read, and whatever the client gets and shard 0 does not have. What something
-    streamed to the wafers is made of travels alone: everybody may wait for it.
+    They are grouped by source, destinations and depth, which is the number of exchanges that a value depends on, one
+    after the other. A value from which a streamed one is made travels alone, as the wafers may wait for it.
     """
     outputs = {value for _, value in cut.outputs}
     urgent = _behind_streamed(cut)
@@ -56,7 +60,7 @@ def find_exchanges(cut: Cut, sharing: Sharing, numbers: Numbers) -> Exchanges:
         readers = [
             shard
             for shard in others
-            if (elements(value) == 1 and sharing.reads(shard, value)) or (shard == 0 and value in outputs)
+            if (num_elements(value) == 1 and sharing.reads(shard, value)) or (shard == 0 and value in outputs)
         ]
         if not readers:
             return
@@ -84,7 +88,7 @@ def find_exchanges(cut: Cut, sharing: Sharing, numbers: Numbers) -> Exchanges:
 
 
 def _behind_streamed(cut: Cut) -> set[SSAValue]:
-    """All values that something streamed is made of."""
+    """The streamed values, and all values from which they are made."""
     behind = set(cut.streamed)
     for op in reversed(cut.memoryx_ops):
         if any(result in behind for result in op.results):
@@ -93,7 +97,7 @@ def _behind_streamed(cut: Cut) -> set[SSAValue]:
 
 
 def find_output(cut: Cut, numbers: Numbers) -> Bundle | None:
-    """The group of what shard 0 sends to the client."""
+    """The group of outputs that shard 0 sends to the client; None if there are none."""
     bundle = Bundle(plan_pb2.Group(kind=plan_pb2.GROUP_KIND_OUTPUT))
     for _, value in cut.outputs:
         if value not in cut.sharding.reduced and not cut.sharding.used(value).is_sharded and value not in bundle.values:
@@ -104,15 +108,11 @@ def find_output(cut: Cut, numbers: Numbers) -> Bundle | None:
     return bundle
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# A shard's program: send weights, take reduced gradients, update state as soon as all that an update needs is there
-#
-# Messages come in an order that all roles share, so that roles with one thread each can never wait for one another in a
-# circle; computing is done as early as possible in between.
+# --- The program of a shard -------------------------------------------------------------------------------------------
 
 
 class ShardScheduler:
-    """Makes the program of one shard."""
+    """Makes the program of one shard. Used once."""
 
     def __init__(
         self,
@@ -148,9 +148,14 @@ class ShardScheduler:
         self._commits = Commits(cut, sharing, shard, self._reads, self._loads, self._others, wafer.last_read)
 
     def schedule(self) -> plan_pb2.MemoryXPlan:
-        """The program. CompileError if there is no order in which it could be done."""
+        """Makes the program.
+
+        Raises:
+            CompileError: there is no order in which it can be run.
+        """
         receives = [d for d in self._wafer.departures if self._shard in d.bundle.group.shards]
         for departure in receives:
+            # The wafers cannot send this group before they have the weights of all segments up to it.
             self._send_loads(departure.position + self._target.prefetch_layers, needed=departure.position)
             self._run_ready()
             self._receive(departure.bundle)
@@ -161,7 +166,8 @@ class ShardScheduler:
         while self._exchange_inputs:
             self._receive(self._exchange_inputs.pop(0))
             self._run_ready()
-        # What is left waits for a message from the wafers that they never send.
+        # The remaining updates would wait for a message that the wafers do not send. `at_the_end` refuses them if the
+        # wafers may still read a state that they replace.
         self._commits.wait_for_wafers = False
         self._run_ready()
         if not all(event.sent for event in self._loads):
@@ -177,8 +183,6 @@ class ShardScheduler:
         self._finish()
         return self._plan
 
-    # -- messages
-
     def _receive(self, bundle: Bundle) -> None:
         self._groups[bundle.id] = bundle.group
         self._plan.instructions.add().receive.group = bundle.id
@@ -192,11 +196,13 @@ class ShardScheduler:
         self._plan.instructions.add().send.group = event.bundle.id
 
     def _send_loads(self, up_to: int, *, needed: int) -> None:
-        """Sends weights in the order in which the wafers wait for them; what they are made of is computed first.
+        """Sends weights in the order in which the wafers wait for them, after computing them.
 
-        up_to: the last segment for which weights are sent, if they can be; needed: the last one for which they must,
-        because the wafers send nothing more to this shard without them. No more go ahead of those than the window has
-        room for: waiting for the wafers to take some, the shard would keep the gradients for which the wafers wait.
+        Args:
+            up_to: the last segment run whose weights are sent, if they can be.
+            needed: the last segment run whose weights must be sent: without them the wafers send nothing more to this
+                shard. At most WEIGHTS_AHEAD groups beyond these are sent: a shard that waits for a full window to empty
+                would not release the gradients for whose buffers the wafers wait.
         """
         ahead = sum(1 for event in self._loads if event.sent and event.position > needed)
         for event in self._loads:
@@ -209,11 +215,12 @@ class ShardScheduler:
             if event.position <= needed and not self._available.issuperset(event.bundle.values):
                 self._receive_for(event.bundle.values)
             if not self._available.issuperset(event.bundle.values):
-                return  # it depends on a reduction that is still to come
+                return  # depends on a reduction that has not been received yet
             self._send(event)
 
     def _receive_for(self, values: Sequence[SSAValue]) -> None:
-        """Waits for what these values need from other shards, when everything that those may need has been sent."""
+        """Receives what these values need from other shards."""
+        # Sends everything that the other shards may need first: two shards must not wait for each other.
         self._run_ready()
         behind = self._behind(values)
         for bundle in list(self._exchange_inputs):
@@ -223,12 +230,12 @@ class ShardScheduler:
                 self._run_ready()
 
     def _compute(self, values: Sequence[SSAValue]) -> None:
-        """Runs what these values need, if it can run now."""
+        """Runs the operations that these values need, as far as possible now."""
         behind = self._behind(values)
         self._run_ready(lambda op: any(result in behind for result in op.results))
 
     def _behind(self, values: Sequence[SSAValue]) -> set[SSAValue]:
-        """These values and all that they are made of on this shard, where it is not there yet."""
+        """These values and all values from which they are made on this shard, without those that are available."""
         behind: set[SSAValue] = set()
         stack = [value for value in values if value not in self._available]
         while stack:
@@ -240,12 +247,10 @@ class ShardScheduler:
                 stack.extend(operand for operand in value.owner.operands if operand not in self._available)
         return behind
 
-    # -- computing
-
     def _run_ready(self, allowed: Callable[[Operation], bool] = lambda op: True) -> None:
-        """Runs everything that can run, joined to few kernels; sends exchanges and outputs as they are complete.
+        """Runs everything that can be run, in few kernels; sends exchanges and outputs as they are complete.
 
-        Outputs too, since who takes them needs a core, which at the end of a step the next weights wait for.
+        Outputs are not left for the end of the step: their receiver takes a core, which the next step's weights need.
         """
         while True:
             batches = ready_batches(
@@ -271,6 +276,7 @@ class ShardScheduler:
         with_sunk = self._reads.with_repeated(ops)
         made = [result for op in ops for result in op.results]
         inputs = inputs_of(with_sunk)
+        # Values that only this kernel reads are no outputs, so that a loop needs no memory for them.
         outputs = [
             value
             for value in made
@@ -284,8 +290,6 @@ class ShardScheduler:
         if any(state is not None for state in states):
             run.commits.extend(0 if state is None else self._numbers.value(state) for state in states)
         self._available.update(made)
-
-    # -- the end
 
     def _finish(self) -> None:
         arguments = func_of(self._cut.module).block.args

@@ -1,1 +1,1 @@
-"""Dividing the step: wafers' work and MemoryX's, layers, shards, and the groups that travel between them."""
+"""Divides a step into the work of the wafers and of MemoryX, into layers and shards, and makes groups of tensors."""

@@ -1,12 +1,13 @@
-"""The cut: which operation is the wafers' work and which is MemoryX's, and what travels between them.
+"""The cut: which operations the wafers run, which MemoryX runs, and which values travel between them.
 
-Whatever touches a cut or a partial value is wafer work. What is computed from replicated and reduced values is
-MemoryX's. Of that, what the wafers need and what costs next to nothing (views, and small values made from constants,
-small state and reduced values) they compute for themselves; the rest is streamed to them like a weight.
+An operation that reads or makes a sharded or partial value is run by the wafers. An operation on replicated and reduced
+values is run by MemoryX. If the wafers read its result, it is streamed to them like a weight, unless it costs next to
+nothing (views, and small values made from constants, small states and reduced values): then they compute it themselves.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Block, Operation, SSAValue
@@ -16,27 +17,38 @@ from waferbox.cirh.dialect import types
 from waferbox.cirh.dialect.operations import Const, body_ops, func_of, return_of
 from waferbox.cirh.modules.graph import Signature, signature
 
-# Elements up to which a value is small: not worth streaming if it can be computed.
+# Values of up to so many elements are computed by the wafers, if possible, instead of being streamed.
 SMALL_ELEMENTS = 4096
 VIEWS = frozenset({"cirh.Reshape", "cirh.BroadcastInDim", "cirh.Transpose", "aten.select.int", "aten.slice.Tensor"})
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Who computes what. Constants are nobody's: they are made where they are read."""
+    """A step, divided between the wafers and MemoryX. Constants belong to neither: they are made where they are read.
+
+    Attributes:
+        module: the step.
+        names: names of its inputs, states and outputs.
+        sharding: the placement of each value.
+        wafer_ops: operations that the wafers run, in order. An operation may be run by both.
+        memoryx_ops: operations that MemoryX runs, in order.
+        streamed: values that MemoryX sends to the wafers, in order of definition.
+        new_states: by state, its next value.
+        sunk: operations of the wafers that are repeated in each segment that reads their results.
+    """
 
     module: ModuleOp
     names: Signature
     sharding: Sharding
     wafer_ops: tuple[Operation, ...]
     memoryx_ops: tuple[Operation, ...]
-    streamed: tuple[SSAValue, ...]  # MemoryX -> wafers, in order of definition
-    new_states: Mapping[SSAValue, SSAValue]  # state argument -> its next value
-    sunk: frozenset[Operation]  # wafer operations that are repeated in every segment that reads their results
+    streamed: tuple[SSAValue, ...]
+    new_states: Mapping[SSAValue, SSAValue]
+    sunk: frozenset[Operation]
 
     @property
     def parts(self) -> frozenset[SSAValue]:
-        """Values of which every part of the batch has one of its own; of all others it reads the same."""
+        """Values that differ from one part of the batch to the next; all parts read the same of the others."""
         arguments = func_of(self.module).block.args
         made = {result for op in self.wafer_ops for result in op.results} - self.sharding.reduced
         given = {arguments[argument.argument] for argument in self.names.inputs}
@@ -45,20 +57,25 @@ class Cut:
 
     @property
     def weights(self) -> frozenset[SSAValue]:
-        """States of more than one number that anything streamed to the wafers is made of."""
+        """States of more than one number from which values that are streamed to the wafers are computed."""
         behind = {value for value in self.streamed if value not in self.sharding.reduced}
         for op in reversed(self.memoryx_ops):
             if any(result in behind for result in op.results):
                 behind.update(operand for operand in op.operands if operand not in self.sharding.reduced)
         arguments = func_of(self.module).block.args
         states = {arguments[state.argument] for state in self.names.states}
-        return frozenset(state for state in states & behind if _elements(state) > 1)
+        return frozenset(state for state in states & behind if num_elements(state) > 1)
 
     @property
     def outputs(self) -> list[tuple[str, SSAValue]]:
-        """What the client gets, by name."""
+        """The outputs that the client gets: names and values."""
         results = return_of(self.module).operands
         return [(output.name, results[output.result]) for output in self.names.outputs]
+
+
+def num_elements(value: SSAValue) -> int:
+    """The number of elements of a tensor."""
+    return prod(types.shape(value))
 
 
 def is_constant(value: SSAValue) -> bool:
@@ -92,7 +109,10 @@ def make_cut(module: ModuleOp, sharding: Sharding) -> Cut:
 
 
 def _sunk(ops: list[Operation], results: set[SSAValue], sharding: Sharding) -> frozenset[Operation]:
-    """Views, factories, and activations cast to a wider type, unless their own results leave the wafer."""
+    """Operations that are cheaper to repeat in each segment than to keep their results in memory in between.
+
+    These are views, factories, and activations that are cast to a wider type, unless their results leave the wafer.
+    """
     leaving = results | sharding.reduced
     return frozenset(
         op
@@ -103,23 +123,25 @@ def _sunk(ops: list[Operation], results: set[SSAValue], sharding: Sharding) -> f
 
 
 def _widens(op: Operation, sharding: Sharding) -> bool:
-    """Whether an operation makes more bytes of part of the batch, exactly: it is cheaper to repeat than to keep."""
+    """Whether an operation casts a part of the batch to a wider type, which is exact."""
     wider = op.name == "cirh.Cast" and types.nbytes(op.operands[0]) < types.nbytes(op.results[0])
     return wider and sharding.placements[op.results[0]].is_sharded
 
 
 def touches_cut(op: Operation, sharding: Sharding) -> bool:
-    """Whether an operation reads or makes part of the batch, or a partial value: wafer work by nature."""
+    """Whether an operation reads or makes a part of the batch, or a partial value, so that only a wafer can run it."""
     outcome = sharding.outcomes[op]
-    return any(placement.kind != "R" for placement in (*outcome.wants, *outcome.results))
+    return any(placement.kind != "R" for placement in (*outcome.operands, *outcome.results))
 
 
 def _sites(
     ops: list[Operation], by_nature: set[Operation], wanted: set[SSAValue], sharding: Sharding
 ) -> tuple[set[Operation], set[Operation]]:
+    """The operations that the wafers run, and those that MemoryX runs. wanted: next values of states, and outputs."""
     light = _light_ops(ops, by_nature, sharding)
     on_wafers: set[Operation] = set(by_nature)
     in_memoryx: set[Operation] = set()
+    # Backwards, so that the sites of all users of an operation are known. An operation without users gets no site.
     for op in reversed(ops):
         if op in by_nature:
             continue
@@ -132,16 +154,16 @@ def _sites(
 
 
 def _light_ops(ops: list[Operation], by_nature: set[Operation], sharding: Sharding) -> set[Operation]:
-    """Replicated operations that the wafers may compute for themselves."""
+    """Replicated operations that the wafers may run themselves."""
     cheap_values: set[SSAValue] = set()
 
     def is_cheap(value: SSAValue) -> bool:
         if value in cheap_values or is_constant(value):
             return True
-        small = _elements(value) <= SMALL_ELEMENTS
+        small = num_elements(value) <= SMALL_ELEMENTS
         if isinstance(value.owner, Block):
-            # Small state that the wafers read anyhow is there; single numbers cost nothing to send.
-            return _elements(value) == 1 or (small and any(use.operation in by_nature for use in value.uses))
+            # A small state that the wafers read anyway is already there; a single number costs nothing to send.
+            return num_elements(value) == 1 or (small and any(use.operation in by_nature for use in value.uses))
         return small and value in sharding.reduced
 
     light = set()
@@ -150,23 +172,16 @@ def _light_ops(ops: list[Operation], by_nature: set[Operation], sharding: Shardi
             continue
         if all(is_cheap(operand) for operand in op.operands):
             light.add(op)
-            cheap_values.update(result for result in op.results if _elements(result) <= SMALL_ELEMENTS)
+            cheap_values.update(result for result in op.results if num_elements(result) <= SMALL_ELEMENTS)
         elif op.name in VIEWS:
             light.add(op)
     return light
 
 
-def _elements(value: SSAValue) -> int:
-    count = 1
-    for size in types.shape(value):
-        count *= size
-    return count
-
-
 def _streamed(
     module: ModuleOp, ops: list[Operation], on_wafers: set[Operation], by_nature: set[Operation], sharding: Sharding
 ) -> tuple[SSAValue, ...]:
-    """Values that the wafers read and do not have: state, and what only MemoryX computes."""
+    """Values that the wafers read and do not make: states, and results that only MemoryX computes."""
     names = signature(module)
     states = [func_of(module).block.args[state.argument] for state in names.states]
     made = [result for op in ops if op not in on_wafers for result in op.results]

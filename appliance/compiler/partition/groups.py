@@ -1,4 +1,4 @@
-"""Making groups: tensors packed into buffers, small ones together."""
+"""Makes groups: packs tensors into messages, small ones together, and numbers values, groups and kernels."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +11,8 @@ from waferbox.cirh.dialect.types import AnyTensorType
 from waferbox.links.elements import aligned
 from wsc.v1 import plan_pb2
 
-# Small tensors travel together up to so many bytes (dataplane.md recommendation 5).
+# A group takes further tensors up to this size: large enough that the fixed cost of a message does not matter, small
+# enough that the first tensors do not wait long for the last.
 COALESCE_BYTES: Final = 1 << 20
 
 REDUCTIONS: Final = {
@@ -22,28 +23,28 @@ REDUCTIONS: Final = {
 
 
 class Numbers:
-    """The numbers that values, groups and kernels have in a plan; all roles share those of values and groups."""
+    """The numbers of values and groups in a plan, which all roles share."""
 
     def __init__(self) -> None:
         self._values: dict[tuple[SSAValue, int], int] = {}
         self._groups = 0
 
     def value(self, value: SSAValue, micro_batch: int = 0) -> int:
-        """The number of a value, or of what one micro-batch has of it; numbers begin with 1."""
+        """The number of a value, or of one micro-batch's part of it; numbers begin with 1."""
         return self._values.setdefault((value, micro_batch), len(self._values) + 1)
 
     def values(self, values: Iterable[SSAValue]) -> list[int]:
         return [self.value(value) for value in values]
 
     def group(self) -> int:
-        """A new group's number; numbers begin with 1."""
+        """A number for a new group; numbers begin with 1."""
         self._groups += 1
         return self._groups
 
 
 @dataclass(slots=True, eq=False)
 class Bundle:
-    """A group in the making: values in order, with what the wire needs to know."""
+    """A group that is being made, with its values in order."""
 
     group: plan_pb2.Group
     values: list[SSAValue] = field(default_factory=list)
@@ -57,12 +58,12 @@ class Bundle:
         return self.group.nbytes
 
     def add(self, numbers: Numbers, value: SSAValue, type: AnyTensorType, micro_batch: int = 0) -> None:
-        """Packs a value behind the others."""
+        """Appends a value."""
         self.values.append(value)
         self._pack(numbers.value(value, micro_batch), type, aligned(self.group.nbytes))
 
     def add_parts(self, numbers: Numbers, value: SSAValue, type: AnyTensorType, micro_batches: int) -> None:
-        """Packs what each micro-batch has of a value, of this type."""
+        """Appends each micro-batch's part of a value; type: of a part."""
         self.values.append(value)
         gathered = self.group.reduction == plan_pb2.REDUCTION_GATHER
         for micro_batch in range(micro_batches):
@@ -75,12 +76,12 @@ class Bundle:
 
 
 def has_room(bundle: Bundle, type: AnyTensorType) -> bool:
-    """Whether a value may still join: together they stay within what travels together."""
+    """Whether a value of this type may join the group."""
     return bundle.nbytes + types.nbytes(type) <= COALESCE_BYTES
 
 
 class KernelTable:
-    """Kernels of one role by their text: equal ones are one."""
+    """The kernels of one role, by text: equal layers share a kernel."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}

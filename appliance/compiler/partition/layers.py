@@ -1,4 +1,4 @@
-"""Layers: the wafers' work cut into segments by module, and what each operation has to wait for."""
+"""Layers: the wafers' work divided into segments by module, and the reduced values that each operation waits for."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -11,15 +11,11 @@ from waferbox.cirh.dialect.locations import source_of
 from waferbox.cirh.dialect.operations import Const
 from waferbox.cirh.table.lookup import spec
 
-# --- What an operation on the wafers has to wait for: reduced values, and weights that are made of them ---------------
-#
-# A value that comes back must have left before: the operation that reads it belongs to a later segment than the one
-# that
-# makes it.
+# --- Waits ------------------------------------------------------------------------------------------------------------
 
 
 def closure(ops: Iterable[Operation], sunk: frozenset[Operation]) -> list[Operation]:
-    """The operations with the sunk ones that they read, in order of execution."""
+    """The operations, and the sunk ones that they read, in order of execution."""
     ops = list(ops)
     done: set[Operation] = set(ops)
     ordered: list[Operation] = []
@@ -38,7 +34,7 @@ def closure(ops: Iterable[Operation], sunk: frozenset[Operation]) -> list[Operat
 
 
 def inputs_of(ops: Iterable[Operation]) -> list[SSAValue]:
-    """What the operations read and do not make, in order of first use; constants excluded."""
+    """Values that the operations read and do not make, in order of first use, without constants."""
     made: set[SSAValue] = set()
     found: dict[SSAValue, None] = {}
     for op in ops:
@@ -50,44 +46,48 @@ def inputs_of(ops: Iterable[Operation]) -> list[SSAValue]:
 
 
 class Waits:
-    """Of all operations of a cut."""
+    """The reduced values that each operation of the wafers waits for, directly or by way of MemoryX.
+
+    A value that comes back to the wafers must have left before. So an operation that reads it belongs to a later
+    segment than the operation that makes it.
+    """
 
     def __init__(self, cut: Cut) -> None:
         self._cut = cut
         self._streamed = set(cut.streamed)
         self._made_of = _made_of_reduced(cut)
-        self._returned: dict[Operation, frozenset[SSAValue]] = {}
+        self._awaited: dict[Operation, frozenset[SSAValue]] = {}
 
     def is_late(self, value: SSAValue) -> bool:
-        """Whether MemoryX knows a value only when something of the same step has been reduced."""
+        """Whether MemoryX computes a value from reduced values of the same step."""
         return value in self._made_of
 
-    def back(self, op: Operation) -> list[SSAValue]:
-        """Reduced values that come back to the wafers for this operation. On one wafer they are there already."""
+    def returned(self, op: Operation) -> list[SSAValue]:
+        """Reduced values that come back to the wafers for this operation; none on one wafer, which has them already."""
         if self._cut.sharding.num_parts == 1:
             return []
-        wants = self._cut.sharding.outcomes[op].wants
+        needs = self._cut.sharding.outcomes[op].operands
         return [
             value
-            for value, want in zip(op.operands, wants, strict=True)
+            for value, want in zip(op.operands, needs, strict=True)
             if value in self._cut.sharding.reduced and not want.is_partial
         ]
 
-    def returned(self, op: Operation) -> frozenset[SSAValue]:
-        """Reduced values that must have left the wafers before this operation, with the sunk ones that it reads."""
-        if op not in self._returned:
+    def awaited(self, op: Operation) -> frozenset[SSAValue]:
+        """Reduced values that must have left the wafers before this operation, or a sunk one that it reads, is run."""
+        if op not in self._awaited:
             found: set[SSAValue] = set()
             for part in closure([op], self._cut.sunk):
-                found.update(self.back(part))
+                found.update(self.returned(part))
                 for operand in part.operands:
                     if operand in self._streamed:
                         found |= self._made_of.get(operand, frozenset())
-            self._returned[op] = frozenset(found)
-        return self._returned[op]
+            self._awaited[op] = frozenset(found)
+        return self._awaited[op]
 
 
 def _made_of_reduced(cut: Cut) -> dict[SSAValue, frozenset[SSAValue]]:
-    """For what MemoryX computes from reduced values: which."""
+    """By value that MemoryX computes: the reduced values from which it is computed."""
     made_of: dict[SSAValue, frozenset[SSAValue]] = {}
     for op in cut.memoryx_ops:
         reduced = {operand for operand in op.operands if operand in cut.sharding.reduced}
@@ -99,22 +99,21 @@ def _made_of_reduced(cut: Cut) -> dict[SSAValue, frozenset[SSAValue]]:
     return made_of
 
 
-# --- Layers: the wafer's work cut into segments by the module that each operation comes from --------------------------
+# --- Segments ---------------------------------------------------------------------------------------------------------
 #
-# A layer is a module path up to its first list index (h.3.attention -> h.3). A segment is what a layer does in one go:
-# its part of the forward pass, or of the backward pass. Segments are runs in the order of the trace, which is always a
-# valid order; a run is joined to an earlier one of the same layer if nothing that it needs was made in between.
+# A layer is a module path up to its first list index (h.3.attention -> h.3). A segment is the part of a layer in the
+# forward or in the backward pass. Consecutive operations of the trace, whose order is always valid, make a segment; it
+# is joined to an earlier one of the same layer and pass if none of its inputs was made in between.
 
-
-# The layer of what is made of the batch alone, and of keys of random numbers: before all others.
+# The layer of values that are computed from the batch alone, and of keys of random numbers. It comes before all others.
 INPUT = "input"
-# The end of the label of a segment of the backward pass.
+# Suffix of the label of a segment of the backward pass.
 BACKWARD = " backward"
 
 
 @dataclass(slots=True, eq=False)
 class Segment:
-    """Operations of one layer, in order."""
+    """Operations of one layer and pass, in order, that a wafer runs together: one kernel."""
 
     layer: str
     backward: bool
@@ -126,7 +125,7 @@ class Segment:
 
 
 def partition(cut: Cut, waits: Waits) -> list[Segment]:
-    """The wafer's segments in order of execution. Views are left out: they are made where they are read."""
+    """The wafer's segments in order of execution, without sunk operations, which are repeated where they are read."""
     early = _early_ops(cut, waits) | _random_keys(cut)
     runs: list[Segment] = []
     if early:
@@ -137,9 +136,11 @@ def partition(cut: Cut, waits: Waits) -> list[Segment]:
         if op in early or op in cut.sunk:
             continue
         source = source_of(op)
+        # An operation outside all modules belongs to the layer before it.
         layer = layer_of(source.module) or (current.layer if current is not None else "")
         same = current is not None and (layer, source.backward) == (current.layer, current.backward)
-        if not same or any(value.owner in inside for value in waits.returned(op)):
+        # A wafer sends reductions after a segment, so an operation that waits for one of this segment begins another.
+        if not same or any(value.owner in inside for value in waits.awaited(op)):
             current = Segment(layer, source.backward)
             inside = set()
             runs.append(current)
@@ -150,13 +151,16 @@ def partition(cut: Cut, waits: Waits) -> list[Segment]:
 
 
 def _absorb(cut: Cut, waits: Waits, runs: list[Segment]) -> list[Segment]:
-    """A segment with no weights to wait for and no gradients to send (an activation function) joins the one before."""
+    """Joins segments that neither wait for weights nor send gradients, such as activation functions, to those before.
+
+    Alone, such a segment would only be one more kernel to call.
+    """
     streamed = set(cut.streamed)
 
     def stands_alone(run: Segment) -> bool:
         reads_weights = any(value in streamed for value in inputs_of(closure(run.ops, cut.sunk)))
         sends = any(result in cut.sharding.reduced for op in run.ops for result in op.results)
-        return reads_weights or sends or any(waits.returned(op) for op in run.ops)
+        return reads_weights or sends or any(waits.awaited(op) for op in run.ops)
 
     kept: list[Segment] = []
     for run in runs:
@@ -169,11 +173,14 @@ def _absorb(cut: Cut, waits: Waits, runs: list[Segment]) -> list[Segment]:
 
 
 def _early_ops(cut: Cut, waits: Waits) -> set[Operation]:
-    """What leads from the batch alone to reductions that the wafers wait for: done first, it hides behind the rest."""
+    """Operations on the batch alone that lead to reductions for which the wafers wait.
+
+    They are run first, so that the reductions overlap with the rest of the forward pass.
+    """
     wafer_ops = set(cut.wafer_ops)
     streamed = set(cut.streamed)
     early: set[Operation] = set()
-    for value in dict.fromkeys(value for op in cut.wafer_ops for value in waits.back(op)):
+    for value in dict.fromkeys(value for op in cut.wafer_ops for value in waits.returned(op)):
         cone = _cone(value, wafer_ops)
         if not any(operand in streamed or operand in cut.sharding.reduced for op in cone for operand in op.operands):
             early |= cone
@@ -181,7 +188,7 @@ def _early_ops(cut: Cut, waits: Waits) -> set[Operation]:
 
 
 def _random_keys(cut: Cut) -> set[Operation]:
-    """What makes the keys of random operations, which differ in each layer: equal layers then are one kernel."""
+    """Operations that make keys of random numbers: they differ in each layer, and would give each its own kernel."""
     wafer_ops = set(cut.wafer_ops)
     return {
         op
@@ -208,14 +215,14 @@ def _cone(value: SSAValue, within: set[Operation]) -> set[Operation]:
 
 
 def _join(cut: Cut, waits: Waits, runs: list[Segment]) -> list[Segment]:
-    """Moves a run to the last segment of its layer and pass, if all that it needs is there by then."""
+    """Joins each run of operations to the last segment of its layer and pass, if all its inputs are made by then."""
     joined: list[Segment] = []
     home: dict[SSAValue, int] = {}
     latest: dict[str, int] = {}
     for run in runs:
         needed = [home.get(value, -1) for value in inputs_of(closure(run.ops, cut.sunk))]
-        # A value that comes back from a reduction must have left in an earlier segment.
-        needed += [home.get(value, -1) + 1 for op in run.ops for value in waits.returned(op)]
+        # A value that comes back from a reduction must have left in an earlier segment, hence the + 1.
+        needed += [home.get(value, -1) + 1 for op in run.ops for value in waits.awaited(op)]
         place = latest.get(run.label)
         if place is None or max(needed, default=-1) > place:
             place = latest[run.label] = len(joined)

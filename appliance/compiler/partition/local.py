@@ -1,7 +1,7 @@
-"""The wafer's version of operations: the same ones, with the shapes that one wafer has of the batch.
+"""Makes kernels: the same operations with local shapes, which are those of one part of the batch.
 
-Nothing is traced again: the sizes that the rules name are divided, and every result type is inferred anew and must be
-the local type of its placement.
+Sizes in attributes are replaced as the sharding rules say. The type of each result is inferred anew and must be the
+local type of its placement, which checks the rules.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,13 +22,13 @@ from waferbox.cirh.table.lookup import spec
 
 
 class Localiser:
-    """Makes kernels of wafer operations."""
+    """Makes kernels from the wafers' operations."""
 
     def __init__(self, sharding: Sharding) -> None:
         self._sharding = sharding
 
     def type_of(self, value: SSAValue) -> AnyTensorType:
-        """The type of what one wafer has of a value."""
+        """The local type of a value."""
         return self._local(value, self._sharding.placements[value])
 
     def kernel(self, ops: Iterable[Operation], inputs: Sequence[SSAValue], outputs: Sequence[SSAValue]) -> ModuleOp:
@@ -39,9 +39,10 @@ class Localiser:
             outcome = self._sharding.outcomes[op]
             operands = [
                 self._operand(builder, values, operand, want)
-                for operand, want in zip(op.operands, outcome.wants, strict=True)
+                for operand, want in zip(op.operands, outcome.operands, strict=True)
             ]
             given = [self.type_of(result) for result in op.results]
+            # Types are given only to operations that cannot infer them; the others are checked below.
             typed = spec(op.name).typed is not Typed.NEVER
             attributes: dict[str, AttrValue] = {**attrs(op), **outcome.attributes}
             results = builder.op(op.name, operands, attributes, op.location, types=given if typed else None)

@@ -1,9 +1,10 @@
-"""MemoryX's work divided over its shards.
+"""Divides MemoryX's work over its shards.
 
-What shares tensors (not single numbers) belongs together: a weight, its optimizer state and their update are one
-component, found as such and not by name. A component with state lies on one shard. Single numbers, and what is made of
-them, are computed by every shard that needs them: they are deterministic, so all copies have the same bits. A number
-that comes out of one shard's component (the norm of a gradient) is sent to the other shards that read it.
+Operations that share tensors, other than single numbers, form a component: a weight, its optimizer state and their
+update. Components are found by this connection, not by names. A component with states lies on one shard. Each shard
+that needs single numbers, or values computed from them alone, computes them itself: this is deterministic, so all
+copies have the same bits. A number that a component makes, such as the norm of a gradient, is sent to the other shards
+that read it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,27 +14,38 @@ from xdsl.ir import Operation, SSAValue
 
 from appliance.compiler.core.errors import CompileError
 from appliance.compiler.core.target import Target
-from appliance.compiler.partition.cut import Cut, is_constant
+from appliance.compiler.partition.cut import Cut, is_constant, num_elements
 from waferbox.cirh.dialect import types
 from waferbox.cirh.dialect.operations import func_of
 
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """Who keeps and computes what in MemoryX."""
+    """The states and operations of each MemoryX shard.
+
+    Attributes:
+        num_shards: number of shards.
+        component: by operation, its component; operations without one are free.
+        ops: by shard, its operations.
+        states: by shard, its states.
+        replicated: single numbers, which several shards may keep; shard 0 has the copy that is read back.
+        home: the shard of each state of a component, and of each value that a component makes.
+        sunk: operations that are repeated where their results are read: broadcasts of single numbers, and casts of
+            gradients that travelled in half precision.
+        new_states: by state, its next value.
+    """
 
     num_shards: int
-    component: Mapping[Operation, int]  # of operations that belong to one; the others are free
-    ops: tuple[frozenset[Operation], ...]  # by shard
-    states: tuple[tuple[SSAValue, ...], ...]  # by shard, arguments
-    replicated: frozenset[SSAValue]  # states of which shard 0 keeps the copy that is read back
-    home: Mapping[SSAValue, int]  # the shard of a state, and of what one shard alone computes
-    # Broadcasts of single numbers, and casts of gradients that travelled in half: repeated where they are read.
+    component: Mapping[Operation, int]
+    ops: tuple[frozenset[Operation], ...]
+    states: tuple[tuple[SSAValue, ...], ...]
+    replicated: frozenset[SSAValue]
+    home: Mapping[SSAValue, int]
     sunk: frozenset[Operation]
     new_states: Mapping[SSAValue, SSAValue]
 
     def reads(self, shard: int, value: SSAValue) -> bool:
-        """Whether a shard reads a value: in an operation, or as the next value of a state that it keeps."""
+        """Whether a shard reads a value, in an operation or as the next value of a state that it keeps."""
         if any(use.operation in self.ops[shard] for use in value.uses):
             return True
         return any(self.new_states.get(state) is value for state in self.states[shard])
@@ -43,23 +55,16 @@ class Sharing:
         return self.home.get(value, 0)
 
 
-def elements(value: SSAValue) -> int:
-    """The number of elements of a value."""
-    count = 1
-    for size in types.shape(value):
-        count *= size
-    return count
-
-
 def divide(cut: Cut, target: Target) -> Sharing:
-    """Assigns components to shards, largest first, and finds what else each shard computes.
+    """Assigns components to shards, largest first, and finds the free operations that each shard needs.
 
     Raises:
-        CompileError: states of one component lie on different shards from an execution before.
+        CompileError: states of one component lie on different shards since an earlier execution.
     """
     arguments = func_of(cut.module).block.args
     states: dict[SSAValue, str] = {arguments[state.argument]: state.name for state in cut.names.states}
     leaving = {*cut.new_states.values(), *cut.streamed, *(value for _, value in cut.outputs)}
+    # A broadcast number would join all components that read it into one, so each reader repeats the broadcast.
     sunk = frozenset(
         op
         for op in cut.memoryx_ops
@@ -72,12 +77,13 @@ def divide(cut: Cut, target: Target) -> Sharing:
         tensors = [value for value in (*op.operands, *op.results) if _joins(value, sunk)]
         for value in tensors[1:]:
             roots.join(tensors[0], value)
+    # A state and its next value lie on one shard, so that the update can write over the state.
     for argument, value in cut.new_states.items():
-        if elements(argument) > 1:
+        if num_elements(argument) > 1:
             roots.join(argument, value)
-    owned = {roots.find(state) for state in states if elements(state) > 1}
+    owned = {roots.find(state) for state in states if num_elements(state) > 1}
     shard_of = _place(states, roots, target)
-    home: dict[SSAValue, int] = {state: shard_of[roots.find(state)] for state in states if elements(state) > 1}
+    home: dict[SSAValue, int] = {state: shard_of[roots.find(state)] for state in states if num_elements(state) > 1}
     component: dict[Operation, int] = {}
     numbers = {root: number for number, root in enumerate(owned_in_order(states, roots))}
     for op in ops:
@@ -92,7 +98,7 @@ def divide(cut: Cut, target: Target) -> Sharing:
         component=component,
         ops=tuple(frozenset(found) for found in by_shard),
         states=tuple(tuple(state for state in states if state in found) for found in kept),
-        replicated=frozenset(state for state in states if elements(state) == 1),
+        replicated=frozenset(state for state in states if num_elements(state) == 1),
         home=home,
         sunk=sunk,
         new_states=cut.new_states,
@@ -101,25 +107,25 @@ def divide(cut: Cut, target: Target) -> Sharing:
 
 def owned_in_order(states: Mapping[SSAValue, str], roots: "_Union") -> list[SSAValue]:
     """The components with state, in the order of their first states."""
-    return list(dict.fromkeys(roots.find(state) for state in states if elements(state) > 1))
+    return list(dict.fromkeys(roots.find(state) for state in states if num_elements(state) > 1))
 
 
 def _spreads_number(op: Operation) -> bool:
-    return op.name == "cirh.BroadcastInDim" and elements(op.operands[0]) == 1 and elements(op.results[0]) > 1
+    return op.name == "cirh.BroadcastInDim" and num_elements(op.operands[0]) == 1 and num_elements(op.results[0]) > 1
 
 
 def _joins(value: SSAValue, sunk: frozenset[Operation]) -> bool:
-    if elements(value) == 1 or is_constant(value):
+    if num_elements(value) == 1 or is_constant(value):
         return False
     return value.owner not in sunk or not (isinstance(value.owner, Operation) and _spreads_number(value.owner))
 
 
 def _place(states: Mapping[SSAValue, str], roots: "_Union", target: Target) -> dict[SSAValue, int]:
-    """The shard of each component: where its states are already, else where there is least."""
+    """The shard of each component: where its states lie already, else the shard with the fewest bytes."""
     nbytes: dict[SSAValue, int] = {}
     pinned: dict[SSAValue, int] = {}
     for state, name in states.items():
-        if elements(state) == 1:
+        if num_elements(state) == 1:
             continue
         root = roots.find(state)
         nbytes[root] = nbytes.get(root, 0) + types.nbytes(state)
@@ -150,16 +156,19 @@ def _needs(
     num_shards: int,
     sunk: frozenset[Operation],
 ) -> tuple[list[set[Operation]], list[set[SSAValue]]]:
-    """Operations and states by shard: a shard's own, and all free ones that those need, state updates included."""
+    """Operations and states by shard: those of its components, and all free ones that they need.
+
+    A shard that keeps a copy of a free state also computes its updates, so that all copies stay the same.
+    """
     update_of = dict(cut.new_states)
     free = set(ops) - component.keys()
     by_shard: list[set[Operation]] = [set() for _ in range(num_shards)]
     kept: list[set[SSAValue]] = [set() for _ in range(num_shards)]
     for shard in range(num_shards):
-        wanted: list[SSAValue] = [state for state in states if elements(state) > 1 and home[state] == shard]
+        wanted: list[SSAValue] = [state for state in states if num_elements(state) > 1 and home[state] == shard]
         if shard == 0:
-            wanted += [state for state in states if elements(state) == 1]
-            # What is not here is exchanged.
+            wanted += [state for state in states if num_elements(state) == 1]
+            # Outputs of other shards' components are sent to shard 0 by an exchange.
             wanted += [value for _, value in cut.outputs if home.get(value, 0) == 0]
             wanted += [value for value in cut.streamed if value not in home]
         for op in ops:
@@ -173,7 +182,7 @@ def _needs(
                 continue
             seen.add(value)
             if value in states:
-                if elements(value) > 1 and home[value] != shard:
+                if num_elements(value) > 1 and home[value] != shard:
                     raise AssertionError("a component's state is read on another shard")
                 kept[shard].add(value)
                 if value in update_of:
@@ -182,7 +191,7 @@ def _needs(
             owner = value.owner
             if not isinstance(owner, Operation) or value in cut.sharding.reduced:
                 continue
-            # What belongs to a component is computed there, and exchanged.
+            # A value of another shard's component is computed there, and sent by an exchange.
             if owner in sunk or owner in free:
                 by_shard[shard].add(owner)
                 wanted += owner.operands
@@ -209,6 +218,6 @@ class _Union:
 
 
 def order(ops: Iterable[Operation], cut: Cut) -> list[Operation]:
-    """Some operations in the order of the module."""
+    """The operations in the order of the module."""
     chosen = set(ops)
     return [op for op in cut.memoryx_ops if op in chosen]

@@ -1,1 +1,1 @@
-"""Passes: changes of a module that keep its meaning, one a file."""
+"""Passes: changes of a module that keep its meaning, a file for each."""

@@ -1,6 +1,6 @@
-"""Canonical form: no operation that does nothing, views of views joined, transposes inside products.
+"""Canonical form: no operations without effect, views of views joined, transposes moved into products.
 
-Without it equal updates do not look equal, so that they share no kernel, and every kernel would move data for nothing.
+It makes equal updates look equal, so that they share a kernel, and saves kernels from moving data needlessly.
 """
 
 from xdsl.dialects.builtin import ModuleOp
@@ -14,7 +14,7 @@ from waferbox.cirh.table.lookup import ANNOTATIONS
 
 
 def canonicalise(module: ModuleOp) -> bool:
-    """Rewrites until nothing changes. Whether anything did."""
+    """Rewrites operations until nothing changes. Returns whether anything changed."""
     rounds = 0
     while sum(_rewrite(op) for op in body_ops(module)):
         rounds += 1
@@ -44,7 +44,7 @@ def _drop_identity(op: Operation) -> bool:
 
 
 def _into_source(op: Operation) -> bool:
-    """A reshape of a reshape is one; a reduction that keeps dimensions, only for them to be dropped, drops them."""
+    """Joins a reshape with a reshape before it, or with a reduction that keeps dimensions which the reshape drops."""
     source = op.operands[0].owner
     if not isinstance(source, Operation):
         return False
@@ -71,7 +71,7 @@ def permutation_of(op: Operation) -> list[int]:
 
 
 def _drop_transposes(op: Operation) -> bool:
-    """A transpose of a transpose back, or of no dimension."""
+    """Drops a transpose that permutes nothing, or that undoes the one before it."""
     value, permutation = op.operands[0], permutation_of(op)
     source = value.owner
     if isinstance(source, Operation) and source.name == "cirh.Transpose":
@@ -84,7 +84,7 @@ def _drop_transposes(op: Operation) -> bool:
 
 
 def _transpose_inside_product(op: Operation) -> bool:
-    """MatMul(Transpose(x), y) reads x with transpose_a negated."""
+    """Replaces MatMul(Transpose(x), y) by MatMul(x, y) with transpose_a negated."""
     attributes = attrs(op)
     operands: list[SSAValue] = list(op.operands)
     changed = False

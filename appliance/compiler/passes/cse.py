@@ -1,7 +1,7 @@
-"""Common subexpressions: of equal operations on equal values, the first stands for all of them, within a layer.
+"""Common subexpressions: equal operations on equal values are replaced by the first of them, within a layer.
 
-Never across layers: a mask that the first layer made for all would make it another kernel than the other layers, and
-would have to be kept for them. Layers make their own masks and positions, and stay alike.
+They are not joined across layers. A mask that the first layer made for all would give it another kernel than the other
+layers, and would have to be kept in memory for them.
 """
 
 from collections.abc import Iterator
@@ -19,15 +19,16 @@ Key = tuple[object, ...]
 
 
 def join_common_subexpressions(module: ModuleOp) -> bool:
-    """Joins equal constants and, within a layer and pass, equal operations. Whether there were any."""
+    """Joins equal constants and, within a layer and pass, equal operations. Returns whether there were any."""
     changed = False
     first: dict[Key, Operation] = {}
     for op, place in _placed(module):
+        # Two random operations with equal operands would be joined although they come from two calls.
         if not isinstance(op, Const) and spec(op.name).random:
             continue
         key = _key(op) if isinstance(op, Const) else (*_key(op), *place)
         known = first.setdefault(key, op)
-        # Every result of a step is a value of its own: the places where it is kept are not shared.
+        # Each result of a step must remain a value of its own, as each is stored in its own buffer.
         if known is op or (not isinstance(op, Const) and _is_result(op)):
             continue
         for result, same in zip(op.results, known.results, strict=True):
@@ -38,7 +39,7 @@ def join_common_subexpressions(module: ModuleOp) -> bool:
 
 
 def _placed(module: ModuleOp) -> Iterator[tuple[Operation, tuple[str, bool]]]:
-    """Operations with layer and pass. What is outside all modules belongs to the layer before it."""
+    """Operations with layer and pass. An operation outside all modules belongs to the layer before it."""
     layer = ""
     for op in body_ops(module):
         source = source_of(op)

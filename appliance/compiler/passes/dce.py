@@ -1,4 +1,4 @@
-"""Dead code: what no result of the step depends on."""
+"""Dead code elimination."""
 
 from xdsl.dialects.builtin import ModuleOp
 
@@ -7,7 +7,8 @@ from waferbox.cirh.dialect.operations import body_ops
 
 
 def eliminate_dead_code(module: ModuleOp) -> bool:
-    """Drops operations whose results nothing reads; all operations are pure. Whether there were any."""
+    """Drops operations on which no result of the step depends. Returns whether there were any."""
+    # All operations are pure, and users come after makers: one walk backwards finds all dead code.
     changed = False
     for op in reversed(body_ops(module)):
         if not any(result.uses for result in op.results):

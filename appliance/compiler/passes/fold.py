@@ -1,8 +1,8 @@
-"""Constant folding: operations on constants become the constants that they make.
+"""Constant folding: replaces operations on constants by their results.
 
-Constants of one value stay of one value whatever their shape, so nothing grows. Others are folded only up to a few
-elements and only where the result is no larger: text is no place for tensors, and a wafer cannot take its part of a
-constant that has its elements written out.
+Constants of equal elements stay so whatever their shape, so the text does not grow. Others are folded only up to a few
+elements and only if the result is no larger: tensors would bloat the text, and a wafer cannot take its part of a
+constant with written-out elements.
 """
 
 import math
@@ -18,10 +18,10 @@ from waferbox.cirh.dialect.attributes import ConstantAttr, SplatAttr, constant_o
 from waferbox.cirh.dialect.operations import Const, body_ops
 from waferbox.cirh.table.lookup import build, runtime_operands
 
-# Elements of a constant that is not of one value, at most.
+# The most elements of a folded constant whose elements differ.
 LARGEST: Final = 64
 _MOVES: Final = frozenset({"cirh.Reshape", "cirh.BroadcastInDim", "cirh.Transpose"})
-# These have one right answer, whichever of torch's loops computes it.
+# Operations with exactly one correct result, so that folding gives the same bits as any kernel.
 _EXACT: Final = frozenset(
     f"cirh.{name}"
     for name in (
@@ -32,7 +32,7 @@ _EXACT: Final = frozenset(
 
 
 def fold_constants(module: ModuleOp) -> bool:
-    """Folds in order, so that what is folded feeds what follows. Whether anything was folded."""
+    """Folds operations in order, so that later ones see folded operands. Returns whether anything was folded."""
     changed = False
     for op in body_ops(module):
         folded = _folded(op)
@@ -62,7 +62,7 @@ def _folded(op: Operation) -> ConstantAttr | None:
 
 
 def _is_exact(op: Operation) -> bool:
-    """Not so: numbers that no integer can hold, division by zero, and operands of different precision."""
+    """Whether the result is exact: not if an integer cannot hold it, nor for integer division or mixed precisions."""
     operands = {types.dtype(operand) for operand in op.operands if types.dtype(operand) is not torch.bool}
     result = types.dtype(op.results[0])
     if op.name == "cirh.Cast":
@@ -73,6 +73,6 @@ def _is_exact(op: Operation) -> bool:
 
 
 def _one(constant: ConstantAttr) -> torch.Tensor:
-    """One element, without dimensions if the constant has none."""
+    """One element of a constant, of rank 0 if the constant has rank 0, else of rank 1."""
     whole = constant.tensor()
     return whole.reshape(-1)[0].reshape((1,) * min(whole.dim(), 1))

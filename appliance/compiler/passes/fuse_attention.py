@@ -1,4 +1,9 @@
-"""Attention that is written out, forward only: one cirh.Attention, which need not hold all scores."""
+"""Fuses attention that is written out, and only in the forward pass, into cirh.Attention.
+
+The fused operation need not hold all scores in memory. If a backward pass reads the scores or their softmax, attention
+stays written out; torch's own attention is traced as one operation in each direction. A query from which a mask hides
+all keys gives zeros, where softmax gives NaN.
+"""
 
 import math
 from collections.abc import Iterator
@@ -20,23 +25,22 @@ from waferbox.cirh.execution.kernel import Kernel
 from waferbox.cirh.modules.graph import extract
 from waferbox.cirh.table.lookup import SEGMENTS, TORCH_ERRORS, spec
 
-# --- Values that are the same in every step: those made of constants alone --------------------------------------------
-
+# --- Values that are the same in every step ---------------------------------------------------------------------------
 
 _MOST_OPERATIONS: Final = 32
-# Of all results that are computed for one module: sixteen masks of two thousand tokens.
+# The most elements that are computed for a module: those of sixteen masks of two thousand tokens.
 _MOST_ELEMENTS: Final = 1 << 26
 
 
 class KnownValues:
-    """Computes such values of one module, as long as that is little work."""
+    """The values of a module that are computed from constants alone, computed here if that is little work."""
 
     def __init__(self) -> None:
         self._left = _MOST_ELEMENTS
         self._found: dict[SSAValue, torch.Tensor | None] = {}
 
     def get(self, value: SSAValue) -> torch.Tensor | None:
-        """The value, or None if it depends on the step or would be too much to compute. Read it only."""
+        """The value; None if it depends on the step, or is too much work. The tensor is shared: do not change it."""
         if value not in self._found:
             self._found[value] = self._compute(value)
         return self._found[value]
@@ -60,42 +64,53 @@ class KnownValues:
         try:
             return Kernel(extract([op for op in block.ops if op in needed], [], [value]))([])[0]
         except TORCH_ERRORS:
-            # An index that does not exist, say: the step itself will tell.
+            # Such as an index out of range: the step itself will fail with it.
             return None
 
 
-# --- Attention that is written out, forward only: one cirh.Attention, which need not hold all scores ------------------
-#
-# Where a backward pass reads the weights or the scores it stays written out; torch's own attention is one operation in
-# each direction as it is traced. A query from which a mask hides all keys gets zeros, where softmax makes NaN.
-
+# --- The pattern ------------------------------------------------------------------------------------------------------
 
 _SWAP_LAST = [0, 1, 3, 2]
 
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """left @ right, as matrices of (batch, heads)."""
+    """left @ right, for matrices of each batch and head.
+
+    Attributes:
+        left: left operand.
+        right: right operand.
+        by_rows: whether the right operand's last dimension is the one that is summed over.
+        inner: operations of the product.
+        merging: the operation that joins batch and heads of the left operand, if there is one.
+    """
 
     left: SSAValue
     right: SSAValue
-    by_rows: bool  # the right operand's last dimension is the one that is summed over
+    by_rows: bool
     inner: list[Operation]
-    merging: list[Operation]  # what makes (batch, heads) of the left operand one dimension
+    merging: list[Operation]
 
 
 @dataclass(frozen=True, slots=True)
 class _Mask:
-    """What is added to the scores, or the condition under which a number stands for them."""
+    """A mask that is added to the scores, or a condition under which a number replaces them.
+
+    Attributes:
+        value: the mask, or the condition.
+        inner: the operation that applies it.
+        fill: the number that replaces scores; None: the mask is added.
+        shows: whether the condition is true for the scores that stay.
+    """
 
     value: SSAValue
     inner: Operation
     fill: float | None = None
-    shows: bool = False  # the condition says which scores stay
+    shows: bool = False
 
 
 def fuse_attention(module: ModuleOp) -> bool:
-    """Fuses `softmax(mask(query @ key^T * scale)) @ value`. Whether any was there."""
+    """Fuses `softmax(mask(query @ key^T * scale)) @ value`. Returns whether there was any."""
     return fuse_each(module, ("cirh.Reshape", "cirh.DotGeneral"), partial(_fuse, KnownValues()))
 
 
@@ -131,7 +146,7 @@ def _fuse(known: KnownValues, root: Operation) -> bool:
 
 
 def _fits(product: _Product, output: _Product) -> bool:
-    """Whether keys and values are of one shape, and all of one floating-point type."""
+    """Whether keys and values have the same shape, and all tensors the same floating-point type."""
     keys, values = types.shape(product.right), types.shape(output.right)
     if not product.by_rows:
         keys = (*keys[:2], keys[3], keys[2])
@@ -140,13 +155,13 @@ def _fits(product: _Product, output: _Product) -> bool:
 
 
 def _is_kept(known: KnownValues, mask: _Mask, dtype: torch.dtype) -> bool:
-    """Whether the fused operation does what the mask does."""
+    """Whether the fused operation has the same effect as the mask."""
     if mask.fill is None and types.dtype(mask.value) is not dtype:
         return False
     value = known.get(_unbroadcast(mask.value))
     if value is not None:
         return not bool(_hides(value, mask).all(-1).any())
-    # A query from which a number hides all keys gets their mean.
+    # A finite number that hides all keys of a query gives the mean of the values, unlike the fused operation.
     return mask.fill in (None, -math.inf)
 
 
@@ -172,7 +187,7 @@ def _product(op: Operation) -> _Product | None:
 
 
 def _masks(scores: SSAValue) -> Iterator[tuple[SSAValue, _Mask | None]]:
-    """The ways to read the scores that softmax gets: masked, or as they are."""
+    """The ways to read the operand of softmax: as scores with a mask, or as scores alone."""
     op = made_by(scores, "cirh.Select", "cirh.Add")
     if op is not None and op.name == "cirh.Add":
         for value, added in commuted(op):
@@ -188,7 +203,7 @@ def _masks(scores: SSAValue) -> Iterator[tuple[SSAValue, _Mask | None]]:
 
 
 def _scaled(value: SSAValue) -> tuple[Operation | None, float, list[Operation]]:
-    """The product that scores come from, and what it is multiplied by."""
+    """The product that makes the scores, the factor that scales it, and the operations of the scaling."""
     op = made_by(value, "cirh.Mul", "cirh.Div")
     for scores, constant in commuted(op) if op is not None and op.name == "cirh.Mul" else ():
         factor = number(constant)
@@ -202,7 +217,7 @@ def _scaled(value: SSAValue) -> tuple[Operation | None, float, list[Operation]]:
 
 
 def _swapped(rewriter: Rewriter, value: SSAValue) -> SSAValue:
-    """The value with its last two dimensions exchanged: mostly, what it was made from by that."""
+    """The value with its last two dimensions exchanged: the source of a transpose, if it is one."""
     op = made_by(value, "cirh.Transpose")
     if op is not None and permutation_of(op) == _SWAP_LAST:
         return op.operands[0]
@@ -211,7 +226,7 @@ def _swapped(rewriter: Rewriter, value: SSAValue) -> SSAValue:
 
 
 def _unbroadcast(value: SSAValue) -> SSAValue:
-    """The value before it was repeated, if it had two or four dimensions."""
+    """The value before it was broadcast, if it had two or four dimensions."""
     op = made_by(value, "cirh.BroadcastInDim")
     small = op is not None and attrs(op)["broadcast_dimensions"] in ([2, 3], [0, 1, 2, 3])
     return op.operands[0] if op is not None and small else value
@@ -224,7 +239,7 @@ def _hides(value: torch.Tensor, mask: _Mask) -> torch.Tensor:
 
 
 def _is_causal(known: KnownValues, mask: _Mask, tokens: tuple[int, int]) -> bool:
-    """Whether the mask hides later tokens from earlier ones, and does nothing else."""
+    """Whether the mask only hides later tokens from earlier ones."""
     value = known.get(_unbroadcast(mask.value))
     if value is None or tokens[0] != tokens[1] or value.numel() != tokens[0] * tokens[1]:
         return False
@@ -235,7 +250,7 @@ def _is_causal(known: KnownValues, mask: _Mask, tokens: tuple[int, int]) -> bool
 
 
 def _added(rewriter: Rewriter, mask: _Mask, dtype: torch.dtype) -> SSAValue:
-    """The mask as what is added to the scores."""
+    """The mask as a tensor that is added to the scores."""
     source = _unbroadcast(mask.value)
     if mask.fill is None:
         return source

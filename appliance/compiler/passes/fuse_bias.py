@@ -1,8 +1,8 @@
-"""A product and a bias that is added to its columns: one aten.addmm.
+"""Fuses a product and a bias that is added to its columns into aten.addmm, which adds while it multiplies.
 
-Torch adds while it multiplies. Traced linear layers come as addmm; this is for text from elsewhere. The activation
-stays an operation of its own: torch's call for both takes as long as the two (54.9 ms for 1024x768 by 768x3072 with
-relu), and a backward pass wants what lies between them.
+Linear layers are traced as addmm; this pass is for text from other sources. An activation stays an operation of its
+own: torch's call for both takes as long as the two (54.9 ms for 1024x768 by 768x3072 with relu), and a backward pass
+reads the value between them.
 """
 
 import torch
@@ -16,7 +16,7 @@ from waferbox.cirh.dialect.attributes import attrs, dense
 
 
 def fuse_bias(module: ModuleOp) -> bool:
-    """Fuses `MatMul(a, b) + broadcast(bias)`, also with a reshape of the rows between. Whether any was there."""
+    """Fuses `MatMul(a, b) + broadcast(bias)`, also with a reshape of rows in between. Returns whether there was any."""
     return fuse_each(module, ("cirh.Add",), _fuse)
 
 

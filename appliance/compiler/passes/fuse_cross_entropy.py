@@ -1,8 +1,8 @@
-"""Softmax cross entropy with its gradient: three tensors of the logits' size become two.
+"""Fuses softmax cross entropy with its gradient, which saves one of three tensors of the logits' size.
 
-As traced, the log-probabilities are kept for the backward pass, which makes a mostly empty gradient of them, and of
+As traced, the log-probabilities are kept for the backward pass, which makes a mostly empty gradient of them, and from
 both the gradient of the logits. SparseSoftmaxCrossEntropyWithLogits makes each row's loss and gradient at once, in
-place; the backward pass only scales rows. A step without a backward pass stays as it is: there the gradient is waste.
+place; the backward pass only scales rows. A step without a backward pass is not changed, as it needs no gradient.
 """
 
 from dataclasses import dataclass
@@ -19,11 +19,18 @@ from waferbox.cirh.dialect.attributes import attrs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Loss:
-    """The operations of one loss."""
+    """The operations of one loss.
+
+    Attributes:
+        probabilities: the log softmax.
+        forward: the loss.
+        ahead: the gradient of the log-probabilities.
+        backward: the gradient of the logits.
+    """
 
     probabilities: Operation
     forward: Operation
-    ahead: Operation  # the gradient of the log-probabilities
+    ahead: Operation
     backward: Operation
 
     @property
@@ -32,7 +39,7 @@ class _Loss:
 
 
 def fuse_cross_entropy(module: ModuleOp) -> bool:
-    """Fuses log softmax, the loss of labels without class weights, and the gradients of both. Whether any was there."""
+    """Fuses log softmax, a loss of labels without class weights, and both gradients. Returns whether there was any."""
     return fuse_each(module, ("aten._log_softmax_backward_data",), _fuse)
 
 
@@ -53,7 +60,7 @@ def _match(backward: Operation) -> _Loss | None:
 
 
 def _has_rows(probabilities: Operation) -> bool:
-    """Whether it is of the classes of each row, and as exact as numbers that are kept should be."""
+    """Whether a log softmax goes over the classes of each row, in float32 or float64."""
     attributes = attrs(probabilities)
     shape, dtype = types.info(probabilities.operands[0])
     exact = dtype in (torch.float32, torch.float64) and not attributes["half_to_float"]
@@ -70,7 +77,7 @@ def _fuse(backward: Operation) -> bool:
 
 
 def _fuse_forward(loss: _Loss) -> tuple[SSAValue, SSAValue]:
-    """Puts the fused operation in the forward pass; which rows count, and the gradients of all rows' losses."""
+    """Inserts the fused operation in the forward pass. Returns which rows count, and the gradients of rows' losses."""
     rewriter, labels = Rewriter(loss.forward), loss.labels
     rows, label_dtype = types.info(labels)
     dtype = types.dtype(loss.forward.results[0])
@@ -94,7 +101,7 @@ def _sum(rewriter: Rewriter, value: SSAValue) -> SSAValue:
 
 
 def _fuse_backward(loss: _Loss, counts: SSAValue, gradients: SSAValue) -> None:
-    """Scales the gradient of each row by that of the loss; what does not count has none."""
+    """Scales the gradient of each row by that of the loss. Ignored rows get zero."""
     rewriter = Rewriter(loss.backward)
     scale, count = loss.ahead.operands[0], loss.ahead.operands[3]
     if attrs(loss.ahead)["reduction"] == MEAN:

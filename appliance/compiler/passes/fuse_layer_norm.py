@@ -1,7 +1,4 @@
-"""Layer norm that is written out: one aten.native_layer_norm.
-
-Where a backward pass reads what lies within it, it stays written out.
-"""
+"""Fuses layer norm that is written out into aten.native_layer_norm, unless a backward pass reads a value inside it."""
 
 import math
 from collections.abc import Iterator
@@ -27,18 +24,25 @@ from waferbox.cirh.table.lookup import SEGMENTS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Norm:
-    """(x - mean) / sqrt(variance + epsilon) [* gamma [+ beta]], over the last dimensions."""
+    """(x - mean) / sqrt(variance + epsilon) [* gamma [+ beta]], over the last dimensions `dims`.
+
+    `inner` has all its operations but the last one.
+    """
 
     x: SSAValue
     dims: list[int]
     epsilon: float
-    inner: list[Operation]  # all but the last one
+    inner: list[Operation]
     gamma: SSAValue | None = None
     beta: SSAValue | None = None
 
 
 def fuse_layer_norm(module: ModuleOp) -> bool:
-    """Fuses `(x - mean(x)) * rsqrt(mean((x - mean(x))^2) + epsilon) [* gamma [+ beta]]`. Whether any was there."""
+    """Fuses `(x - mean(x)) * rsqrt(mean((x - mean(x))^2) + epsilon) [* gamma [+ beta]]`.
+
+    Returns:
+        Whether there was any.
+    """
     return fuse_each(module, ("cirh.Add", "cirh.Mul", "cirh.Div"), _fuse)
 
 
@@ -106,7 +110,7 @@ def _bare(end: Operation) -> Iterator[_Norm]:
 
 
 def _statistics(centred: Operation, variance: SSAValue) -> tuple[list[int], list[Operation]] | None:
-    """The dimensions over which x is centred and `variance` is taken, with the operations of both."""
+    """The dimensions over which x is centred and its variance is computed, with the operations of both."""
     x = centred.operands[0]
     spread = made_by(centred.operands[1], "cirh.BroadcastInDim")
     mean = _mean(spread.operands[0]) if spread is not None else None
@@ -128,7 +132,7 @@ def _statistics(centred: Operation, variance: SSAValue) -> tuple[list[int], list
 
 
 def _mean(value: SSAValue) -> tuple[SSAValue, list[int], list[Operation]] | None:
-    """What a value is the mean of, over which last dimensions, by which operations."""
+    """If a value is a mean over last dimensions: its operand, the dimensions, and the operations."""
     op = made_by(value, "aten.mean.dim", "cirh.Div", "cirh.Mul")
     if op is None:
         return None
@@ -158,7 +162,7 @@ def _are_last(op: Operation, dims: list[int]) -> bool:
 
 
 def _is_spread(spread: Operation, dims: list[int]) -> bool:
-    """Whether a statistic goes back to where it was taken: each dimension to itself."""
+    """Whether a statistic is broadcast back to the dimensions it was computed from, each to itself."""
     rank = len(types.shape(spread.results[0]))
     kept = len(types.shape(spread.operands[0])) == rank
     wanted = list(range(rank)) if kept else [dim for dim in range(rank) if dim not in dims]

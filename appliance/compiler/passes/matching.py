@@ -1,4 +1,4 @@
-"""What patterns are written with: who made a value, and who else reads it."""
+"""Helpers for patterns: the operation that makes a value, and the readers of a value."""
 
 from collections.abc import Callable, Collection, Iterator
 
@@ -12,7 +12,11 @@ from waferbox.cirh.dialect.operations import Const, body_ops
 
 
 def fuse_each(module: ModuleOp, roots: Collection[str], fuse: Callable[[Operation], bool]) -> bool:
-    """Tries a pattern on every operation it may end with, last first, then drops dead code. Whether any was there."""
+    """Tries a pattern on each operation that it may end with, last first, then drops dead code.
+
+    Returns:
+        Whether the pattern occurred.
+    """
     changed = False
     for op in reversed(body_ops(module)):
         if op.name in roots and any(result.uses for result in op.results):
@@ -36,24 +40,24 @@ def commuted(op: Operation) -> Iterator[tuple[SSAValue, SSAValue]]:
 
 
 def number(value: SSAValue) -> float | None:
-    """The one value of a constant."""
+    """The number of a constant of equal elements; None for other values."""
     owner = value.owner
     return float(owner.value.value) if isinstance(owner, Const) and isinstance(owner.value, SplatAttr) else None
 
 
 def broadcast_source(value: SSAValue, dims: Collection[int]) -> SSAValue | None:
-    """What a value was broadcast from, if these are the dimensions that it was given."""
+    """The source of a broadcast, if its dimensions become `dims`; None for other values."""
     op = made_by(value, "cirh.BroadcastInDim")
     return op.operands[0] if op is not None and attrs(op)["broadcast_dimensions"] == list(dims) else None
 
 
 def are_private(inner: Collection[Operation], root: Operation) -> bool:
-    """Whether nobody but the pattern itself reads what is within it: it can go when the root does."""
+    """Whether only the pattern itself reads the values inside it, so that it can be removed with its root."""
     within = {*inner, root}
     return all(use.operation in within for op in inner for result in op.results for use in result.uses)
 
 
 def same_float(*values: SSAValue) -> bool:
-    """Whether all are of one floating-point type."""
+    """Whether all values have the same floating-point type."""
     dtypes = {types.dtype(value) for value in values}
     return len(dtypes) == 1 and dtypes.pop().is_floating_point

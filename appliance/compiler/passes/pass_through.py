@@ -1,7 +1,7 @@
-"""Values that leave a step as they came: a state that becomes another one, an input or a constant that is an output.
+"""Copies values that pass through a step: a state that becomes another one, an input or a constant that is an output.
 
-Each is given an operation of its own, so that every result of a step is made by somebody: the place that it is sent or
-copied from. States that are outputs need none: they are sent from where they lie.
+Each gets an operation of its own, so that every result of a step is made by an operation, whose role sends or stores
+it. A state that is an output needs no copy: it is sent from its buffer.
 """
 
 from xdsl.dialects.builtin import ModuleOp
@@ -12,8 +12,8 @@ from waferbox.cirh.dialect.operations import Const, func_of, return_of
 from waferbox.cirh.modules.graph import signature
 
 
-def copy_what_passes_through(module: ModuleOp) -> bool:
-    """Puts a copy (a Reshape to the same shape) before such results. Whether there were any."""
+def copy_passed_values(module: ModuleOp) -> bool:
+    """Inserts a copy (a Reshape to the same shape) before such results. Returns whether there were any."""
     names = signature(module)
     arguments, end = func_of(module).block.args, return_of(module)
     states = {arguments[state.argument] for state in names.states}

@@ -10,11 +10,11 @@ from appliance.compiler.core.target import Target
 from appliance.compiler.cost.kernel_profile import loop_time, operations_time
 from appliance.compiler.cost.machine_model import MachineModel
 from appliance.compiler.memoryx_schedule.reads import Frontier, Reads, ready_batches
-from appliance.compiler.partition.cut import Cut
+from appliance.compiler.partition.cut import Cut, num_elements
 from appliance.compiler.partition.groups import Bundle, Numbers
 from appliance.compiler.partition.layers import Waits, inputs_of
 from appliance.compiler.partition.local import Localiser
-from appliance.compiler.partition.shards import divide, elements, order
+from appliance.compiler.partition.shards import divide, order
 from appliance.compiler.pipelined.graph import UPDATE, RegionGraph, RegionWork, Side, WorkKind, repeat_updates
 from appliance.compiler.pipelined.regions import NOMINAL, Regions, find_regions
 from appliance.compiler.pipelined.schedule import SHARED
@@ -110,7 +110,7 @@ class Updates:
 
     def layer_of_state(self, state: SSAValue) -> str:
         """The layer that a state belongs to."""
-        if elements(state) == 1:
+        if num_elements(state) == 1:
             return self._last_layer
         component = self._component_of.get(state, self._component_of.get(self._cut.new_states.get(state, state)))
         if component is not None:
@@ -134,7 +134,7 @@ class Updates:
         return found
 
     def _is_read(self, value: SSAValue) -> bool:
-        return elements(value) > 1 and value in self._first_read and value not in self._cut.sharding.reduced
+        return num_elements(value) > 1 and value in self._first_read and value not in self._cut.sharding.reduced
 
 
 # --- The graph --------------------------------------------------------------------------------------------------------
@@ -172,6 +172,7 @@ def build(cut: Cut, target: Target, numbers: Numbers) -> Built:
     work = list(_Builder(cut, localiser, waits, runs, updates).work(batch, layers[0]))
     seconds = dict.fromkeys(layers, 0.0)
     repeated = repeat_updates(cut, work) if target.asynchronous_updates else frozenset()
+    # Regions are those of one replica, which does its own micro-batches and its share of the updates.
     for item in work:
         times = target.micro_batches if item.of_each_micro_batch else 1 / target.num_replicas
         seconds[item.layer] += item.seconds * times
@@ -185,6 +186,7 @@ def build(cut: Cut, target: Target, numbers: Numbers) -> Built:
     sends = _find_sends(cut, target, numbers, localiser, work, parts_of_outputs)
     graph = RegionGraph([*work, *sends], updates.states, body_ops(cut.module), repeated)
     _commit(cut, graph, updates)
+    # Again, as sends and commits were added since.
     for item in graph.work:
         item.region = region_of[item.layer]
     bundles = [item.bundle for item in sends if item.bundle is not None]

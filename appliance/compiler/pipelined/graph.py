@@ -1,5 +1,4 @@
-"""The work of a step in layer pipelined mode as a graph: who reads which value, and who must read a state before it
-is overwritten.
+"""The work of a step in layer pipelined mode as a graph: reads of values, and reads of states before they change.
 
 A value exists once for each micro-batch, or once for the step. The parts of the batch and the values computed from them
 exist for each micro-batch; weights, joined values, and the values computed from those exist once. A number that each

@@ -50,6 +50,7 @@ def find_order(plan: plan_pb2.PipelinePlan) -> Order:
             missing[value] += 1
     complete: dict[int, tuple[int, ...]] = {}  # by value: the clock when the value is complete
     done: list[list[tuple[int, ...]]] = [[] for _ in plan.regions]
+    # In each round every region runs as far as its inputs are complete; a round without progress is the end.
     moved = True
     while moved:
         moved = False
@@ -60,6 +61,7 @@ def find_order(plan: plan_pb2.PipelinePlan) -> Order:
                     break
                 clock = list(done[number][-1]) if place else [0] * count
                 clock[number] = place
+                # The clock of an instruction is the latest of those of its inputs and of the instruction before it.
                 for value in reads:
                     clock = list(map(max, clock, complete.get(value, clock)))
                 done[number].append(tuple(clock))

@@ -57,6 +57,7 @@ class _Program:
     def add(self, task: Task) -> None:
         """Appends a task, after waits for the reads of the states that it overwrites."""
         region = task.region
+        # A task that has read a value comes after everything that came before the value.
         before = [maker for key in task.reads for maker in self._makers[key]]
         clock = _latest([self._now[region], *(self._behind[maker] for maker in before)])
         for other in (*self._unread(task, clock), *self._unreplaced(task, clock)):

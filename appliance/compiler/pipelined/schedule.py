@@ -19,7 +19,7 @@ from xdsl.ir import SSAValue
 from appliance.compiler.core.errors import CompileError
 from appliance.compiler.pipelined.graph import RegionGraph, RegionWork, Side, WorkKind, earlier_updates
 
-# In place of the number of a micro-batch: the value or task exists once.
+# Instead of the number of a micro-batch: the value or task exists once.
 SHARED = -1
 # A value, and the number of its micro-batch.
 Key = tuple[SSAValue, int]
@@ -71,8 +71,8 @@ def order_tasks(graph: RegionGraph, layout: Layout) -> list[Task]:
         CompileError: there is no such order.
     """
     tasks = _make_tasks(graph, layout)
-    player = _Player(graph, tasks, layout)
-    ordered = player.play()
+    simulator = _Simulator(graph, tasks, layout)
+    ordered = simulator.run()
     if len(ordered) < sum(map(len, tasks.values())):
         raise CompileError("states are replaced by views of one another's old values; clone them first")
     return ordered
@@ -134,7 +134,7 @@ def _make_tasks(graph: RegionGraph, layout: Layout) -> dict[RegionWork, list[Tas
     return tasks
 
 
-class _Player:
+class _Simulator:
     """Simulates the regions with predicted times; the order in which tasks begin is the result."""
 
     def __init__(self, graph: RegionGraph, tasks: dict[RegionWork, list[Task]], layout: Layout) -> None:
@@ -158,7 +158,7 @@ class _Player:
                 self._backward[task.region, task.micro_batch] += 1
         self._in_flight: list[set[int]] = [set() for _ in range(num_regions)]
 
-    def play(self) -> list[Task]:
+    def run(self) -> list[Task]:
         """The tasks in the order in which they begin; fewer than all if they wait in a circle."""
         order: list[Task] = []
         running: list[tuple[float, int, Task]] = []

@@ -1,1 +1,1 @@
-"""Checking a plan that was read from disk or received."""
+"""Checks a plan that was read from disk."""

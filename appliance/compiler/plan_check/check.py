@@ -1,8 +1,8 @@
-"""Whether a plan holds together: what is checked of one that was not made just now, before any role gets it.
+"""Checks that a plan read from disk is consistent, before any role gets it.
 
-Types are followed through the roles' programs: each value is there when it is read, with the type that is read, and
-every message that is waited for is sent. What a plan computes is not known here; that it is the step's is said by the
-artifact's hash.
+The roles' programs are followed with the types of their values: each value exists when it is read, with the expected
+type, and each message that a role waits for is sent. That the plan computes the user's step is not checked here: it is
+ensured by the artifact's authenticated hash.
 """
 
 from collections import Counter
@@ -26,12 +26,12 @@ from wsc.v1 import plan_pb2
 
 __all__ = ["PlanError", "check_plan"]
 
-# The number of a part of the batch.
+# The type of the number of a part of the batch.
 _NUMBER: Final = TensorInfo((1,), torch.int64)
 
 
 def check_plan(plan: plan_pb2.Plan) -> None:
-    """Raises PlanError unless the plan holds together."""
+    """Raises PlanError unless the plan is consistent."""
     try:
         _check_input_names(plan.worker)
         if plan.HasField("pipeline"):
@@ -79,7 +79,7 @@ def _check_sizes(plan: plan_pb2.Plan) -> None:
 def _check_wafer(plan: plan_pb2.WaferPlan, role: Role) -> None:
     numbers = set(plan.number_values)
     require(len(plan.number_values) in (0, plan.micro_batches), "not every part of the batch has a number")
-    require(0 not in numbers and len(numbers) == len(plan.number_values), "the numbers of parts are not told apart")
+    require(0 not in numbers and len(numbers) == len(plan.number_values), "the numbers of parts are not distinct")
     role.values.update(dict.fromkeys(numbers, _NUMBER))
     reductions = [group for group in plan.groups if group.kind == plan_pb2.GROUP_KIND_REDUCTION]
     joined = {
@@ -89,7 +89,7 @@ def _check_wafer(plan: plan_pb2.WaferPlan, role: Role) -> None:
     _check_sums(plan, sums, joined)
     joined |= sums.keys()
     made: Counter[int] = Counter()
-    parts = dict(zip(plan.number_values, range(plan.micro_batches), strict=False))  # value -> whose it is
+    parts = dict(zip(plan.number_values, range(plan.micro_batches), strict=False))  # by value: its micro-batch
     before: plan_pb2.Run | None = None
     for instruction in plan.instructions:
         match instruction.WhichOneof("kind"):
@@ -122,7 +122,7 @@ def _check_wafer(plan: plan_pb2.WaferPlan, role: Role) -> None:
                 role.send(instruction.send.group)
             case kind:
                 raise PlanError(f"a wafer has no instruction {kind}")
-    require(before is None or before.micro_batch == plan.micro_batches - 1, "the last turn is not whole")
+    require(before is None or before.micro_batch == plan.micro_batches - 1, "the last segment run lacks micro-batches")
     require(set(made.values()) <= {plan.micro_batches}, "a value lacks the parts of some micro-batches")
     if numbers:
         others = {member.value for group in plan.groups for member in group.members} | role.made
@@ -142,7 +142,7 @@ def _check_sums(plan: plan_pb2.WaferPlan, sums: Mapping[int, TensorInfo], sent: 
 def _check_rounding(
     plan: plan_pb2.WaferPlan, role: Role, run: plan_pb2.Run, sums: Mapping[int, TensorInfo], made: Counter[int]
 ) -> None:
-    """Of sums to which all micro-batches have added their parts."""
+    """Checks a Run that rounds sums: all micro-batches must have added their parts."""
     require(not run.commits and run.micro_batch == 0, "sums are rounded once, and belong to no micro-batch")
     for value in run.inputs:
         require(made[value] == plan.micro_batches, f"value {value} is rounded before all its parts are there")
@@ -152,7 +152,7 @@ def _check_rounding(
 
 
 def _check_segment_run(plan: plan_pb2.WaferPlan, before: plan_pb2.Run | None, run: plan_pb2.Run) -> None:
-    """A segment is run for a number of micro-batches, in order, before another one is."""
+    """Checks that a segment is run for the right number of micro-batches, in order, before another is run."""
     require(run.micro_batch < plan.micro_batches, "the wafer has no such micro-batch")
     follows = before is not None and run.micro_batch == before.micro_batch + 1
     if follows and before is not None and (before.kernel, before.layer) == (run.kernel, run.layer):
@@ -201,7 +201,7 @@ def _check_shard(plan: plan_pb2.MemoryXPlan, role: Role) -> None:
 
 
 def _check_arena(plan: plan_pb2.Plan) -> None:
-    """No gradient is written where another may still be read: all follows from the programs."""
+    """Checks that no gradient is written where another may still be read: the arena follows from the programs."""
     arena = lay_out_arena(plan.wafer)
     for stated in (plan.wafer.arena, plan.swarmx.arena, *(part.arena for part in plan.memoryx)):
         require(stated == arena, "gradients do not lie where the wafer's program lets them lie")
@@ -211,15 +211,15 @@ def _check_arena(plan: plan_pb2.Plan) -> None:
 
 
 def _check_link_memory(plan: plan_pb2.Plan) -> None:
-    """What links may hold follows from programs and groups."""
-    anew = plan_pb2.Plan()
-    anew.CopyFrom(plan)
-    set_link_bytes(anew)
-    require(anew == plan, "links between hosts may hold more than is said, or less")
+    """Checks the link memory, which follows from programs and groups."""
+    expected = plan_pb2.Plan()
+    expected.CopyFrom(plan)
+    set_link_bytes(expected)
+    require(expected == plan, "links between hosts may hold more or less than the plan says")
 
 
 def _check_states(plan: plan_pb2.Plan) -> None:
-    """A state has one number and one type, and one shard unless it is kept by several."""
+    """Checks that a state has one number, one type, and one shard unless it is replicated."""
     known: dict[str, plan_pb2.StateSlot] = {}
     for slot in (slot for part in plan.memoryx for slot in part.states):
         require(slot.name, "a state has no name")

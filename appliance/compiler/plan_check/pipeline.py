@@ -1,4 +1,4 @@
-"""Whether the pipeline of a plan holds together: its regions' programs together, at whatever speed each is run."""
+"""Checks that the pipeline of a plan is consistent, at any speed of its regions."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,7 @@ _JOINS: Final = (plan_pb2.REDUCTION_SUM, plan_pb2.REDUCTION_MAX, plan_pb2.REDUCT
 
 
 def check_pipeline(plan: plan_pb2.Plan) -> None:
-    """Raises PlanError unless it does."""
+    """Raises PlanError unless the plan's pipeline is consistent."""
     _check_sizes(plan)
     _check_regions(plan.pipeline)
     _check_groups(plan)
@@ -85,7 +85,7 @@ def _check_groups(plan: plan_pb2.Plan) -> None:
 
 
 class _Values:
-    """What the regions make, read, drop and overwrite."""
+    """The values that the regions make, read, drop and overwrite."""
 
     def __init__(self, plan: plan_pb2.PipelinePlan, order: Order) -> None:
         self._plan = plan
@@ -95,19 +95,19 @@ class _Values:
         self._states = {slot.value: from_proto(slot.type) for slot in plan.states}
         self._joined = {value.value: from_proto(value.type) for value in plan.joined}
         self._types: dict[int, TensorInfo] = {}
-        self._made: dict[int, list[int]] = defaultdict(list)  # the micro-batches that made it
+        self._made: dict[int, list[int]] = defaultdict(list)  # by value: the micro-batches that make it
         self._readers: dict[int, list[At]] = defaultdict(list)
-        self._kept: set[int] = set()  # never dropped
+        self._kept: set[int] = set()  # values that must never be dropped
 
     def check(self) -> None:
         plan = self._plan
         require(len(self._kernels) == len(plan.kernels), "a kernel has another's number")
         names = {slot.name for slot in plan.states}
-        told_apart = len(names) == len(self._states) == len(plan.states) and "" not in names and 0 not in self._states
-        require(told_apart, "states are not told apart")
+        distinct = len(names) == len(self._states) == len(plan.states) and "" not in names and 0 not in self._states
+        require(distinct, "states are not distinct")
         numbers = set(plan.number_values)
         require(len(plan.number_values) in (0, plan.micro_batches), "not every part of the batch has a number")
-        require(0 not in numbers and len(numbers) == len(plan.number_values), "the numbers of parts are not told apart")
+        require(0 not in numbers and len(numbers) == len(plan.number_values), "the numbers of parts are not distinct")
         require(numbers.isdisjoint(self._states), "a part's number is a state")
         require(len(self._joined) == len(plan.joined), "a value is joined twice")
         require(all(value.reduction in _JOINS for value in plan.joined), "a value is joined in an unknown way")
@@ -154,7 +154,7 @@ class _Values:
         return self._kernels[run.kernel]
 
     def _check_made(self, numbers: set[int]) -> None:
-        """Everything is made once, by one; joined values by each micro-batch; and nothing for nobody."""
+        """Checks that each value is made once, a joined one by each micro-batch, and that each is used."""
         everyone = list(range(self._plan.micro_batches))
         for value, made in self._made.items():
             require(value and value not in self._states and value not in numbers, f"value {value} is something else")
@@ -169,7 +169,7 @@ class _Values:
         }
         for value in self._made:
             used = value in self._readers or value in received or value in committed
-            require(used, f"value {value} is made for nobody")
+            require(used, f"value {value} is never used")
         require(numbers <= self._readers.keys(), "a part's number is not read")
 
     def _check_types(self) -> None:
@@ -185,19 +185,21 @@ class _Values:
                 require(fits, f"group {instruction.send.group} has other types than its values")
 
     def _check_drops(self) -> None:
-        """What is dropped is read by nobody later, and by no other region."""
+        """Checks that a dropped value is not read later, and not by another region."""
         dropped: set[int] = set()
         for (region, place), instruction in instructions(self._plan):
             for value in instruction.run.drops:
                 readers = self._readers.get(value, [])
                 require(value not in dropped and value not in self._kept, f"value {value} must not be dropped")
                 last = readers and all(at[0] == region and at[1] <= place for at in readers)
-                require(last, f"value {value} is dropped while somebody reads it")
+                require(last, f"value {value} is dropped while a region reads it")
                 dropped.add(value)
 
     def _check_commits(self) -> None:
-        """States are replaced by their type; and it is known of each who reads them which value he gets."""
-        places: dict[int, list[tuple[At, int]]] = defaultdict(list)  # by state: where it is replaced, and by what
+        """Checks that a state is replaced by its own type, and that each reader certainly gets the intended value."""
+        places: dict[int, list[tuple[At, int]]] = defaultdict(
+            list
+        )  # by state: where it is replaced, and by which value
         for at, value, state in self._commits():
             type = self._states.get(state)
             require(type is not None and self._types.get(value) == type, f"{state} is no state of the type of {value}")
@@ -213,7 +215,10 @@ class _Values:
                 self._require_before(reader, commits[0][0], state)
 
     def _check_versions(self, state: int, commits: list[tuple[At, int]], readers: list[At]) -> None:
-        """With asynchronous updates: one region replaces it, and others read it before or after each time, for sure."""
+        """Checks a state with asynchronous updates.
+
+        One region must replace it, and each read must certainly be before, or certainly after, each replacement.
+        """
         order = self._order
         ordered = sorted(commits)
         require(len({region for (region, _), _ in ordered}) == 1, f"state {state} is replaced by several regions")
@@ -244,7 +249,7 @@ class _Values:
                         yield at, value, state
 
     def _views(self) -> Mapping[int, set[int]]:
-        """For each state the values that are views of it, and itself."""
+        """By state, the values that are views of it, and itself."""
         shown: dict[int, set[int]] = {state: {state} for state in self._states}
         root = {state: state for state in self._states}
         grown = True

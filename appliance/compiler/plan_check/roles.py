@@ -1,4 +1,4 @@
-"""One role's program followed step by step, and whether each group is sent as it is received."""
+"""Checks the program of one role, and that each group is sent as it is received."""
 
 from collections import Counter
 from collections.abc import Collection, Sequence
@@ -16,34 +16,40 @@ from waferbox.cirh.text.parser import parse_module
 from waferbox.links.elements import aligned, tensor_bytes
 from wsc.v1 import plan_pb2
 
-# --- What is wrong with a plan ----------------------------------------------------------------------------------------
+# --- Errors -----------------------------------------------------------------------------------------------------------
 
 
 class PlanError(ValueError):
-    """The plan does not hold together; the message says where."""
+    """Raised for an inconsistent plan; the message says where."""
 
 
 def require(holds: object, problem: str) -> None:
-    """Raises PlanError unless it holds."""
+    """Raises PlanError with this problem unless the condition holds."""
     if not holds:
         raise PlanError(problem)
 
 
-# --- One role's program, followed step by step: which values it has, of which types -----------------------------------
+# --- Programs ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What a kernel takes and gives."""
+    """The types of a kernel's arguments and results.
+
+    Attributes:
+        inputs: types of its arguments.
+        outputs: types of its results.
+        views: by result, the argument that it is a view of; None if it is not.
+    """
 
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
-    views: tuple[int | None, ...]  # the argument that an output is a view of, if it is one
+    views: tuple[int | None, ...]
 
 
 @lru_cache(maxsize=1024)
 def signature_of(text: str) -> Signature:
-    """Of the kernel that has this text, which is parsed and verified; CirhError if it is none."""
+    """The signature of the kernel with this text, which is parsed and verified. Raises CirhError if it is invalid."""
     module = parse_module(text)
     verify(module)
     return Signature(
@@ -63,7 +69,7 @@ def _viewed(value: SSAValue) -> int | None:
 
 
 class Role:
-    """One role's groups and kernels, and the types of the values that it has as its program goes on."""
+    """A role's groups and kernels, and the types of the values that it has while its program is followed."""
 
     def __init__(
         self,
@@ -75,15 +81,15 @@ class Role:
         self._groups = {group.id: group for group in groups}
         self._kernels = {kernel.id: signature_of(kernel.cirh) for kernel in kernels}
         require(len(self._groups) == len(groups) and len(self._kernels) == len(kernels), f"{name} has a number twice")
-        self._run: set[int] = set()  # kernels
-        self.made: set[int] = set()  # values, by kernels
-        self.used: set[int] = set()  # values
+        self._run: set[int] = set()  # kernels that are run
+        self.made: set[int] = set()  # values that kernels make
+        self.used: set[int] = set()  # values that are read
         self.values: dict[int, TensorInfo] = {}
         self.received: Counter[int] = Counter()
         self.sent: Counter[int] = Counter()
 
     def receive(self, number: int) -> plan_pb2.Group:
-        """Has the group's tensors from here on. What is gathered stays with SwarmX."""
+        """Receives a group: the role has its tensors from now on."""
         group = self._group(number)
         self.received[number] += 1
         self.values.update((member.value, from_proto(member.type)) for member in group.members)
@@ -97,7 +103,7 @@ class Role:
         return group
 
     def run(self, run: plan_pb2.Run, joined: Collection[int] = ()) -> Signature:
-        """joined: values that may be made again, as what is made is joined to what there is."""
+        """Runs a kernel. joined: values that may be made several times, as their parts are joined."""
         require(run.kernel in self._kernels, f"{self.name} has no kernel {run.kernel}")
         signature = self._kernels[run.kernel]
         self._run.add(run.kernel)
@@ -119,7 +125,7 @@ class Role:
             require(self.values.pop(value, None) is not None, f"{self.name} drops value {value}, which it has not")
 
     def type_of(self, value: int) -> TensorInfo:
-        """The type of a value that the role has."""
+        """The type of a value; PlanError if the role does not have it."""
         require(value in self.values, f"{self.name} reads value {value} before it has it")
         return self.values[value]
 
@@ -128,7 +134,7 @@ class Role:
         require(self.type_of(value) == type, f"{self.name} has value {value} with another type than it is read with")
 
     def finish(self) -> None:
-        """Nothing is listed that the program does not use."""
+        """Checks that the program uses all its kernels and groups."""
         require(self._run == set(self._kernels), f"{self.name} has kernels that it does not run")
         require(set(self.received) | set(self.sent) == set(self._groups), f"{self.name} has groups that do not travel")
 
@@ -137,11 +143,11 @@ class Role:
         return self._groups[number]
 
 
-# --- The groups of a plan: what they say, and whether each is sent as it is received ----------------------------------
+# --- Groups -----------------------------------------------------------------------------------------------------------
 
 
 class Groups:
-    """All groups of a plan: the same number is the same group, whoever lists it."""
+    """All groups of a plan. Roles that list the same number must mean the same group."""
 
     def __init__(self, plan: plan_pb2.Plan) -> None:
         self.by_id: dict[int, plan_pb2.Group] = {}
@@ -153,7 +159,7 @@ class Groups:
             require(known == group, f"group {group.id} is not the same everywhere")
 
     def check_traffic(self, plan: plan_pb2.Plan, wafer: Role, shards: Sequence[Role]) -> None:
-        """Every message is sent as often as it is received, by those whose it is."""
+        """Checks that each group is sent as often as it is received, by the right roles."""
         passed: Counter[int] = Counter()
         used = {value for shard in shards for value in shard.used}
         for number, group in self.by_id.items():
@@ -179,7 +185,7 @@ class Groups:
                     fits = sent == {group.source_shard: 1} and received == dict.fromkeys(group.shards, 1)
             require(fits, f"group {number} is not sent as it is received")
         listed = Counter(group.id for group in plan.swarmx.groups)
-        require(listed == passed, "SwarmX does not know the groups that pass through it")
+        require(listed == passed, "SwarmX lists other groups than those that pass through it")
         require(plan.worker.batch.kind == plan_pb2.GROUP_KIND_BATCH, "the workers' group is no batch")
 
 
@@ -206,7 +212,7 @@ def _check_group(plan: plan_pb2.Plan, group: plan_pb2.Group) -> None:
 
 
 def check_members(group: plan_pb2.Group, what: str, num_csx: int, micro_batches: int) -> None:
-    """PlanError unless its members lie one after the other, with a part for each micro-batch if it is gathered."""
+    """Checks that the members of a group are consecutive, with a part for each micro-batch if it is gathered."""
     gathered = group.reduction == plan_pb2.REDUCTION_GATHER
     end = 0
     for member in group.members:

@@ -1,1 +1,1 @@
-"""The compile report: as data, as a page, and the stages as text."""
+"""The compile report, as data and as a page; and the stages of a compile as text."""

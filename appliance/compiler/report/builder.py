@@ -1,4 +1,4 @@
-"""Makes the report of a plan."""
+"""Makes the report of a plan in weight streaming; `pipelined.py` makes that of a pipeline."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,7 +21,7 @@ from appliance.compiler.report.report import (
     UpdateReport,
     micro_batch_notes,
 )
-from appliance.compiler.report.timeline import play
+from appliance.compiler.report.timeline import simulate
 from appliance.compiler.wafer_schedule.memory_plan import plan_memory
 from appliance.compiler.wafer_schedule.segment_runs import is_rounding
 from appliance.drawing.floor_plan import HEIGHT, WIDTH, FloorPlan, plan_floor
@@ -30,21 +30,27 @@ from waferbox.links.elements import tensor_bytes
 from wsc.v1 import plan_pb2
 
 _LAYER_REASONS: Final = {
-    "aten": "straight calls into torch: for layers, generated kernels gain nothing on a CPU",
-    "inductor": "asked for by csx.performance.kernel_library",
+    "aten": "direct calls into torch: for layers, generated kernels gain nothing on a CPU",
+    "inductor": "requested by csx.performance.kernel_library",
 }
 _LOOP_REASON: Final = "element by element: one generated loop, or blocks of torch calls where there is no C++ compiler"
 
 
 def make_report(plan: plan_pb2.Plan, artifact: str, machine: MachineModel) -> Report:
-    """The report of a plan that holds together (`check_plan`). artifact: its key."""
+    """Makes the report of a consistent plan (`check_plan`).
+
+    Args:
+        plan: the plan.
+        artifact: key of the plan.
+        machine: the rates from which times are predicted.
+    """
     if plan.HasField("pipeline"):
         return pipeline_report(plan, artifact, machine)
     profiles = profile_kernels(plan.wafer.kernels)
     seconds = {number: operations_time(profile.module, machine) for number, profile in profiles.items()}
     sums = {joined.value for joined in plan.wafer.joined}
     shards = [_Shard(part, machine) for part in plan.memoryx]
-    timeline = play(
+    timeline = simulate(
         plan, machine, lambda run: seconds[run.kernel], lambda shard, run: shards[shard].seconds[run.kernel]
     )
     weights = {value: state for shard in shards for value, state in shard.weights().items()}
@@ -75,7 +81,7 @@ def make_report(plan: plan_pb2.Plan, artifact: str, machine: MachineModel) -> Re
         memory=plan_memory(plan.wafer, profiles, plan.wafer.memory_bytes),
         role_memory=tuple(_role_memory(plan)),
         shards=tuple(shard.report(weights) for shard in shards),
-        # More layers than that are not drawn.
+        # Each layer needs a row and a column of cores: no floor plan for more layers.
         floor_plan=FloorPlan(
             width=WIDTH, height=HEIGHT, regions=plan_floor(work) if len(work) <= min(WIDTH, HEIGHT) else ()
         ),
@@ -96,7 +102,7 @@ def _role_memory(plan: plan_pb2.Plan) -> Iterator[RoleMemory]:
 
 @dataclass(slots=True)
 class _Layer:
-    """What is added up for a layer."""
+    """The sums of a layer."""
 
     kernels: set[int]
     choices: dict[str, None] = field(default_factory=dict)
@@ -172,12 +178,12 @@ def _layers(
 
 
 class _Shard:
-    """One shard of MemoryX."""
+    """A MemoryX shard, of which a report is made."""
 
     def __init__(self, plan: plan_pb2.MemoryXPlan, machine: MachineModel) -> None:
         self._plan = plan
         self._profiles = profile_kernels(plan.kernels)
-        # Why the others are no loops.
+        # By kernel that is not a loop: the reason.
         self._obstacles: dict[int, str] = {}
         for number, profile in self._profiles.items():
             try:
@@ -191,7 +197,7 @@ class _Shard:
         }
 
     def weights(self) -> dict[int, plan_pb2.StateSlot]:
-        """Values that are streamed to the wafers, with the state that each is, or is a cast or a view of."""
+        """By value that is streamed to the wafers: the state that it is, or is a cast or a view of."""
         made = {}
         for run in _runs(self._plan.instructions):
             sources = self._profiles[run.kernel].output_sources

@@ -1,6 +1,6 @@
-"""What the stages found, as text: the module with notes beside its operations, and the kernels of a plan.
+"""The results of the stages as text: the module with notes on its operations, and the kernels of a plan.
 
-Notes are attributes with a dot in their name: the text parses as before and means the same.
+Notes are attributes with a dot in their name, so the text can be parsed and means the same as without them.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ Notes = Mapping[Noted, str]
 
 
 def placement_notes(module: ModuleOp, sharding: Sharding) -> dict[Noted, str]:
-    """Where values are; those that SwarmX reduces are whole behind that."""
+    """The placement of each value where it is made, and whether it is reduced."""
 
     def place(value: SSAValue) -> str:
         return f"{sharding.placements[value]}{', reduced' if value in sharding.reduced else ''}"
@@ -40,7 +40,7 @@ def placement_notes(module: ModuleOp, sharding: Sharding) -> dict[Noted, str]:
 
 
 def site_notes(cut: Cut) -> dict[Noted, str]:
-    """Who computes what."""
+    """The roles that run each operation."""
     notes: dict[Noted, str] = dict.fromkeys(cut.wafer_ops, "wafers")
     for op in cut.memoryx_ops:
         notes[op] = "both" if op in notes else "MemoryX"
@@ -48,7 +48,7 @@ def site_notes(cut: Cut) -> dict[Noted, str]:
 
 
 def segment_notes(cut: Cut) -> dict[Noted, str]:
-    """The segments of the wafers' operations. Views have none: they are made where they are read."""
+    """The segment of each of the wafers' operations. Sunk operations, such as views, have none."""
     return {
         op: f"{number} {segment.label}"
         for number, segment in enumerate(partition(cut, Waits(cut)))
@@ -57,7 +57,7 @@ def segment_notes(cut: Cut) -> dict[Noted, str]:
 
 
 def noted_text(module: ModuleOp, name: str, notes: Notes, *, locations: bool) -> str:
-    """The module's text with notes of this name; the module itself stays as it is."""
+    """The text of the module with notes, as attributes of this name. The module itself is unchanged afterwards."""
     function = func_of(module)
     arguments = function.attributes["arg_attrs"]
     ops = [op for op in body_ops(module) if op in notes]
@@ -77,7 +77,7 @@ def noted_text(module: ModuleOp, name: str, notes: Notes, *, locations: bool) ->
 
 
 def loops_text(plan: plan_pb2.Plan) -> str:
-    """MemoryX's kernels as LAIR, equal loops once; those that are no loops by their reason."""
+    """MemoryX's kernels as LAIR, each loop once; for kernels that are no loops, the reason."""
     pieces: dict[str, list[str]] = {}
     for shard, part in enumerate(plan.memoryx):
         for kernel in part.kernels:
@@ -90,7 +90,7 @@ def loops_text(plan: plan_pb2.Plan) -> str:
 
 
 def kernels_text(plan: plan_pb2.Plan) -> str:
-    """The modules of a plan's kernels, each under a comment with who runs it."""
+    """The modules of a plan's kernels, each under a comment with the role or the layers that run it."""
     layers: dict[int, list[str]] = {}
     regions = (region.instructions for region in plan.pipeline.regions)
     for instruction in (i for listed in (plan.wafer.instructions, *regions) for i in listed):

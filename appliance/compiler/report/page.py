@@ -1,4 +1,7 @@
-"""A report as one page of HTML that needs nothing else: no script, no font, no network; its drawings are SVG."""
+"""Makes the page of a report: one file of HTML with drawings in SVG, which needs no script, font or network.
+
+Colours are classes, which the page defines for light and dark. Names come from the user's modules and are escaped.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
@@ -14,14 +17,10 @@ from appliance.compiler.wafer_schedule.memory_plan import MemoryPlan, MemoryPoin
 from appliance.drawing.floor_plan import COLOURS, draw_floor_plan, svg
 from appliance.drawing.number_text import bytes_text, count_text, seconds_text
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The drawings of a report's page, as SVG: the wafer's memory, the step as a timeline; `floor_drawing` has the wafer
-#
-# Colours are classes, which the page defines for light and dark. Names come from the user's modules and are escaped.
-
+# --- Drawings ---------------------------------------------------------------------------------------------------------
 
 _WIDTH: Final = 1000
-_LEFT: Final = 92  # for the names of tracks, and the scale of memory
+_LEFT: Final = 92  # room for the names of tracks, and for the scale of memory
 
 _MEMORY_PARTS: Final[Sequence[tuple[str, Callable[[MemoryPoint], int]]]] = (
     ("batch", lambda point: point.batch_bytes),
@@ -34,7 +33,7 @@ MEMORY_PARTS: Final = tuple(name for name, _ in _MEMORY_PARTS)
 
 
 def draw_memory(memory: MemoryPlan) -> str:
-    """A column for each segment, in the order of the step, with the wafer's memory as a line where it is in sight."""
+    """A column for each segment, in the order of the step; the wafer's memory is a line, unless it is far above."""
     height, bottom = 240, 26
     top = max(point.total_bytes + point.arriving_bytes for point in memory.points)
     shown = memory.capacity_bytes if memory.capacity_bytes <= 2 * top else top
@@ -44,10 +43,10 @@ def draw_memory(memory: MemoryPlan) -> str:
     peak = memory.peak
     for number, point in enumerate(memory.points):
         x, y = _LEFT + number * step, float(height - bottom)
-        told = f"{point.segment}: {bytes_text(point.total_bytes)}"
+        title = f"{point.segment}: {bytes_text(point.total_bytes)}"
         for name, part in _MEMORY_PARTS:
-            told += f"\n{name} {bytes_text(part(point))}"
-        told += f"\non its way {bytes_text(point.arriving_bytes)}"
+            title += f"\n{name} {bytes_text(part(point))}"
+        title += f"\non its way {bytes_text(point.arriving_bytes)}"
         columns = []
         for colour, (_, part) in enumerate(_MEMORY_PARTS):
             nbytes = part(point)
@@ -62,7 +61,7 @@ def draw_memory(memory: MemoryPlan) -> str:
             columns.append(
                 f'<text class="peak" x="{x:.1f}" y="{max(y - 4, 10):.1f}" text-anchor="{anchor}">peak</text>'
             )
-        parts.append(f"<g><title>{escape(told)}</title>{''.join(columns)}</g>")
+        parts.append(f"<g><title>{escape(title)}</title>{''.join(columns)}</g>")
     if memory.capacity_bytes == shown:
         y = height - bottom - shown * scale
         parts.append(f'<line class="limit" x1="{_LEFT}" x2="{_WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>')
@@ -73,7 +72,7 @@ def draw_memory(memory: MemoryPlan) -> str:
 
 
 def draw_timeline(timeline: Timeline) -> str:
-    """A line for each track: when a wafer computes, what travels, what each shard does."""
+    """A line for each track, with its spans."""
     shards = sorted({span.track for span in timeline.spans} - {WAFER, WEIGHTS, GRADIENTS}, key=_shard_number)
     streamed = [WEIGHTS, WAFER, GRADIENTS]
     tracks = [*(streamed if any(span.track in streamed for span in timeline.spans) else ()), *shards]
@@ -88,14 +87,14 @@ def draw_timeline(timeline: Timeline) -> str:
     colours = _layer_colours(timeline.spans)
     for span in timeline.spans:
         y = tracks.index(span.track) * line + 8
-        told = f"{span.label}\n{seconds_text(span.end - span.begin)} from {seconds_text(span.begin)} on"
-        told += f"\n{bytes_text(span.nbytes)}" if span.nbytes else ""
-        told += f"\nmicro-batch {span.micro_batch}" if span.micro_batch is not None else ""
+        title = f"{span.label}\n{seconds_text(span.end - span.begin)} from {seconds_text(span.begin)} on"
+        title += f"\n{bytes_text(span.nbytes)}" if span.nbytes else ""
+        title += f"\nmicro-batch {span.micro_batch}" if span.micro_batch is not None else ""
         kind = f"c{colours[span.label.removesuffix(BACKWARD)]}" if span.track == WAFER else _kind(span)
         faded = " back" if span.label.endswith(BACKWARD) else ""
         parts.append(
             f'<rect class="span {kind}{faded}" x="{_LEFT + span.begin * scale:.2f}" y="{y}" '
-            f'width="{max((span.end - span.begin) * scale, 0.5):.2f}" height="28"><title>{escape(told)}</title></rect>'
+            f'width="{max((span.end - span.begin) * scale, 0.5):.2f}" height="28"><title>{escape(title)}</title></rect>'
         )
     for quarter in range(5):
         x = _LEFT + quarter / 4 * (_WIDTH - _LEFT)
@@ -134,14 +133,13 @@ def _scale_line(nbytes: float, scale: float, bottom: float) -> str:
     )
 
 
-# --- A report as one page of HTML that needs nothing else: no script, no font, no network -----------------------------
-
+# --- The page ---------------------------------------------------------------------------------------------------------
 
 _STYLE: Final = Path(drawing.__file__).with_name("report.css")
 
 
 def report_page(report: Report) -> str:
-    """The page. It carries the JSON form as well, in the element with the id "report"."""
+    """The page of a report. It contains the JSON form, too, in the element with the id "report"."""
     data = report.to_json().replace("<", "\\u003c")  # nothing in it can end the element
     sections = (_summary, _layers, _memory, _floor_plan, _timeline, _memoryx)
     body = "\n".join(section(report) for section in sections)

@@ -1,4 +1,4 @@
-"""The report of a pipelined plan: its regions, when each is busy, and what it holds."""
+"""Makes the report of a plan in layer pipelined mode: its regions, their timeline and their memory."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -30,11 +30,11 @@ from wsc.v1 import plan_pb2
 
 
 def pipeline_report(plan: plan_pb2.Plan, artifact: str, machine: MachineModel) -> Report:
-    """As `make_report`, of a plan that has a pipeline."""
+    """The report of a plan with a pipeline, as `make_report`."""
     pipeline = plan.pipeline
     profiles = profile_kernels(pipeline.kernels)
     seconds = {number: _seconds(profile, machine) for number, profile in profiles.items()}
-    timeline = play_pipeline(pipeline, seconds)
+    timeline = simulate_pipeline(pipeline, seconds)
     layers = tuple(_layers(pipeline, profiles, seconds))
     busy = [0.0] * len(pipeline.regions)
     for (region, _), instruction in instructions(pipeline):
@@ -79,7 +79,7 @@ def pipeline_report(plan: plan_pb2.Plan, artifact: str, machine: MachineModel) -
 
 def _seconds(profile: KernelProfile, machine: MachineModel) -> float:
     if not profile.output_bytes:
-        return 0.0  # it waits
+        return 0.0  # a Run without results only waits
     try:
         lower(profile.module)
     except NotLowered:
@@ -87,10 +87,15 @@ def _seconds(profile: KernelProfile, machine: MachineModel) -> float:
     return loop_time(profile.module, machine)
 
 
-def play_pipeline(plan: plan_pb2.PipelinePlan, seconds: Mapping[int, float]) -> Timeline:
-    """One step, in which each region has a core of its own. seconds: by kernel. ScheduleStuck if regions wait for ever.
+def simulate_pipeline(plan: plan_pb2.PipelinePlan, seconds: Mapping[int, float]) -> Timeline:
+    """Simulates one step, in which each region has a core of its own.
 
-    Tracks are "region-0" and so on.
+    Args:
+        plan: the pipeline.
+        seconds: predicted time of each kernel.
+
+    Raises:
+        ScheduleStuck: regions wait for one another.
     """
     groups = {group.id: group for group in plan.groups}
     lists = [[(i, *makes_and_reads(i, groups)) for i in region.instructions] for region in plan.regions]
@@ -98,7 +103,7 @@ def play_pipeline(plan: plan_pb2.PipelinePlan, seconds: Mapping[int, float]) -> 
     for makes in (makes for listed in lists for _, makes, _ in listed):
         for value in makes:
             missing[value] += 1
-    there: dict[int, float] = defaultdict(float)
+    complete: dict[int, float] = defaultdict(float)  # by value: when it is complete
     free = [0.0] * len(lists)
     begun = [0] * len(lists)
     spans: list[Span] = []
@@ -111,13 +116,13 @@ def play_pipeline(plan: plan_pb2.PipelinePlan, seconds: Mapping[int, float]) -> 
                     break
                 moved = True
                 begun[number] += 1
-                begin = max([free[number], *(there[value] for value in reads)])
+                begin = max([free[number], *(complete[value] for value in reads)])
                 end = free[number] = begin + seconds.get(instruction.run.kernel, 0.0)
                 if end > begin:
                     spans.append(_span(number, instruction.run, begin, end))
                 for value in makes:
                     missing[value] -= 1
-                    there[value] = max(there[value], end)
+                    complete[value] = max(complete[value], end)
     if begun != [len(listed) for listed in lists]:
         raise ScheduleStuck("the regions wait for one another")
     spans.sort(key=lambda span: (span.track, span.begin))
@@ -132,7 +137,7 @@ def _span(region: int, run: plan_pb2.Run, begin: float, end: float) -> Span:
 
 @dataclass(slots=True)
 class _Layer:
-    """What is added up for a layer."""
+    """The sums of a layer."""
 
     kernels: set[int] = field(default_factory=set)
     choices: dict[str, None] = field(default_factory=dict)

@@ -1,4 +1,8 @@
-"""What a compile tells: each layer's size, work and predicted time, the wafer's memory, MemoryX's, the schedule."""
+"""The data of a compile report: the size, work and predicted time of each layer, memory, and the schedule of a step.
+
+All of it is read from the plan, so that a report can be made again from an artifact. Times are predicted from the rates
+of `MachineModel`: good for comparing layers, not for promising a rate.
+"""
 
 import dataclasses
 import json
@@ -13,11 +17,11 @@ from appliance.drawing.floor_plan import FloorPlan
 from appliance.drawing.number_text import bytes_text
 from wsc.v1 import plan_pb2
 
-# --- What a user is told of a plan's micro-batches --------------------------------------------------------------------
+# --- Notes on micro-batches -------------------------------------------------------------------------------------------
 
 
 def micro_batch_notes(plan: plan_pb2.Plan) -> list[str]:
-    """In lines; none where a wafer computes all its rows at once because nobody asked for less."""
+    """Lines for the user on how rows are divided in time; none if a wafer computes all rows at once, by default."""
     count, at_once = plan.worker.micro_batches, plan.wafer.micro_batches_at_once
     rows = plan.worker.local_rows // count
     notes = [
@@ -45,41 +49,59 @@ def micro_batch_notes(plan: plan_pb2.Plan) -> list[str]:
     return notes
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What a compile tells: each layer's size, work and predicted time, the wafer's memory, MemoryX's, the schedule
-#
-# All of it is read from the plan, so that a report can be made again from an artifact. Times are predictions: they rest
-# on the rates of `MachineModel`, and are good for comparing layers, not for promising a rate.
+# --- The report -------------------------------------------------------------------------------------------------------
 
-
-# Of the JSON form.
+# Version of the JSON form.
 REPORT_FORMAT: Final = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerReport:
-    """A layer, forward and backward together. Bytes and seconds are of one wafer; all wafers do the same at once."""
+    """A layer, forward and backward together. Bytes and seconds are those of one wafer: all do the same at once.
+
+    Attributes:
+        layer: name of the layer.
+        parameters: parameters of weights that no layer before it reads.
+        flops: floating point operations for the whole batch.
+        streamed_bytes: weights that a wafer receives; those streamed again for the backward pass count twice.
+        gradient_bytes: gradients that a wafer sends.
+        activation_bytes: values that its segments make for others.
+        kernels: number of different kernels.
+        library: library that runs them.
+        reason: why this library.
+        forward_seconds: predicted time of its forward pass.
+        backward_seconds: predicted time of its backward pass.
+    """
 
     layer: str
-    parameters: int  # of weights that no layer before it reads
-    flops: int  # of the whole batch
-    streamed_bytes: int  # weights to a wafer; what is streamed again for the backward pass counts twice
-    gradient_bytes: int  # from a wafer
-    activation_bytes: int  # what its segments make for others
-    kernels: int  # different ones
+    parameters: int
+    flops: int
+    streamed_bytes: int
+    gradient_bytes: int
+    activation_bytes: int
+    kernels: int
     library: str
-    reason: str  # why that library
+    reason: str
     forward_seconds: float
     backward_seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateReport:
-    """A kernel of a MemoryX shard, with all that it is run on in a step."""
+    """A kernel of a MemoryX shard, over all its runs in a step.
+
+    Attributes:
+        kernel: number of the kernel.
+        runs: number of runs.
+        elements: elements of the states that it replaces.
+        library: library that runs it.
+        reason: why this library.
+        seconds: predicted time.
+    """
 
     kernel: int
     runs: int
-    elements: int  # of the states that it replaces
+    elements: int
     library: str
     reason: str
     seconds: float
@@ -87,28 +109,43 @@ class UpdateReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardReport:
-    """A MemoryX shard: what it holds, and what it does in a step."""
+    """A MemoryX shard: its states and its work in a step.
+
+    Attributes:
+        shard: number of the shard.
+        weight_bytes: states that the wafers read.
+        other_bytes: all other states, such as the optimizer's and metrics.
+        states: number of states.
+        updates: its kernels.
+    """
 
     shard: int
-    weight_bytes: int  # states that the wafers read
-    other_bytes: int  # all other state: the optimizer's, metrics'
+    weight_bytes: int
+    other_bytes: int
     states: int
     updates: tuple[UpdateReport, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleMemory:
-    """The most that each process of a role has in memory. See OWN MEMORY and LINK MEMORY in plan.proto."""
+    """The most memory of each process of a role. See OWN MEMORY and LINK MEMORY in plan.proto.
 
-    role: str  # "wafer", "swarmx", "memoryx-0" and so on
+    Attributes:
+        role: "wafer", "swarmx", "memoryx-0" and so on.
+        own_bytes: its own memory.
+        link_bytes: additional memory if its links are between hosts.
+        relay_bytes: additional memory of SwarmX if only some of its links are between hosts.
+    """
+
+    role: str
     own_bytes: int
-    link_bytes: int  # besides, if its links are between hosts
-    relay_bytes: int  # besides, of SwarmX if only some of them are
+    link_bytes: int
+    relay_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionReport:
-    """A region of a pipelined wafer in a step. Idle: it waits for others, before, between and behind its work."""
+    """A region of a pipelined wafer in a step. It is idle while it waits: before, between and after its work."""
 
     name: str
     busy_seconds: float
@@ -117,7 +154,7 @@ class RegionReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """Over all layers."""
+    """Sums over all layers, and the predicted time and rate of a step."""
 
     parameters: int
     flops: int
@@ -125,22 +162,42 @@ class Totals:
     gradient_bytes: int
     wafer_kernels: int
     segments: int
-    step_seconds: float  # predicted
-    rows_per_second: float  # predicted
+    step_seconds: float
+    rows_per_second: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The whole report."""
+    """A compile report.
+
+    Attributes:
+        format: REPORT_FORMAT.
+        artifact: key of the plan.
+        num_csx: number of wafers.
+        num_shards: number of MemoryX shards.
+        batch_rows: rows of the global batch.
+        micro_batches: micro-batches of each wafer.
+        micro_batch_notes: lines for the user on the micro-batches.
+        half_gradients: whether gradients of weights travel in half precision.
+        machine: the rates from which times are predicted.
+        totals: sums over all layers.
+        layers: the layers, in order.
+        memory: the memory of a wafer.
+        role_memory: the memory of each role's processes.
+        shards: the MemoryX shards.
+        floor_plan: the wafer, divided into regions.
+        timeline: one step.
+        regions: the regions of a pipelined wafer; empty in weight streaming.
+    """
 
     format: int
     artifact: str
     num_csx: int
     num_shards: int
     batch_rows: int
-    micro_batches: int  # of each wafer
-    micro_batch_notes: tuple[str, ...]  # what the user is told of them
-    half_gradients: bool  # those of weights travel in half
+    micro_batches: int
+    micro_batch_notes: tuple[str, ...]
+    half_gradients: bool
     machine: MachineModel
     totals: Totals
     layers: tuple[LayerReport, ...]
@@ -149,8 +206,8 @@ class Report:
     shards: tuple[ShardReport, ...]
     floor_plan: FloorPlan
     timeline: Timeline
-    regions: tuple[RegionReport, ...] = ()  # of a pipelined wafer
+    regions: tuple[RegionReport, ...] = ()
 
     def to_json(self) -> str:
-        """The report as JSON: the fields of these classes by their names, in their units (bytes, seconds)."""
+        """The report as JSON: the fields of these classes by their names, in bytes and seconds."""
         return json.dumps(dataclasses.asdict(self), indent=1)

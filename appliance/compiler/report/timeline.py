@@ -1,8 +1,8 @@
-"""When everything happens in a step, predicted: the roles' programs played with the machine model's times.
+"""Predicts the timeline of a step: simulates the roles' programs with the times of the machine model.
 
-Every role has one thread and does what its program says, in order. A message leaves when its sender's line is free,
-and a role that receives waits for it. Of the wafers, which all do the same, one is played. Nothing depends on the order
-in which roles are looked at.
+Each role has one thread and runs its program in order. A message leaves when its sender's line is free, and its
+receiver waits for it. All wafers do the same, so one is simulated. The result does not depend on the order in which the
+roles are advanced.
 """
 
 from collections import defaultdict
@@ -24,23 +24,29 @@ MemoryXSeconds = Callable[[int, plan_pb2.Run], float]  # by shard
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """Something that takes from `begin` to `end`, in seconds since the step began.
+    """A piece of work or a message in a step.
 
-    Tracks: "wafer" (segments), "weights" (on their way to the wafer), "gradients" (and all else that SwarmX reduces, on
-    its way), "memoryx-0" and so on (kernels). Of a pipelined wafer: "region-0" and so on.
+    Attributes:
+        track: "wafer" (segments), "weights" (messages to the wafer), "gradients" (messages of all reductions),
+            "memoryx-0" and so on (kernels); of a pipelined wafer: "region-0" and so on.
+        label: the segment, or the states.
+        begin: its begin, in seconds since the begin of the step.
+        end: its end.
+        nbytes: size of a message; 0 for work.
+        micro_batch: micro-batch of work in a region.
     """
 
     track: str
     label: str
     begin: float
     end: float
-    nbytes: int = 0  # of messages
-    micro_batch: int | None = None  # of work in a region
+    nbytes: int = 0
+    micro_batch: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """One step, from the first to the last that any role does in it."""
+    """One step, from the first to the last work of any role."""
 
     step_seconds: float
     wafer_busy_seconds: float
@@ -48,23 +54,27 @@ class Timeline:
 
 
 class ScheduleStuck(ValueError):
-    """Roles wait for one another: the plan's programs do not fit together."""
+    """Raised if the roles of a plan wait for one another."""
 
 
-def play(
+def simulate(
     plan: plan_pb2.Plan, machine: MachineModel, wafer_time: WaferSeconds, memoryx_time: MemoryXSeconds
 ) -> Timeline:
-    """Plays one step.
+    """Simulates one step.
 
     Args:
-        wafer_time, memoryx_time: predicted seconds of a Run of each role.
+        plan: a plan for weight streaming.
+        machine: the rates of messages.
+        wafer_time: predicted seconds of a Run of the wafer.
+        memoryx_time: predicted seconds of a Run of a shard.
 
     Raises:
-        ScheduleStuck: a role waits for what nobody sends.
+        ScheduleStuck: a role waits for a message that is never sent.
     """
     board = _Board(plan, machine)
     shards = [_shard(board, part, memoryx_time) for part in plan.memoryx]
     threads: list[Iterator[None]] = [_wafer(board, plan.wafer, wafer_time), *shards]
+    # Each round advances every role until it waits. A round in which none has moved is a deadlock.
     while threads:
         moves = board.moves
         for thread in list(threads):
@@ -83,7 +93,7 @@ def play(
 
 
 class _Board:
-    """What all roles see: messages with the time at which they arrive, and lines with the time until they are taken."""
+    """The shared state of the roles: when messages arrive, until when lines are busy, and the spans so far."""
 
     def __init__(self, plan: plan_pb2.Plan, machine: MachineModel) -> None:
         self._num_csx = plan.num_csx
@@ -99,14 +109,14 @@ class _Board:
         self.moves += 1
 
     def carry(self, line: str, begin: float, nbytes: int) -> tuple[float, float]:
-        """When a message that is handed over at `begin` leaves, and when it is there."""
+        """The times at which a message that is handed over at `begin` leaves and arrives."""
         start = max(begin, self._line_free[line])
         end = start + self._machine.message_time(nbytes)
         self._line_free[line] = end
         return start, end
 
     def reduce(self, group: plan_pb2.Group, begin: float, label: str) -> None:
-        """All wafers send a group; SwarmX adds, where there is more than one, and sends it on."""
+        """Sends a group from all wafers; SwarmX adds the parts, if there are several wafers, and sends the sum on."""
         start, end = self.carry("up", begin, group.nbytes)
         if self._num_csx > 1:
             end += (self._num_csx - 1) * self._machine.message_time(group.nbytes)
@@ -126,7 +136,7 @@ def _wafer(board: _Board, plan: plan_pb2.WaferPlan, seconds: WaferSeconds) -> It
             case "receive":
                 group = groups[instruction.receive.group]
                 if group.kind == plan_pb2.GROUP_KIND_BATCH:
-                    continue  # workers are ahead
+                    continue  # available at once, as workers run ahead
                 arrivals = board.arrivals[WAFER, group.id]
                 while len(arrivals) <= received[group.id]:
                     yield
@@ -165,7 +175,7 @@ def _shard(board: _Board, plan: plan_pb2.MemoryXPlan, seconds: MemoryXSeconds) -
             case "send":
                 group = groups[instruction.send.group]
                 if group.kind == plan_pb2.GROUP_KIND_WEIGHTS:
-                    # The wafer gives credit for several groups at once.
+                    # The wafer sends its credit for several groups at once.
                     needed = sent - WEIGHTS_WINDOW + 1
                     needed = -(-needed // WEIGHTS_CREDIT_BATCH) * WEIGHTS_CREDIT_BATCH
                     taken = board.taken[plan.shard]
@@ -184,12 +194,12 @@ def _shard(board: _Board, plan: plan_pb2.MemoryXPlan, seconds: MemoryXSeconds) -
 
 
 def _update_label(run: plan_pb2.Run, names: Mapping[int, str]) -> str:
-    """What a Run of MemoryX is for: the states that it replaces."""
+    """The label of a Run of MemoryX: the states that it replaces."""
     return _listed([names[state] for state in run.commits if state in names]) or "numbers"
 
 
 def _members_label(group: plan_pb2.Group, names: Mapping[int, str]) -> str:
-    """What a group carries."""
+    """The label of a group: the states that it carries."""
     return _listed([names[member.value] for member in group.members if member.value in names]) or "computed values"
 
 

@@ -1,1 +1,1 @@
-"""Sharding propagation: which part of each value every wafer has."""
+"""Sharding propagation: which part of each value each wafer has."""

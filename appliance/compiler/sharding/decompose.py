@@ -1,4 +1,7 @@
-"""Operations that hide something of the whole batch, such as norms and losses, as parts that have sharding rules."""
+"""Decompositions: operations that contain a factor or a statistic of the whole batch, as several with sharding rules.
+
+They are used only if the batch is divided: on one wafer an operation stays whole, with torch's own speed and rounding.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,7 +19,7 @@ from waferbox.cirh.dialect import types
 from waferbox.cirh.dialect.attributes import AttrValue, attrs
 from waferbox.cirh.table.lookup import site_of, spec
 
-# --- Sums and means, of which decompositions are made -----------------------------------------------------------------
+# --- Building blocks --------------------------------------------------------------------------------------------------
 
 
 def sum_over(rewriter: Rewriter, value: SSAValue, dims: list[int], keepdim: bool = False) -> SSAValue:
@@ -32,16 +35,16 @@ def divided(rewriter: Rewriter, value: SSAValue, divisor: float) -> SSAValue:
 
 
 def spread(rewriter: Rewriter, value: SSAValue, shape: Sequence[int], dims: Sequence[int]) -> SSAValue:
-    """The value repeated to a shape, in which its own dimensions are `dims`."""
+    """The value broadcast to a shape, in which its own dimensions are `dims`."""
     result = types.tensor_type(shape, types.dtype(value))
     return rewriter.emit("cirh.BroadcastInDim", [value], {"broadcast_dimensions": list(dims)}, types=[result])[0]
 
 
-# --- The parts of a layer norm that normalises over the samples of the batch: its sums are then reduced ---------------
+# --- Layer norm over the samples --------------------------------------------------------------------------------------
 
 
 def layer_norm(op: Operation, rewriter: Rewriter) -> list[SSAValue]:
-    """The normalised value, its mean and the reciprocal of its standard deviation."""
+    """Results: the normalised value, its mean and the reciprocal of its standard deviation."""
     attributes = attrs(op)
     x, *weights = op.operands
     shape, dtype = types.info(x)
@@ -65,21 +68,28 @@ def layer_norm(op: Operation, rewriter: Rewriter) -> list[SSAValue]:
     return [value, mean, scale]
 
 
-# --- The parts of batch norm in training, whose statistics are those of the whole batch -------------------------------
+# --- Batch norm in training, with the statistics of the whole batch ---------------------------------------------------
 #
-# Forward: the mean is reduced over the wafers, then the variance around it. (One reduction, of a sum of squares, would
-# lose the digits of a variance that is small beside the mean.) Backward: the gradients of weight and bias are reduced,
-# and that of the input is made of them. What lies between is work for torch's kernels for evaluation.
+# Forward: the mean is reduced over the wafers, then the variance around it. One reduction, of a sum of squares, would
+# lose the digits of a variance that is small compared with the mean. Backward: the gradients of weight and bias are
+# reduced, and the gradient of the input is made from them. Torch's kernels for evaluation do the work in between.
 
 
 @dataclass(frozen=True, slots=True)
 class _Norm:
-    """One batch norm: its operands by name, and how its input is reduced."""
+    """A batch norm that is decomposed.
+
+    Attributes:
+        rewriter: takes its parts.
+        operands: its operands by name.
+        shape: shape of its input.
+        exact: type of sums, no narrower than float32.
+    """
 
     rewriter: Rewriter
     operands: dict[str, SSAValue]
     shape: tuple[int, ...]
-    exact: torch.dtype  # of sums: no narrower than float32
+    exact: torch.dtype
 
     @property
     def reduced(self) -> list[int]:
@@ -87,14 +97,14 @@ class _Norm:
 
     @property
     def count(self) -> int:
-        """The elements of a channel, in the whole batch."""
+        """The number of elements of a channel in the whole batch."""
         return math.prod(self.shape[dim] for dim in self.reduced)
 
     def emit(self, name: str, *operands: SSAValue) -> SSAValue:
         return self.rewriter.emit(name, operands)[0]
 
     def kernel(self, name: str, operands: dict[str, SSAValue], attributes: dict[str, AttrValue]) -> list[SSAValue]:
-        """An ATen operation some of whose operands may be absent."""
+        """An ATen operation; operands that are not given are absent."""
         names = [operand.name for operand in spec(name).operands]
         segments = [int(operand in operands) for operand in names]
         given = [operands[operand] for operand in names if operand in operands]
@@ -109,7 +119,7 @@ class _Norm:
         return self.rewriter.splat(value, types.shape(like), types.dtype(like))
 
     def spread(self, value: SSAValue) -> SSAValue:
-        """A value for each channel as one for each element."""
+        """Broadcasts a value for each channel to the shape of the input."""
         return spread(self.rewriter, value, self.shape, [CHANNELS])
 
     def mean(self, value: SSAValue) -> SSAValue:
@@ -131,7 +141,7 @@ def batch_norm(op: Operation, rewriter: Rewriter) -> list[SSAValue]:
     epsilon, momentum = float(attributes["eps"]), float(attributes["momentum"])  # type: ignore[arg-type]
     given = norm.cast(norm.operands["input"], norm.exact)
     mean = norm.mean(given)
-    # The square of the distance from the mean, in one pass.
+    # This gives the squared distance from the mean in one pass over the input.
     (square,) = rewriter.emit("aten.mse_loss", [given, norm.spread(mean)], {"reduction": NONE})
     variance = norm.mean(square)
     statistics = types.dtype(op.results[1])
@@ -162,7 +172,7 @@ def _moved(norm: _Norm, running: SSAValue, new: SSAValue, momentum: float) -> SS
 
 
 def batch_norm_backward(op: Operation, rewriter: Rewriter) -> list[SSAValue]:
-    """Results: the gradients of input, weight and bias, as far as they are asked for.
+    """Results: the gradients of input, weight and bias; empty tensors for those that the output mask excludes.
 
     With h the normalised input and g the gradient: dw = sum(g * h), db = sum(g), and
     dx = (g - db / n - h * dw / n) * weight / deviation.
@@ -200,10 +210,7 @@ def _input_gradient(norm: _Norm, mean: SSAValue, rstd: SSAValue, dw: SSAValue, d
     return norm.cast(whole, types.dtype(norm.operands["input"]))
 
 
-# --- The parts of operations that hide a factor or a statistic of the whole batch -------------------------------------
-#
-# Used only where the batch is cut: on one wafer they stay whole, with torch's own speed and rounding.
-
+# --- Means, norms, losses, and the table of decompositions ------------------------------------------------------------
 
 Decomposition = Callable[[Operation, Rewriter], list[SSAValue]]
 
@@ -268,7 +275,10 @@ def _nll_loss(op: Operation, rewriter: Rewriter) -> list[SSAValue]:
 
 
 def _label_count(op: Operation, rewriter: Rewriter, ignored: AttrValue) -> SSAValue:
-    """The number of labels that count, from the labels alone: its reduction hides behind the forward pass."""
+    """The number of labels that are not ignored.
+
+    It is computed from the labels alone, not from the loss, so that its reduction overlaps with the forward pass.
+    """
     assert isinstance(ignored, int)
     labels = op.operands[1]
     shape = types.shape(labels)
@@ -334,7 +344,7 @@ DECOMPOSITIONS: dict[str, Decomposition] = {
 
 
 def decompose(op: Operation) -> list[Operation]:
-    """Puts the parts of an operation in its place, and returns them in order. Parts that nothing reads are left out."""
+    """Replaces an operation by its decomposition. Returns the new operations in order, without unused ones."""
     rewriter = Rewriter(op)
     rewriter.replace(DECOMPOSITIONS[op.name](op, rewriter))
     for part in reversed(rewriter.made):

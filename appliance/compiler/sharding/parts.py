@@ -1,9 +1,9 @@
-"""Replicated values of which a wafer needs the part that belongs to its samples: made anew, at the size of a part.
+"""Makes a part of a replicated value (`Parts`), and the whole of a sharded one (`Gathers`).
 
-A number that is broadcast to the batch, and what is computed from such, has the same elements for every sample, so that
-a wafer can make its part without knowing which one it is. The rules say of which parts of its operands an operation
-makes the part that is wanted. Random numbers differ: a wafer draws those at the places of its samples, for which it
-must know its number. So it must to cut its part out of a value of which nothing but the whole can be made.
+A value that is broadcast to the batch, and values computed from it, have the same elements for every sample, so a wafer
+can make its part without its number. The sharding rules give the parts of the operands from which an operation makes
+the needed part. Two cases need the number of the wafer: random numbers, which a wafer draws at the positions of its
+samples, and a slice of a value that can only be made whole.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -22,14 +22,15 @@ from waferbox.cirh.dialect.operations import Const, func_of
 from waferbox.cirh.modules.graph import add_wafers, signature
 from waferbox.cirh.table.lookup import SEGMENTS, site_of, spec
 
-# How many operations may be made anew for one part.
+# The longest chain of operations that is copied for a part: bounds the search, which tries several ways for each.
 _DEEPEST: Final = 32
 
 
 class Parts:
-    """Operations that make parts, each behind the one that makes the whole."""
+    """Copies of operations that make parts, each inserted behind the operation that makes the whole."""
 
     def __init__(self, module: ModuleOp, num_parts: int, by_rule: Callable[[Query], Outcome]) -> None:
+        """by_rule: applies the sharding rule of an operation."""
         self._module = module
         self._num_parts = num_parts
         self._by_rule = by_rule
@@ -39,18 +40,25 @@ class Parts:
     def part(
         self, value: SSAValue, want: Placement, is_replicated: Callable[[SSAValue], bool], depth: int = 0
     ) -> SSAValue | None:
-        """The value whose wafer-sized version is the wanted part; None if only a slice would be it.
+        """Makes a part of a replicated value.
 
-        is_replicated: whether a value is computed from replicated ones alone.
+        Args:
+            value: the whole value.
+            want: the placement of the part.
+            is_replicated: whether a value is replicated.
+            depth: number of operations between the part that was asked for and this one.
+
+        Returns:
+            A value whose local version on a wafer is the part; None if only slicing the whole gives it.
         """
         owner = value.owner
         if isinstance(owner, Const):
-            # Of a constant of one value, a part is made where it is read.
+            # A part of a constant of equal elements is made where it is read (`Localiser`).
             return value if isinstance(owner.value, SplatAttr) else None
         if isinstance(owner, Block) or depth > _DEEPEST or not is_replicated(value):
             return None
         made = self._made.get((value, want))
-        # What nothing reads any more was dropped.
+        # Dead code elimination may have removed the part since.
         if made is None or made.owner.parent_block() is None:
             self._made.pop((value, want), None)
             if spec(owner.name).random:
@@ -58,7 +66,7 @@ class Parts:
                 return self._made[value, want]
             for outcome in self._ways(owner, _index(value), want):
                 operands = []
-                for operand, wanted in zip(owner.operands, outcome.wants, strict=True):
+                for operand, wanted in zip(owner.operands, outcome.operands, strict=True):
                     part = self.part(operand, wanted, is_replicated, depth + 1) if wanted.is_sharded else operand
                     if part is None:
                         break
@@ -74,23 +82,24 @@ class Parts:
         return self._made.get((value, want))
 
     def cut(self, op: Operation, index: int, want: Placement) -> None:
-        """Makes an operand that is whole to be the wanted part: every wafer cuts it out of the whole value."""
+        """Replaces a whole operand by the needed part, which each wafer slices out by its number."""
         value, rewriter = op.operands[index], Rewriter(op)
         shape, dtype = types.info(value)
         block = shape[want.dim] // (want.outer * self._num_parts)
+        # The parts become a dimension of their own, from which each wafer picks the element of its number.
         split = (*shape[: want.dim], want.outer, self._num_parts, block, *shape[want.dim + 1 :])
         (blocks,) = rewriter.emit("cirh.Reshape", [value], types=[types.tensor_type(split, dtype)])
         (picked,) = rewriter.emit("aten.index_select", [blocks, self.wafers()], {"dim": want.dim + 1})
         (op.operands[index],) = rewriter.emit("cirh.Reshape", [picked], types=[types.tensor_type(shape, dtype)])
 
     def _drawn(self, op: Operation, want: Placement) -> SSAValue:
-        """The same random numbers, of which each wafer draws its own."""
+        """A copy of a random operation with which each wafer draws only its own part of the same numbers."""
         *segments, _ = site_of(op).segments
         more = {"part": attribute([want.dim, want.outer, self._num_parts]), SEGMENTS: attribute([*segments, 1])}
         return self._copy(op, [*op.operands, self.wafers()], more).results[0]
 
     def wafers(self) -> SSAValue:
-        """The argument that holds the numbers of all wafers, of which each has its own."""
+        """The argument that holds the numbers of all parts; its local version is the number of the wafer's own."""
         known = signature(self._module).wafers
         return add_wafers(self._module, self._num_parts) if known is None else func_of(self._module).block.args[known]
 
@@ -107,22 +116,23 @@ class Parts:
         return copy
 
     def _ways(self, op: Operation, result: int, want: Placement) -> Iterator[Outcome]:
-        """Outcomes of the operation with the wanted part as a result, from replicated operands and parts of them."""
+        """Outcomes of the operation that have the needed part as a result, from whole operands and parts of them."""
         for index, placement in self._starts(op, result, want):
             if placement is None:
-                yield Outcome(wants=[R] * len(op.operands), results=[want])
+                yield Outcome(operands=[R] * len(op.operands), results=[want])
                 continue
             placements = [placement if i == index else R for i in range(len(op.operands))]
             try:
                 outcome = self._by_rule(Query(op, placements, self._num_parts))
             except (CompileError, Decompose):
                 continue
-            whole_or_part = not any(wanted.is_partial for wanted in outcome.wants)
+            # A partial operand would need a reduction, which costs more than slicing the whole value.
+            whole_or_part = not any(wanted.is_partial for wanted in outcome.operands)
             if whole_or_part and outcome.results[result] == want:
                 yield outcome
 
     def _starts(self, op: Operation, result: int, want: Placement) -> Iterator[tuple[int, Placement | None]]:
-        """Operands with the cuts that might lead to the wanted one; None: the operand may stay whole."""
+        """Operands with the placements that may lead to the needed one; None: the operand may stay whole."""
         if op.name == "cirh.BroadcastInDim":
             dims = attrs(op)["broadcast_dimensions"]
             assert isinstance(dims, list)
@@ -146,26 +156,26 @@ def _index(value: SSAValue) -> int:
     return value.index
 
 
-# --- All-gather: every wafer gets the whole of a value of which it has a part -----------------------------------------
+# --- Gathering --------------------------------------------------------------------------------------------------------
 #
-# Each wafer writes its part into zeros of the size of the whole, at the place that its number says. The sum of these is
-# the whole: SwarmX adds them up and sends the sum back, as it does with every partial value. Zeros change no number.
+# Each wafer writes its part into zeros of the full size, at the position of its number. The sum of these is the whole
+# value, so an all-gather is a reduction like any other and needs no message of its own. Adding zeros is exact.
 
 
 class Gathers:
-    """Whole values, each made behind the one that is cut, and once for all who read it."""
+    """Whole values of sharded ones, each made once, behind the sharded value."""
 
     def __init__(self, module: ModuleOp, num_parts: int, wafers: Callable[[], SSAValue]) -> None:
-        """wafers: gives the argument of wafer numbers."""
+        """wafers: returns the argument of wafer numbers."""
         self._module = module
         self._num_parts = num_parts
         self._wafers = wafers
         self._made: dict[tuple[SSAValue, Placement], SSAValue] = {}
 
     def whole(self, value: SSAValue, cut: Placement, reader: Operation) -> SSAValue:
-        """The value that is partial, and whole when it is reduced. `reader` is the first that asked for it."""
+        """A partial value whose reduction is the whole value. reader: an operation that reads it, for its location."""
         made = self._made.get((value, cut))
-        # What nothing reads any more was dropped.
+        # Dead code elimination may have removed it since.
         if made is None or made.owner.parent_block() is None:
             made = self._made[value, cut] = self._make(value, cut, reader)
         return made

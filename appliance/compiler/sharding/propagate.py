@@ -1,8 +1,12 @@
-"""Sharding propagation: where every value of a step is when the batch is cut over the wafers.
+"""Sharding propagation: the placement of each value of a step when the batch is divided over the wafers.
 
-The program means the global batch. Inputs are cut in dimension 0, state is replicated; rules carry that through. A
-value that becomes partial is reduced where something needs it whole, at its source rather than further down; one that
-is cut is gathered. Everything else (who does what work, what travels) follows from the result.
+The program is written for the global batch. Inputs are sharded in dimension 0, states are replicated, and a rule for
+each operation derives the placements of its results. A partial value is reduced if an operation needs it whole, as near
+to its source as possible; a sharded value is gathered. The division of work and all messages follow from the result.
+
+Propagation repeats passes over the module (`_Attempt`) until nothing changes, since decisions depend on later
+operations: whether a partial value must be reduced is known only at its reader, and once it is reduced the placements
+of everything behind it change.
 """
 
 from collections.abc import Collection, Mapping
@@ -37,29 +41,40 @@ from waferbox.cirh.table.lookup import spec
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """Placements of all values, what each operation wants, and which partial values are reduced."""
+    """The result of sharding propagation.
+
+    Attributes:
+        num_parts: parts of the batch, over wafers and micro-batches.
+        batch_rows: rows of the global batch.
+        placements: by value, its placement where it is made.
+        outcomes: by operation, the placements that it needs and makes.
+        reduced: partial values that are reduced.
+        rounded: reduced values that each wafer rounds to half precision first: see `partition/precision.py`.
+    """
 
     num_parts: int
     batch_rows: int
     placements: Mapping[SSAValue, Placement]
     outcomes: Mapping[Operation, Outcome]
     reduced: frozenset[SSAValue]
-    # Of those, gradients that each wafer rounds to half before they are reduced (`half_gradients`).
     rounded: frozenset[SSAValue]
 
     def used(self, value: SSAValue) -> Placement:
-        """The placement in which a value is read."""
+        """The placement in which a value is read: replicated after its reduction."""
         return R if value in self.reduced else self.placements[value]
 
 
 def propagate(module: ModuleOp, num_parts: int, rounded: Collection[SSAValue] = ()) -> Sharding:
-    """Places every value; changes the module where an operation must be decomposed, or made for a part of the batch.
+    """Places every value. Changes the module where an operation must be decomposed, or made for a part of the batch.
 
     Args:
-        rounded: partial values in half, which are reduced as they are, though sums of rounded parts are not exact.
+        module: the step.
+        num_parts: number of parts of the batch.
+        rounded: partial values in half precision that are reduced as they are, although sums of rounded parts are not
+            exact.
 
     Raises:
-        CompileError: the batch cannot be cut, or an operation cannot work on a part of it.
+        CompileError: the batch cannot be divided, or an operation cannot work on a part of it.
     """
     rows = batch_rows(module, num_parts)
     reduced: set[SSAValue] = set()
@@ -78,17 +93,22 @@ def propagate(module: ModuleOp, num_parts: int, rounded: Collection[SSAValue] = 
                     frozenset(reduced),
                     frozenset(reduced.intersection(rounded)),
                 )
+            # Only now is it certain that these operands cannot be made in parts: an earlier attempt might still have
+            # moved a reduction. Slicing the whole value always works, but costs the whole value on each wafer.
             for op, index, want in attempt.uncut:
                 parts.cut(op, index, want)
-            # Parts that were begun for what is cut now are read by nobody.
+            # Parts that were made on the way to a value that is sliced now have no readers.
             eliminate_dead_code(module)
             reduced.clear()
 
 
 def batch_rows(module: ModuleOp, num_parts: int) -> int:
-    """The rows of the global batch: dimension 0 of all inputs. CompileError if it cannot be cut in so many parts.
+    """The rows of the global batch: dimension 0 of all inputs.
 
-    A batch whose inputs differ in dimension 0 is one row, which is never cut.
+    A batch whose inputs differ in dimension 0 counts as one row, which is never divided.
+
+    Raises:
+        CompileError: the batch cannot be divided into so many parts.
     """
     arguments = func_of(module).block.args
     sizes: dict[int, str] = {}
@@ -120,7 +140,7 @@ def batch_rows(module: ModuleOp, num_parts: int) -> int:
 
 
 def _check_wafers(module: ModuleOp, num_parts: int) -> None:
-    """An argument of wafer numbers, which a module has that was propagated before, is for as many wafers."""
+    """Checks the argument of wafer numbers, which the module has if it was propagated before, for this many parts."""
     number = signature(module).wafers
     wanted = types.tensor_type((num_parts,), torch.int64)
     if number is not None and func_of(module).block.args[number].type != wanted:
@@ -128,7 +148,7 @@ def _check_wafers(module: ModuleOp, num_parts: int) -> None:
 
 
 class _Attempt:
-    """One pass over the operations, with what is known to be reduced from the passes before."""
+    """One pass over the operations, with the reduced values that earlier passes found."""
 
     def __init__(
         self,
@@ -145,19 +165,21 @@ class _Attempt:
         self._reduced = reduced
         self._parts = parts
         self._gathers = gathers
-        self._needed: set[SSAValue] = set()  # of the reduced values, those that something reads whole
-        self.uncut: list[tuple[Operation, int, Placement]] = []  # operands of which a part is wanted, and are whole
+        self._needed: set[SSAValue] = set()  # the reduced values that an operation reads whole
+        self.uncut: list[tuple[Operation, int, Placement]] = []  # whole operands of which a part is needed
         self.placements: dict[SSAValue, Placement] = {}
         self.outcomes: dict[Operation, Outcome] = {}
 
     def run(self) -> bool:
-        """Whether nothing new had to be reduced, gathered, decomposed, or made for a part of the batch."""
+        """Places all values. Returns whether the module and the set of reduced values stayed the same."""
         before = set(self._reduced)
         named = signature(self._module)
         inputs = {argument.argument for argument in named.inputs} | {named.wafers}
         for index, argument in enumerate(func_of(self._module).block.args):
+            # The numbers of the parts are sharded like an input: each wafer has its own.
             self.placements[argument] = sharded(0) if index in inputs else R
         whole = True
+        # A stack, so that the operations of a decomposition are placed next, before those that read their results.
         waiting = body_ops(self._module)[::-1]
         while waiting:
             op = waiting.pop()
@@ -170,26 +192,27 @@ class _Attempt:
                 waiting += decompose(op)[::-1]
                 whole = False
                 continue
-            for index, want in enumerate(outcome.wants):
+            for index, want in enumerate(outcome.operands):
                 whole = self._need(op, index, want) and whole
             self.outcomes[op] = outcome
             self.placements.update(zip(op.results, outcome.results, strict=True))
         if not whole:
-            # Values that are now read in parts may not be read whole any more, and those of an operation that was
-            # decomposed are gone. The set is small, and cheap to find anew.
+            # A value that is now read in parts may no longer be read whole, and the values of a decomposed operation
+            # are gone. So the reduced values are found again from none, which is cheap.
             eliminate_dead_code(self._module)
             self._reduced.clear()
             return False
         self._finish(named)
+        # A value that an earlier attempt reduced may be read only in parts now, or may not be partial any more.
         self._reduced &= {value for value in self._needed if self._is_partial(value)}
         return self._reduced == before
 
     def hoist(self) -> bool:
-        """Moves reductions up to the one value that became partial first; True if any moved.
+        """Moves each reduction up to the value that became partial first. Returns whether any moved.
 
-        Two uses of a partial value, behind different linear operations, are then one reduction. Of a sum of several
-        partial values (tied weights) the sum is the first. Nothing moves if more bytes would travel, or if halves
-        would be added up, and their sum rounded, that are cast to float32 first.
+        Two readers of a partial value, behind different linear operations, then share one reduction. A sum of several
+        partial values (tied weights) is itself the first: it has no single source. A reduction stays if moving it would
+        send more bytes, or would move it before a cast to float32: halves would be added, and their sum rounded.
         """
         before = set(self._reduced)
         sources: dict[SSAValue, SSAValue] = {}
@@ -211,10 +234,11 @@ class _Attempt:
         return R if value in self._reduced else self.placements[value]
 
     def _is_replicated(self, value: SSAValue) -> bool:
-        # What is gathered since this attempt began has no placement yet.
+        # Values that this attempt has added to the module have no placement yet.
         return value not in self._reduced and self.placements.get(value) == R
 
     def _is_partial(self, value: SSAValue) -> bool:
+        # With one part a sharded value is whole, and a shard reads it as a reduction of one part.
         return self.placements[value].is_partial or (self._num_parts == 1 and self.placements[value].is_sharded)
 
     def _outcome(self, op: Operation) -> Outcome:
@@ -222,21 +246,24 @@ class _Attempt:
         if known is not None:
             return known
         query = Query(op, [self._used(operand) for operand in op.operands], self._num_parts)
+        # The cast back to float32 must read the sum, not the parts: it would pass a partial sum through.
         if any(operand in self._rounded for operand in op.operands):
             return query.replicated()
+        # The rule for casts refuses to round parts of a sum, which is what a script with half gradients wants.
         if op.name == "cirh.Cast" and op.results[0] in self._rounded:
-            return Outcome(wants=query.placements, results=query.placements)
+            return Outcome(operands=query.placements, results=query.placements)
         if self._num_parts > 1:
             return by_rule(query)
         try:
             outcome = by_rule(query)
         except (CompileError, Decompose):
             return _on_one_wafer(query)
-        fits = zip(query.placements, outcome.wants, strict=True)
+        # With all samples on one wafer nothing needs to be gathered, so a rule that does is not followed.
+        fits = zip(query.placements, outcome.operands, strict=True)
         return outcome if all(have.is_sharded <= (have == want) for have, want in fits) else _on_one_wafer(query)
 
     def _need(self, op: Operation, index: int, want: Placement) -> bool:
-        """Sees to it that an operand can be had as wanted. False if the operation reads another value instead."""
+        """Makes an operand available in a placement. Returns False if the operation now reads another value."""
         value = op.operands[index]
         have = self._used(value)
         if have == R and want.is_sharded and self._num_parts > 1:
@@ -244,7 +271,7 @@ class _Attempt:
             if part is not None:
                 op.operands[index] = part
                 return part is value
-            # It may be made of parts yet, when a reduction has moved up; otherwise it is cut in the end.
+            # A later attempt may make it from parts, when a reduction has moved up; otherwise it is sliced in the end.
             self.uncut.append((op, index, want))
             if value in self._reduced:
                 self._needed.add(value)
@@ -260,7 +287,7 @@ class _Attempt:
         return True
 
     def _finish(self, named: Signature) -> None:
-        """Partial results are reduced; state must not depend on single samples."""
+        """Reduces partial results, and refuses states that have a value for each sample."""
         results = return_of(self._module).operands
         states = {state.result: state.name for state in named.states if state.result is not None}
         for index, value in enumerate(results):
@@ -270,7 +297,7 @@ class _Attempt:
                 self._needed.add(value)
             if placement.is_sharded and index in states:
                 if self._num_parts == 1:
-                    # The one part is all there is.
+                    # The one part is the whole value.
                     self._reduced.add(value)
                     self._needed.add(value)
                     continue
@@ -282,7 +309,12 @@ class _Attempt:
 
 
 def by_rule(query: Query) -> Outcome:
-    """What the rule of an operation says. CompileError if there is none and the operation has part of the batch."""
+    """The outcome by the rule of an operation.
+
+    Raises:
+        CompileError: it has no rule and reads a part of the batch, or its rule refuses the placements.
+        Decompose: it must be decomposed first.
+    """
     rule = RULES.get(query.op.name)
     if rule is None and spec(query.op.name).pointwise:
         rule = pointwise
@@ -294,7 +326,7 @@ def by_rule(query: Query) -> Outcome:
 
 
 def _on_one_wafer(query: Query) -> Outcome:
-    """One wafer has all samples, so that anything may be done with them: the rules need not allow it."""
-    wants = [placement if placement.is_sharded else R for placement in query.placements]
+    """The outcome on one wafer, which has all samples: it may do what the rules refuse, such as mixing samples."""
+    needs = [placement if placement.is_sharded else R for placement in query.placements]
     results = [sharded(0) if types.shape(result) else SUM for result in query.op.results]
-    return Outcome(wants=wants, results=results)
+    return Outcome(operands=needs, results=results)

@@ -89,7 +89,7 @@ def _bursts(plan: plan_pb2.WaferPlan) -> list[_Burst]:
 def _find_waits(bursts: list[_Burst]) -> None:
     """Sets the count that each burst awaits: the release of the last earlier burst that it overlaps.
 
-    The earlier burst is one of this step, or of the step before, whose counts are negative.
+    The earlier burst is one of this step, or of the step before, whose counts are at most 0.
     """
     ends: list[int] = []
     for burst in bursts:

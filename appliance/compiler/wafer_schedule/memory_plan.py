@@ -258,7 +258,7 @@ def _last_uses(plan: plan_pb2.WaferPlan, groups: Groups) -> dict[int, list[int]]
         if instruction.run.micro_batch:  # adds to the sums of the first micro-batch, which is a use of them
             used += sums.intersection(brought)
             brought = [value for value in brought if value not in sums]
-        # What nothing uses dies where it is made.
+        # A value that nothing uses is dropped where it is made.
         for value in dict.fromkeys((*used, *brought)):
             if value not in live:
                 dying[position].append(value)

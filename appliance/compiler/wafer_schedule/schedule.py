@@ -26,12 +26,12 @@ from appliance.compiler.wafer_schedule.streams import (
     Departure,
     Load,
     by_position,
+    ensure_releases,
     find_departures,
     find_loads,
     last_reads,
     make_batch,
     make_tokens,
-    release,
     unacknowledged_shards,
 )
 from waferbox.cirh.dialect import types
@@ -107,7 +107,7 @@ def schedule_wafer(cut: Cut, sharing: Sharing, target: Target, numbers: Numbers,
     localiser = Localiser(cut.sharding)
     waits = Waits(cut)
     segments = make_segment_runs(cut, waits)
-    # Parts of several micro-batches are added in float32 and rounded once: see `partition/half_gradients.py`.
+    # Parts of several micro-batches are added in float32 and rounded once: see `partition/precision.py`.
     rounding = [op for op in cut.wafer_ops if target.micro_batches > 1 and op.results[0] in cut.sharding.rounded]
     closing = take_out_rounding(segments, rounding)
     whole = num_of_whole_batch(segments, waits, closing)
@@ -116,7 +116,7 @@ def schedule_wafer(cut: Cut, sharing: Sharing, target: Target, numbers: Numbers,
     loads = find_loads(cut, sharing, target, numbers, work, waits)
     tokens, batch = make_tokens(sharing, numbers), make_batch(cut, numbers, localiser, target.micro_batches)
     departures = find_departures(cut, sharing, target, numbers, localiser, work, waits)
-    release(cut, sharing, loads, departures, last_read)
+    ensure_releases(cut, sharing, loads, departures, last_read)
     first = [Load(-1, tokens[shard]) for shard in unacknowledged_shards(loads, departures)]
     loads = [*first, *loads]
     sums = [value for rounded in closing.values() for value in rounded.inputs]
@@ -188,7 +188,7 @@ class _Assembler:
                 load.bundle.group.layer = item.segment.label
                 self._receive(load.bundle)
             for op in item.ops:
-                for value in self._waits.back(op):
+                for value in self._waits.returned(op):
                     if back[value].id not in received:
                         received.add(back[value].id)
                         self._receive(back[value])
@@ -224,6 +224,7 @@ class _Assembler:
                 print_module(module, locations=False)
             )
         for micro_batch in item.micro_batches:
+            # All micro-batches have one shape, so they share the kernel; only the numbers of their parts differ.
             run = self.plan.instructions.add().run
             run.kernel = kernel
             run.inputs.extend(self._number(value, micro_batch) for value in item.inputs)

@@ -1,12 +1,11 @@
-"""In which order a wafer goes through its segments and its micro-batches.
+"""The order in which a wafer goes through its segments and its micro-batches.
 
-A segment run is a segment with some micro-batches, one after the other. Layer by layer each segment has one
-segment_run, with all of them: its weights are streamed once, and the activations of all micro-batches are kept. With
-fewer micro-batches at once the wafer goes through the step several times: activations are those of few micro-batches,
-and weights are streamed each time. What leads to values that the wafers wait for (a batch's statistics, the number of
-its labels) is made of the whole batch: those segments come first, layer by layer. Gradients that travel in half are
-rounded when all micro-batches have added their parts: by a segment run of its own behind the segment's last, which
-reads nothing but the sums.
+A segment run is a segment with some of its micro-batches, one after the other. With all micro-batches at once, each
+segment has one run: its weights are streamed once, and the activations of all micro-batches are kept. With fewer at
+once, the wafer goes through the step several times: it keeps the activations of few micro-batches, and streams the
+weights each time. Segments on which values of the whole batch depend, such as a batch's statistics or the number of its
+labels, come first, with all micro-batches. Gradients that travel in half precision are rounded when all micro-batches
+have added their parts: by a segment run after the segment's last, which reads only the sums.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -42,22 +41,24 @@ class SegmentRun:
 def order_segment_runs(
     segments: Sequence[SegmentRun], whole: int, micro_batches: int, at_once: int, closing: Mapping[Segment, SegmentRun]
 ) -> list[SegmentRun]:
-    """All turns in order.
+    """Orders the segment runs of a step.
 
     Args:
-        whole: how many segments come first, for the whole batch.
-        at_once: divides micro_batches.
-        closing: what follows the last segment run of a segment, once.
+        segments: one run for each segment, in order.
+        whole: number of segments that come first, with all micro-batches.
+        micro_batches: number of micro-batches.
+        at_once: number of micro-batches of a run of the other segments; divides `micro_batches`.
+        closing: by segment, a run that follows its last run.
     """
-    turns = _segment_runs(segments[:whole], range(micro_batches), is_last=True)
+    runs = _segment_runs(segments[:whole], range(micro_batches), is_last=True)
     for begin in range(0, micro_batches, at_once):
         now = range(begin, begin + at_once)
-        turns += _segment_runs(segments[whole:], now, is_last=now.stop == micro_batches)
+        runs += _segment_runs(segments[whole:], now, is_last=now.stop == micro_batches)
     ordered = []
-    for segment_run in turns:
-        ordered.append(segment_run)
-        if segment_run.is_last and segment_run.segment in closing:
-            ordered.append(closing[segment_run.segment])
+    for run in runs:
+        ordered.append(run)
+        if run.is_last and run.segment in closing:
+            ordered.append(closing[run.segment])
     return ordered
 
 
@@ -105,5 +106,5 @@ def num_of_whole_batch(segments: Sequence[SegmentRun], waits: Waits, closing: Ma
     for position, run in enumerate(segments):
         if run.segment in closing:
             home.update(dict.fromkeys(closing[run.segment].outputs, position))
-    waited = {value for run in segments for op in run.segment.ops for value in waits.returned(op)}
+    waited = {value for run in segments for op in run.segment.ops for value in waits.awaited(op)}
     return max((home[value] + 1 for value in waited), default=0)

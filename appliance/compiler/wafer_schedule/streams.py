@@ -133,7 +133,7 @@ def find_departures(
 ) -> list[Departure]:
     """Puts the values that leave the wafers into reduction groups. Returns their departures, in order."""
     outputs = {value for _, value in cut.outputs}
-    waited = {value for op in cut.wafer_ops for value in waits.back(op)}
+    waited = {value for op in cut.wafer_ops for value in waits.returned(op)}  # reduced values that come back
     open_groups: dict[tuple[object, ...], Departure] = {}
     found: list[Departure] = []
     begins: dict[Segment, int] = {}
@@ -186,7 +186,7 @@ def _reduction_group(
     return group if group.shards or to_wafers or to_coordinator else None
 
 
-def release(
+def ensure_releases(
     cut: Cut, sharing: Sharing, loads: Iterable[Load], departures: list[Departure], last_read: Mapping[SSAValue, int]
 ) -> None:
     """Ensures that each shard receives a message after the wafers' last read of values that it overwrites in place.

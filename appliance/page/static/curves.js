@@ -1,9 +1,9 @@
-// A curve for each output of each execution, drawn by uPlot.
+// The curves of the outputs, one for each output of each execution, drawn by uPlot.
 
 /* global uPlot */
 
-const MAX_POINTS = 20000; // of one curve; beyond that every other one goes
-const COLOURS = 8; // --c0 .. --c7, defined by the page's style
+const MAX_POINTS = 20000; // of a curve; beyond that, every other point is dropped
+const COLOURS = 8; // --line0 .. --line7, defined by page.css
 
 function format(value) {
   if (value === null || value === undefined) return "–";
@@ -40,7 +40,7 @@ export class Curves {
     this.values = document.getElementById("curve-values");
     this.none = document.getElementById("no-curves");
     this.curves = new Map();
-    this.hidden = new Set(); // what was not wanted stays so over a reconnection
+    this.hidden = new Set(); // curves that the user has hidden; kept over a reconnection
     this.plot = null;
     this.due = false;
     new ResizeObserver(() => this.plot?.setSize(this.size())).observe(this.box);
@@ -52,7 +52,7 @@ export class Curves {
     this.rebuild();
   }
 
-  /** points: [execution, name, step, value or null] each. */
+  /** Adds points: [execution, name, step, value or null] each. */
   add(points) {
     const before = this.curves.size;
     for (const [execution, name, step, value] of points) {
@@ -73,7 +73,7 @@ export class Curves {
     return executions.size > 1 ? `${curve.name}, execution ${curve.execution}` : curve.name;
   }
 
-  /** The choice of curves, and a new plot: their number has changed, or the colours have. */
+  /** Makes the choice of curves and the plot anew, after their number or the colours have changed. */
   rebuild() {
     this.plot?.destroy();
     this.plot = null;
@@ -97,7 +97,7 @@ export class Curves {
     }
     this.names.replaceChildren(this.names.firstElementChild, ...(boxes.length ? boxes : [this.none]));
     if (this.shown().length) this.plot = new uPlot(this.options(), this.data(), this.box);
-    this.tell();
+    this.showValues();
   }
 
   shown() {
@@ -114,7 +114,7 @@ export class Curves {
       axes: [{ ...axis, size: 30 }, { ...axis, size: 56, values: (_, ticks) => ticks.map(format) }],
       cursor: { y: false },
       legend: { show: false },
-      hooks: { setCursor: [() => this.tell()] },
+      hooks: { setCursor: [() => this.showValues()] },
       series: [
         {},
         ...this.shown().map((curve) => ({
@@ -132,27 +132,27 @@ export class Curves {
     return tables.length > 1 ? uPlot.join(tables) : tables[0];
   }
 
-  /** Once for all that came within a frame. */
+  /** Draws once for all points that were added within a frame. */
   draw() {
     if (this.due) return;
     this.due = true;
     requestAnimationFrame(() => {
       this.due = false;
       if (this.plot) this.plot.setData(this.data());
-      this.tell();
+      this.showValues();
     });
   }
 
-  /** The values under the cursor, or the last ones, in words. */
-  tell() {
+  /** Shows the values under the cursor, or the last ones, as text. */
+  showValues() {
     const index = this.plot?.cursor?.idx;
     const step = index === null || index === undefined ? null : this.plot.data[0][index];
-    const said = this.shown().map((curve, number) => {
+    const texts = this.shown().map((curve, number) => {
       const value = step === null ? curve.values.at(-1) : this.plot.data[number + 1][index];
       const at = step === null ? curve.steps.at(-1) : step;
       const broken = curve.notFiniteFrom === null ? "" : `, not finite at step ${curve.notFiniteFrom}`;
       return `${this.label(curve)} ${format(value)} at step ${at.toLocaleString("en")}${broken}`;
     });
-    this.values.textContent = said.join(" · ");
+    this.values.textContent = texts.join(" · ");
   }
 }

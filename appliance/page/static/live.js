@@ -1,10 +1,10 @@
-// Keeps a page up to date by the events of its address (appliance/page/streams.py says which there are).
+// Keeps a page up to date by the events of its address, which are described in appliance/page/streams.py.
 
 /* global Idiomorph */
 
-const AGAIN_MILLISECONDS = 2000;
+const RETRY_MILLISECONDS = 2000;
 
-function say(text, live) {
+function showConnection(text, live) {
   const connection = document.getElementById("connection");
   connection.textContent = text;
   connection.classList.toggle("live", live);
@@ -16,21 +16,21 @@ function fill(regions) {
   }
 }
 
-/** handlers: functions by the names of events, called with their data; "regions" is done here. */
+/** Subscribes to the events. handlers: by name of the event, a function of its data; "regions" is handled here. */
 export function listen(handlers) {
   const source = new EventSource(document.body.dataset.events);
   const take = { regions: fill, ...handlers };
   for (const [name, handle] of Object.entries(take)) {
     source.addEventListener(name, (event) => handle(JSON.parse(event.data)));
   }
-  source.addEventListener("open", () => say("live", true));
+  source.addEventListener("open", () => showConnection("live", true));
   source.addEventListener("end", () => {
     source.close();
-    say("complete", false);
+    showConnection("complete", false);
   });
   source.addEventListener("error", () => {
-    say("connection lost, trying again", false);
-    // The browser itself tries again, unless it was refused.
-    if (source.readyState === EventSource.CLOSED) setTimeout(() => listen(handlers), AGAIN_MILLISECONDS);
+    showConnection("connection lost, trying again", false);
+    // The browser reconnects by itself, unless the request was refused.
+    if (source.readyState === EventSource.CLOSED) setTimeout(() => listen(handlers), RETRY_MILLISECONDS);
   });
 }

@@ -1,4 +1,4 @@
-// The end of the log. Rows come as HTML in which everything is escaped.
+// The last rows of the log. The server sends them as HTML, with all text escaped.
 
 const MAX_ROWS = 1000;
 const AT_END_PIXELS = 8;
@@ -12,7 +12,7 @@ export class Log {
       this.list.scrollTop = this.list.scrollHeight;
     };
     level.addEventListener("change", show);
-    show(); // the browser may have kept what was chosen
+    show(); // the browser may have restored an earlier choice
   }
 
   clear() {
@@ -24,7 +24,7 @@ export class Log {
     const atEnd = list.scrollHeight - list.scrollTop - list.clientHeight < AT_END_PIXELS;
     list.insertAdjacentHTML("beforeend", rows);
     while (list.childElementCount > MAX_ROWS) {
-      // The first error stays, whatever came after it.
+      // The row of the first error, which has an id, is never removed.
       const oldest = list.firstElementChild;
       (oldest.id ? oldest.nextElementSibling : oldest).remove();
     }

@@ -537,7 +537,7 @@ class WaferPlan(_message.Message):
     the arena. Each: the queues of its links. Beside it lie holes in the heap, some MB.
 
     A wafer computes its rows of the batch in micro-batches: part k of the batch of wafer w is number w * micro_batches + k.
-    Segments are run in turns, each for so many micro-batches, one after the other: with micro_batches_at_once =
+    A segment run is a segment with some micro-batches, one after the other: with micro_batches_at_once =
     micro_batches layer by layer, each layer's weights being streamed once for all; with less the step goes through the
     layers several times, and streams their weights each time.
     """

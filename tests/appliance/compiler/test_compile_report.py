@@ -18,7 +18,7 @@ from appliance.compiler.cost.machine_model import FILE, machine_model
 from appliance.compiler.report.builder import make_report
 from appliance.compiler.report.page import report_page
 from appliance.compiler.report.report import Report
-from appliance.compiler.report.timeline import GRADIENTS, WAFER, WEIGHTS, ScheduleStuck, play
+from appliance.compiler.report.timeline import GRADIENTS, WAFER, WEIGHTS, ScheduleStuck, simulate
 from appliance.compiler.wafer_schedule.memory_plan import check_memory
 from wsc.v1 import plan_pb2
 
@@ -152,7 +152,7 @@ def test_programs_that_wait_for_each_other_are_found(traced: Traced) -> None:
     (sends,) = [[i for i in part.instructions if i.WhichOneof("kind") == "send"] for part in plan.memoryx]
     plan.memoryx[0].instructions.remove(sends[0])
     with pytest.raises(ScheduleStuck):
-        play(plan, MACHINE, lambda run: 0.0, lambda shard, run: 0.0)
+        simulate(plan, MACHINE, lambda run: 0.0, lambda shard, run: 0.0)
 
 
 def test_the_kernel_of_attention_is_told_with_its_reason() -> None:

@@ -68,7 +68,7 @@ def test_random_image_programs_are_right_or_refused() -> None:
 
 def undivided(rule: Any) -> Any:
     """The sizes that the operation is told stay those of the whole batch."""
-    return lambda query: Outcome(wants=(outcome := rule(query)).wants, results=outcome.results)
+    return lambda query: Outcome(operands=(outcome := rule(query)).operands, results=outcome.results)
 
 
 def passes_through(rule: Any) -> Any:
@@ -76,16 +76,16 @@ def passes_through(rule: Any) -> Any:
 
     def mutant(query: Query) -> Outcome:
         cut = query.sharded[0] if query.sharded else R
-        return Outcome(wants=[cut] * len(query.operands), results=[cut] * len(query.op.results))
+        return Outcome(operands=[cut] * len(query.operands), results=[cut] * len(query.op.results))
 
     return mutant
 
 
 def local_statistics(count: int) -> Callable[[Any], Any]:
-    def wants(query: Query) -> list[Any]:
+    def needs(query: Query) -> list[Any]:
         return [placement if placement.is_sharded else R for placement in query.placements]
 
-    return lambda rule: never_decomposed(rule, wants, sharded(0), *[R] * (count - 1))
+    return lambda rule: never_decomposed(rule, needs, sharded(0), *[R] * (count - 1))
 
 
 # operations, what is done to their rules, the operations of the programs that should notice

@@ -135,7 +135,7 @@ def test_regions_that_would_wait_in_a_circle_are_noticed(traced: Traced) -> None
     backward = moved.pop(places[0])
     backward.run.ClearField("drops")
     moved.insert(1, backward)
-    with pytest.raises(PlanError, match="waits for what is never made"):
+    with pytest.raises(PlanError, match="waits for a value that is never made"):
         check_plan(changed)
 
 

@@ -179,17 +179,17 @@ MUTATIONS: dict[str, tuple[str, Callable[[Any], Any], tuple[str, ...]]] = {
     "broadcast-stays": ("cirh.BroadcastInDim", mutate_results(first_dimension), ("expand", "tanh", "cumsum")),
     "softmax-along-samples": (
         "cirh.Softmax",
-        lambda rule: lambda q: Outcome(wants=q.placements, results=[q.placements[0]]),
+        lambda rule: lambda q: Outcome(operands=q.placements, results=[q.placements[0]]),
         ("softmax", "tanh"),
     ),
     "running-sum-along-samples": (
         "aten.cumsum",
-        lambda rule: lambda q: Outcome(wants=q.placements, results=[q.placements[0]]),
+        lambda rule: lambda q: Outcome(operands=q.placements, results=[q.placements[0]]),
         ("cumsum", "tanh"),
     ),
     "attention-over-tokens": (
         "cirh.Attention",
-        lambda rule: lambda q: Outcome(wants=q.placements, results=[q.placements[0]] * 2),
+        lambda rule: lambda q: Outcome(operands=q.placements, results=[q.placements[0]] * 2),
         ("attention", "transpose"),
     ),
     "attention-of-other-heads": ("cirh.AttentionGrad", mutate_results(first_dimension), ("attention", "tanh")),

@@ -1,1 +1,1 @@
-"""What the vendor's client writes, as the operations that the compiler divides."""
+"""Passes for text of the vendor's client: they replace its operations by others that the compiler can divide."""

@@ -1,11 +1,11 @@
-"""Norms of the real dialect as torch's: those keep their statistics for the backward pass, and have sharding rules.
+"""Replaces norms of the real dialect by torch's, which keep their statistics for the backward pass and have rules.
 
-The real dialect's gradients have what was normalised among their operands, and no statistics. Where the norm itself is
-in the step, its statistics are taken; so those of a batch norm are made once, over all wafers. Halves are normalised by
-statistics in float32.
+The real dialect's gradients read the normalised tensor, and no statistics. If the norm itself is in the step, its
+statistics are used, so those of a batch norm are computed once, over all wafers. Halves are normalised by statistics in
+float32.
 
-In training the vendor's client gives a batch norm its running statistics, and how fast they move, but has the step
-return them as they were. They are moved here, as torch moves them, or an evaluation would take the first ones.
+In training, the vendor's client gives a batch norm its running statistics and their momentum, but its step returns them
+unchanged. They are updated here as in torch; otherwise an evaluation would use the initial ones.
 """
 
 import math
@@ -34,7 +34,7 @@ Values = list[SSAValue]
 
 
 def replace_norms(module: ModuleOp) -> bool:
-    """Rewrites every norm and every gradient of one. Whether there were any."""
+    """Replaces each norm and each gradient of one. Returns whether there were any."""
     norms = _Norms(return_of(module))
     changed = False
     for op in body_ops(module):
@@ -54,7 +54,7 @@ def _cast(rewriter: Rewriter, value: SSAValue, dtype: torch.dtype) -> SSAValue:
 
 
 def _exact(rewriter: Rewriter, *values: SSAValue) -> Values:
-    """Values in no less than float32."""
+    """The values in float32, or in a wider type if they have one."""
     return [_cast(rewriter, value, torch.promote_types(types.dtype(value), torch.float32)) for value in values]
 
 
@@ -65,9 +65,9 @@ class _Norms:
         self._last = last
         self._kept = {value: place for place, value in enumerate(last.operands) if isinstance(value, BlockArgument)}
         self._statistics: dict[tuple[SSAValue, str, str], Values] = {}
-        # Of batch norms that do not train, by what they normalise: mean and variance as given, and in float32.
+        # Of batch norms in evaluation, by the normalised tensor: mean and variance as given, and in float32.
         self._given: dict[tuple[SSAValue, str], list[tuple[Values, Values]]] = {}
-        self._epsilons: dict[tuple[SSAValue, str], set[float]] = {}  # of group norms, by what they normalise
+        self._epsilons: dict[tuple[SSAValue, str], set[float]] = {}  # of group norms, by the normalised tensor
 
     def layer_norm(self, op: Operation, rewriter: Rewriter) -> Values:
         data, beta, gamma = op.operands
@@ -96,10 +96,10 @@ class _Norms:
             y = self._move(op, rewriter, [data, scale, offset], {**settings, "training": True}, places)
         else:
             y = self._emit(rewriter, data, _BATCH_NORM, [data, scale, offset], {**settings, "training": True})[0]
-        return [y, mean, variance]  # verification saw that nothing reads these two
+        return [y, mean, variance]  # verification has checked that nothing reads the last two
 
     def _running(self, statistic: SSAValue) -> int | None:
-        """Which result of the step is a running statistic, which the norm has been given in whatever type."""
+        """The index of the step's result that returns a running statistic, which may have been cast for the norm."""
         while isinstance(statistic.owner, Operation) and statistic.owner.name == "cirh.Cast":
             (statistic,) = statistic.owner.operands
         return self._kept.get(statistic) if isinstance(statistic, BlockArgument) else None
@@ -107,7 +107,7 @@ class _Norms:
     def _move(
         self, op: Operation, rewriter: Rewriter, operands: Values, settings: dict[str, AttrValue], places: list[int]
     ) -> SSAValue:
-        """A batch norm in training, which moves its running statistics; returns the normalised data."""
+        """Makes a batch norm in training, which updates its running statistics. Returns the normalised tensor."""
         running = [self._last.operands[place] for place in places]
         asked = {**settings, "momentum": attrs(op).get("exponential_avg_factor", 1.0), SEGMENTS: [1] * 5}
         y, *statistics, mean, variance = rewriter.emit(_RUNNING, [*operands, *running], asked)
@@ -131,7 +131,7 @@ class _Norms:
         return list(rewriter.emit("aten.native_batch_norm_backward", [gradient, data, scale, *statistics], asked))
 
     def _statistics_given(self, op: Operation) -> Values:
-        """Those of the norm of the same data, which does not train: the gradient has them not among its operands."""
+        """The statistics of the norm of the same tensor in evaluation, which the gradient does not have as operands."""
         known = self._given.get((op.operands[1], repr(_batch_settings(op))), [])
         if len({tuple(values) for values, _ in known}) != 1:
             raise refuse(
@@ -160,7 +160,7 @@ class _Norms:
         return [made[0], *(_shaped(rewriter, each, types.shape(given[0])) for each in made[1:] if given)]
 
     def _group_epsilon(self, op: Operation, sizes: dict[str, AttrValue]) -> float:
-        """Its own, or that of the norm of the same data: the vendor's client writes none at the gradient."""
+        """The gradient's epsilon, or that of the norm of the same tensor: the client writes none for the gradient."""
         if "epsilon" in attrs(op):
             return epsilon_of(site_of(op))
         known = self._epsilons.get((op.operands[1], repr(sizes)), set())
@@ -175,7 +175,7 @@ class _Norms:
     def _emit(
         self, rewriter: Rewriter, data: SSAValue, name: str, operands: Values, settings: dict[str, AttrValue]
     ) -> Values:
-        """A norm of `data`: its results. Operands: data, maybe in another type, and weights, as many as there are."""
+        """Makes a norm of `data`. Returns its results. operands: data, maybe in another type, and existing weights."""
         weights = [int(index < len(operands)) for index in (1, 2)]
         made = list(rewriter.emit(name, operands, {**settings, SEGMENTS: [1, *weights]}))
         self._statistics[data, name, repr(settings)] = made[1:3]
@@ -184,7 +184,7 @@ class _Norms:
     def _of(
         self, rewriter: Rewriter, data: SSAValue, name: str, operands: Values, settings: dict[str, AttrValue]
     ) -> Values:
-        """The statistics of a norm that is there already, or of one made for them."""
+        """The statistics of a norm that exists, or of one that is made for them."""
         known = self._statistics.get((data, name, repr(settings)))
         return known if known is not None else self._emit(rewriter, data, name, operands, settings)[1:3]
 
@@ -209,7 +209,7 @@ def _shaped(rewriter: Rewriter, value: SSAValue, shape: tuple[int, ...]) -> SSAV
 
 
 def _flat(rewriter: Rewriter, weight: SSAValue) -> SSAValue:
-    """A weight that may stand in rows of a group each."""
+    """A weight with one dimension; the client may write it with a row for each group."""
     return _shaped(rewriter, weight, (math.prod(types.shape(weight)),))
 
 

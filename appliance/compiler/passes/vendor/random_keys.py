@@ -1,13 +1,13 @@
-"""Keys for random numbers: each operation that draws without one gets its own, another in every step.
+"""Keys for random numbers: gives each random operation without a key its own, which differs in each step.
 
-The vendor's client writes all random operations of a step with one and the same seed, and no key; drawn as they stand
-they would give every layer the same mask, in every step. So the step gets a state more, `state.random.counter`, an
-int64 of rank 0 that every step adds one to, and the key of an operation is that counter, plus a number that is made of
-its seeds (blake2b), plus its place among the random operations of the step times 2**40, modulo 2**64. The numbers are
-drawn from the key as all random numbers are here (numpy's Philox, `waferbox/cirh/calls/random_numbers.py`): they depend
-on seeds, step, operation and position alone, are the same on any number of wafers, and come again in a run that begins
-with the same counter. Whoever starts the run gives the counter its first value, 0 or the number of steps done before.
-The numbers that the vendor's own system draws are not reproduced.
+The vendor's client writes all random operations of a step with the same seed and no key, which would give every layer
+the same mask in every step. So the step gets a further state, `state.random.counter`, an int64 of rank 0 that each step
+increments. The key of an operation is the counter, plus a hash of its seeds (blake2b), plus its index among the random
+operations of the step times 2**40, modulo 2**64. Numbers are drawn from the key like all random numbers (Philox, see
+`waferbox/cirh/calls/random_numbers.py`). They depend only on seeds, step, operation and position, are the same on any
+number of wafers, and are repeated by a run that begins with the same counter. The counter's initial value, 0 or the
+number of steps done before, is given by whoever starts the run. The numbers that the vendor's system draws are not
+reproduced.
 """
 
 import hashlib
@@ -26,14 +26,14 @@ from waferbox.cirh.table.lookup import site_of
 
 COUNTER: Final = "state.random.counter"
 _SEEDS: Final = ("seed", "global_seed", "operational_seed")
-_DRAW_WITHOUT: Final = ("cirh.RandomUniform", "cirh.RandomNormal")  # others must have one
-_STEPS: Final = 1 << 40  # that the counter may go through before keys meet
+_KEY_IS_OPTIONAL: Final = ("cirh.RandomUniform", "cirh.RandomNormal")
+_STEPS: Final = 1 << 40  # steps before the keys of two operations could be equal
 _WORD: Final = 1 << 64
 
 
 def add_random_keys(module: ModuleOp) -> bool:
-    """Gives a key to every operation that draws without one. Whether there were any."""
-    drawn = [op for op in body_ops(module) if op.name in _DRAW_WITHOUT and not _has_key(op)]
+    """Gives a key to each random operation that has none. Returns whether there were any."""
+    drawn = [op for op in body_ops(module) if op.name in _KEY_IS_OPTIONAL and not _has_key(op)]
     if not drawn:
         return False
     counter = add_state(module, COUNTER, tensor_type((), torch.int64))

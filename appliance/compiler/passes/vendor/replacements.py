@@ -1,4 +1,4 @@
-"""Divisions, gathers, slices and pools of the vendor's client, as operations that have a sharding rule."""
+"""Replaces divisions, gathers, slices and pools of the vendor's client by torch's, which have sharding rules."""
 
 from typing import Final
 
@@ -15,17 +15,16 @@ from waferbox.cirh.dialect.locations import source_of
 from waferbox.cirh.dialect.operations import body_ops
 from waferbox.cirh.table.lookup import site_of
 
-# --- Integers that are divided by `//`, and what `%` leaves of them: rounded down as in torch -------------------------
+# --- Integer division -------------------------------------------------------------------------------------------------
 #
-# The vendor's client writes Div, which rounds to zero: of negative numbers that is another. What the operation was in
-# torch is in its location.
-
+# The client writes Div for `//` and `%` of integers. Div rounds to zero, torch rounds down, which differs for negative
+# numbers. The location of the operation names the original one.
 
 _ROUND_DOWN: Final = ("aten::floor_divide", "aten::remainder")
 
 
 def replace_floor_divisions(module: ModuleOp) -> bool:
-    """Rewrites every Div of integers that torch rounds down. Whether there were any."""
+    """Replaces each Div of integers that torch rounds down. Returns whether there were any."""
     changed = False
     for op in body_ops(module):
         if op.name != "cirh.Div" or types.dtype(op.results[0]).is_floating_point:
@@ -37,14 +36,14 @@ def replace_floor_divisions(module: ModuleOp) -> bool:
     return changed
 
 
-# --- torch.gather of the vendor's client, as torch's: it has a sharding rule of its own -------------------------------
+# --- torch.gather -----------------------------------------------------------------------------------------------------
 #
-# The client writes it as the Gather that takes whole rows; the shape of the result tells them apart: that of the
-# indices.
+# The client writes torch.gather like a Gather that takes whole rows. They differ in the shape of the result: that of
+# torch.gather is the shape of the indices.
 
 
 def replace_gathers(module: ModuleOp) -> bool:
-    """Rewrites every Gather that picks single elements. Whether there were any."""
+    """Replaces each Gather that picks single elements. Returns whether there were any."""
     changed = False
     for op in body_ops(module):
         if op.name == "cirh.Gather" and picks_elements(site_of(op)):
@@ -58,14 +57,14 @@ def replace_gathers(module: ModuleOp) -> bool:
     return changed
 
 
-# --- Slices of the real dialect, whose bounds are constants, as operations that have a sharding rule ------------------
+# --- Slices -----------------------------------------------------------------------------------------------------------
 #
-# The bounds of a slice name the size of dimensions that it leaves whole, and so the size of the batch: on a wafer they
-# would be others. Torch's slice names one dimension.
+# The bounds of a slice are constants that include the sizes of whole dimensions, such as the batch, which differ on a
+# wafer. Torch's slice has the bounds of one dimension.
 
 
 def replace_slices(module: ModuleOp) -> bool:
-    """Rewrites every Slice, StridedSlice and StridedSliceGrad. Whether there were any."""
+    """Replaces each Slice, StridedSlice and StridedSliceGrad. Returns whether there were any."""
     rewrites = {"cirh.Slice": _slice, "cirh.StridedSlice": _strided_slice, "cirh.StridedSliceGrad": _grad}
     changed = False
     for op in body_ops(module):
@@ -79,7 +78,7 @@ def replace_slices(module: ModuleOp) -> bool:
 
 
 def _cut(rewriter: Rewriter, value: SSAValue, parts: list[range]) -> SSAValue:
-    """The elements with these numbers, in each of the first dimensions."""
+    """Slices the first dimensions to these elements."""
     for dim, part in enumerate(parts):
         if part != range(types.shape(value)[dim]):
             place = {"dim": dim, "start": part.start, "end": part.stop, "step": part.step}
@@ -88,7 +87,7 @@ def _cut(rewriter: Rewriter, value: SSAValue, parts: list[range]) -> SSAValue:
 
 
 def _parts(place: tuple[slice | int, ...], shape: tuple[int, ...]) -> list[range]:
-    """An index as the numbers of the elements that it names."""
+    """The numbers of the elements that an index names, in each dimension."""
     parts = []
     for item, size in zip(place, shape, strict=False):
         item = slice(item % size, item % size + 1) if isinstance(item, int) else item
@@ -109,7 +108,7 @@ def _strided_slice(op: Operation, rewriter: Rewriter) -> SSAValue:
 
 
 def _grad(op: Operation, rewriter: Rewriter) -> SSAValue:
-    """The gradient among zeros."""
+    """The gradient of a strided slice: the given one, padded with zeros."""
     shape, dtype = types.info(op.results[0])
     parts = _parts(strided_place(site_of(op), shape, 1), shape)
     parts += [range(size) for size in shape[len(parts) :]]
@@ -123,19 +122,17 @@ def _grad(op: Operation, rewriter: Rewriter) -> SSAValue:
     return rewriter.emit("cirh.pad", [given], {"padding_mode": "CONSTANT", "constant_values": [0.0], **amounts})[0]
 
 
-# --- Adaptive pooling as the vendor's client writes it, with the windows that torch has -------------------------------
+# --- Adaptive pooling -------------------------------------------------------------------------------------------------
 #
-# Torch's windows differ in size where the sizes do not divide; the client writes windows of one size. Its own CPU
-# backend
-# has torch's. What the operation was in torch is in its location.
-
+# Torch's windows differ in size if the sizes do not divide evenly; the client writes windows of equal size, although
+# its own CPU backend pools as torch does. The location of the operation names the original one.
 
 _ADAPTIVE = "adaptive_avg_pool"
-_RANK = 5  # as the client writes all pooling: samples, channels, and three dimensions of which some are 1
+_RANK = 5  # the client writes all pooling with samples, channels, and three dimensions, some of which are 1
 
 
 def replace_uneven_pools(module: ModuleOp) -> bool:
-    """Rewrites every mean over windows that torch has in different sizes. Whether there were any."""
+    """Replaces each mean over windows of uneven sizes. Returns whether there were any."""
     changed = False
     for op in body_ops(module):
         if op.name == "cirh.Pool" and _is_uneven(op):
@@ -153,7 +150,7 @@ def _is_uneven(op: Operation) -> bool:
 
 
 def _pooled(op: Operation) -> SSAValue:
-    """The value of the size that pooling makes: its result, or the gradient by that."""
+    """The value of the pooled size: the result, or the gradient by it."""
     return op.operands[1] if attrs(op).get("gradient") else op.results[0]
 
 

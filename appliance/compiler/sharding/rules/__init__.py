@@ -1,4 +1,4 @@
-"""Sharding rules, one class of operations a file: they register themselves when the package is imported."""
+"""Sharding rules, a file for each class of operations. They register themselves when the package is imported."""
 
 from appliance.compiler.sharding.rules import (
     attention,
@@ -9,7 +9,6 @@ from appliance.compiler.sharding.rules import (
     norm,
     picking,
     pointwise,
-    random,
     reduction,
     shape,
 )
@@ -23,7 +22,6 @@ __all__ = [
     "norm",
     "picking",
     "pointwise",
-    "random",
     "reduction",
     "shape",
 ]

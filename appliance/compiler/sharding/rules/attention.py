@@ -1,4 +1,4 @@
-"""Sharding rules: attention. Samples and heads do not meet in it; tokens do."""
+"""Sharding rules: attention. It mixes tokens, but neither samples nor heads."""
 
 from appliance.compiler.sharding.rules.rule import Outcome, Placement, Query, R, rule
 
@@ -19,25 +19,25 @@ def attention_grad(query: Query) -> Outcome:
 
 
 def _along_queries(query: Query, cut: Placement) -> Outcome:
-    """Samples are the tokens that ask; keys and values are the same for all."""
+    """The samples are the query's tokens; keys and values are the same for all of them."""
     masks = [cut.at(len(query.shape(3)) - 2) if query.shape(3)[-2] > 1 else R for _ in query.operands[3:]]
-    return Outcome(wants=[cut, R, R, *masks], results=[cut, cut])
+    return Outcome(operands=[cut, R, R, *masks], results=[cut, cut])
 
 
 def _along_samples(query: Query, tensors: int, results: int) -> Outcome:
-    """All operands but the mask, which is the last if there is one, are cut alike."""
+    """All operands are sharded alike, but for the mask, which is the last if there is one."""
     if not query.sharded:
         return query.replicated()
-    wants = [_cut(query, tensors)] * tensors
+    needs = [_cut(query, tensors)] * tensors
     if len(query.operands) > tensors:
-        wants.append(_of_mask(query, tensors, wants[0]))
-    return Outcome(wants=wants, results=wants[:1] * results)
+        needs.append(_of_mask(query, tensors, needs[0]))
+    return Outcome(operands=needs, results=needs[:1] * results)
 
 
 def _cut(query: Query, tensors: int) -> Placement:
     cut = next((placement for placement in query.placements[:tensors] if placement.is_sharded), None)
     if cut is None:
-        # Only the mask differs from sample to sample.
+        # Only the mask is sharded: it alone differs from sample to sample.
         cut = query.placements[tensors]
         cut = cut.at(cut.dim + 4 - len(query.shape(tensors)))
     if cut.dim >= _FIRST_TOKENS:
@@ -46,6 +46,6 @@ def _cut(query: Query, tensors: int) -> Placement:
 
 
 def _of_mask(query: Query, mask: int, cut: Placement) -> Placement:
-    """A mask with one row for all samples is whole everywhere."""
+    """The placement of the mask: replicated if it has one row for all samples."""
     shape = query.shape(mask)
     return cut if len(shape) == 4 and shape[cut.dim] > 1 else R

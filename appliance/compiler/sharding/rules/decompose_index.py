@@ -1,7 +1,7 @@
-"""`x[torch.arange(B), i]`: each sample picks among its own elements.
+"""Decompositions of `x[torch.arange(B), i]`, by which each sample picks among its own elements.
 
-As an index it names every sample by its number in the whole batch, which a wafer does not have. As a gather along the
-second dimension it means the same, and names none.
+The index names each sample by its number in the whole batch, which a wafer cannot use for its part. A gather along the
+second dimension gives the same without these numbers.
 """
 
 import math
@@ -15,7 +15,7 @@ from waferbox.cirh.dialect.attributes import attrs
 
 
 def picks_own(rows: int, indices: Sequence[SSAValue]) -> bool:
-    """Whether the first of two indices counts the rows, one for each, and the second is of as many rows, or of one."""
+    """Whether the first of two indices counts all rows, and the second has the same number of rows, or one."""
     if len(indices) != 2:
         return False
     counter, shape = indices[0].owner, types.shape(indices[1])
@@ -32,13 +32,13 @@ def picks_own(rows: int, indices: Sequence[SSAValue]) -> bool:
 
 
 def is_of_one_row(indices: Sequence[SSAValue]) -> bool:
-    """Whether all samples pick at the places that the second index says."""
+    """Whether the second index gives the same positions for all samples."""
     column, shape = types.shape(indices[0]), types.shape(indices[1])
     return len(shape) < len(column) or (len(shape) == len(column) and shape[0] == 1 and column[0] > 1)
 
 
 def index_own(op: Operation, rewriter: Rewriter) -> list[SSAValue]:
-    """index(x, arange, i) as a gather."""
+    """Makes index(x, arange, i) a gather."""
     source, counter, index = op.operands
     if is_of_one_row([counter, index]):
         places = _positive(rewriter, index, types.shape(source)[1])
@@ -52,7 +52,7 @@ def index_own(op: Operation, rewriter: Rewriter) -> list[SSAValue]:
 
 
 def index_put_own(op: Operation, rewriter: Rewriter) -> list[SSAValue]:
-    """index_put(x, arange, i, values) that accumulates, as an addition at those places."""
+    """Makes an accumulating index_put(x, arange, i, values) a scatter_add."""
     source, _, index, values = op.operands
     shape = _Picked(source, index)
     (flat,) = rewriter.emit("cirh.Reshape", [values], types=[types.tensor_type(shape.flat, types.dtype(values))])
@@ -60,7 +60,7 @@ def index_put_own(op: Operation, rewriter: Rewriter) -> list[SSAValue]:
 
 
 class _Picked:
-    """The shape of what is picked: a row of `count` elements, each with the dimensions behind the second one."""
+    """The shape of the picked elements: `count` in each row, each with the dimensions after the second."""
 
     def __init__(self, source: SSAValue, index: SSAValue) -> None:
         rows, self._size, *rest = types.shape(source)
@@ -68,7 +68,7 @@ class _Picked:
         self.flat = (rows, self._count, *rest)
 
     def spread(self, rewriter: Rewriter, index: SSAValue) -> SSAValue:
-        """The index in that shape; a negative one counts from the end."""
+        """The index in that shape; negative elements count from the end."""
         dtype = types.dtype(index)
         flat = types.tensor_type(self.flat[:2], dtype)
         (row,) = rewriter.emit("cirh.Reshape", [_positive(rewriter, index, self._size)], types=[flat])
@@ -82,7 +82,7 @@ class _Picked:
 
 
 def _positive(rewriter: Rewriter, index: SSAValue, length: int) -> SSAValue:
-    """The index with what counts from the end counted from the front."""
+    """The index with its negative elements, which count from the end, made positive."""
     whole, dtype = types.info(index)
     zero, size = rewriter.splat(0, whole, dtype), rewriter.splat(length, whole, dtype)
     (negative,) = rewriter.emit("cirh.Compare", [index, zero], {"comparison_direction": "LT"})

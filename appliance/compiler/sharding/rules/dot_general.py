@@ -1,4 +1,4 @@
-"""Sharding rules: products of any dimensions with any."""
+"""Sharding rules: general products (cirh.DotGeneral)."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from appliance.compiler.sharding.rules.rule import SUM, Outcome, Placement, Quer
 
 
 class _Side:
-    """One operand: which of its dimensions go through in pairs (batch), are summed over, or stay alone (free)."""
+    """One operand: its dimensions that pair with one of the other (batch, or summed over), and the rest (free)."""
 
     def __init__(self, query: Query, index: int, prefix: str) -> None:
         self.placement = query.placements[index]
@@ -20,13 +20,13 @@ class _Side:
         return self.placement.dim in (*self.batch, *self.summed)
 
     def partner(self, other: "_Side") -> Placement:
-        """The cut of the other operand that belongs to this one's, whose dimension is paired."""
+        """The placement of the other operand that belongs to this one's, whose dimension is paired."""
         cut = self.placement
         mine, others = (self.batch, other.batch) if cut.dim in self.batch else (self.summed, other.summed)
         return cut.at(others[list(mine).index(cut.dim)])
 
     def result(self, before: int) -> Placement:
-        """Where the cut is in the result. before: its free dimensions of the operands before this one."""
+        """The placement of the result. before: number of free dimensions of the operands before this one."""
         cut = self.placement
         if cut.dim in self.summed:
             return SUM
@@ -40,26 +40,26 @@ def dot_general(query: Query) -> Outcome:
     left, right = _Side(query, 0, "lhs"), _Side(query, 1, "rhs")
     if not query.sharded:
         partial = list(query.placements)
-        return Outcome(wants=partial, results=[SUM]) if sorted(map(str, partial)) == _ONE_SUM else query.replicated()
+        return Outcome(operands=partial, results=[SUM]) if sorted(map(str, partial)) == _ONE_SUM else query.replicated()
     if len(query.sharded) == 2 and left.is_paired and right.is_paired and left.partner(right) != right.placement:
         raise query.mixes(f"multiplies operands that are cut differently ({left.placement} and {right.placement})")
     if left.placement.is_sharded and left.is_paired:
-        wants = [left.placement, left.partner(right)]
-        return _unless_batch(query, right, Outcome(wants=wants, results=[left.result(0)]))
+        needs = [left.placement, left.partner(right)]
+        return _unless_batch(query, right, Outcome(operands=needs, results=[left.result(0)]))
     if right.placement.is_sharded and right.is_paired:
-        wants = [right.partner(left), right.placement]
-        return _unless_batch(query, left, Outcome(wants=wants, results=[right.result(len(left.free))]))
-    # All samples with all samples: of the result every wafer has the part of its own, and gets the other operand whole.
+        needs = [right.partner(left), right.placement]
+        return _unless_batch(query, left, Outcome(operands=needs, results=[right.result(len(left.free))]))
+    # All samples by all samples: each wafer makes the rows or columns of its own samples, with the other operand whole.
     if left.placement.is_sharded:
-        return Outcome(wants=[left.placement, R], results=[left.result(0)])
-    return Outcome(wants=[R, right.placement], results=[right.result(len(left.free))])
+        return Outcome(operands=[left.placement, R], results=[left.result(0)])
+    return Outcome(operands=[R, right.placement], results=[right.result(len(left.free))])
 
 
 _ONE_SUM = sorted(map(str, (R, SUM)))
 
 
 def _unless_batch(query: Query, other: _Side, outcome: Outcome) -> Outcome:
-    """The outcome, if the other operand is not cut in a dimension of its own."""
+    """The outcome; an error if the other operand is sharded in a free dimension."""
     if other.placement.is_sharded and not other.is_paired:
         raise query.mixes(f"multiplies operands that are cut differently ({' and '.join(map(str, query.placements))})")
     return outcome

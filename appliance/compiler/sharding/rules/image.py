@@ -1,4 +1,4 @@
-"""Sharding rules: convolutions, pooling, resizing and padding. They treat each sample by itself."""
+"""Sharding rules: convolutions, pooling, resizing and padding. They do not mix samples."""
 
 from collections.abc import Sequence
 
@@ -7,60 +7,60 @@ from appliance.compiler.sharding.rules.rule import SUM, Outcome, Placement, Quer
 
 @rule("aten.convolution")
 def convolution(query: Query) -> Outcome:
-    """input, weight, [bias]; transposed and grouped ones too."""
+    """Operands: input, weight, [bias]. Also transposed and grouped convolutions."""
     if not query.sharded:
         return query.replicated()
     cut = _samples(query, query.placements[:1])
-    return Outcome(wants=[cut, *[R] * (len(query.operands) - 1)], results=[cut])
+    return Outcome(operands=[cut, *[R] * (len(query.operands) - 1)], results=[cut])
 
 
 @rule("aten.convolution_backward")
 def convolution_backward(query: Query) -> Outcome:
-    """grad_output, input, weight. Results: the gradients of input, weight and bias."""
+    """Operands: grad_output, input, weight. Results: the gradients of input, weight and bias."""
     if not query.sharded:
         return query.replicated()
     cut = _samples(query, query.placements[:2])
-    return Outcome(wants=[cut, cut, R], results=[cut, SUM, SUM])
+    return Outcome(operands=[cut, cut, R], results=[cut, SUM, SUM])
 
 
 @rule("cirh.Convolution")
 def convolution_of_one_pass(query: Query) -> Outcome:
-    """image or gradient, kernel; or image, gradient, for the gradient of the kernel."""
+    """Operands: image or gradient, and kernel; for the gradient of the kernel: image and gradient."""
     if not query.sharded:
         return query.replicated()
     if query.get("conv_pass_direction") == "BWD_KERNEL":
         cut = _samples(query, query.placements)
-        return Outcome(wants=[cut, cut], results=[SUM])
+        return Outcome(operands=[cut, cut], results=[SUM])
     cut = _samples(query, query.placements[:1])
-    return Outcome(wants=[cut, R], results=[cut])
+    return Outcome(operands=[cut, R], results=[cut])
 
 
 @rule("cirh.BiasAdd")
 def bias_add(query: Query) -> Outcome:
-    """value, bias: a number for each element of one dimension."""
+    """Operands: value, and a bias with a number for each element of one dimension."""
     value, bias = query.placements
     dim = query.axis(query.get("dim"))
     if not query.sharded:
         return query.replicated()
     cut = value if value.is_sharded else bias.at(dim)
-    return Outcome(wants=[cut, cut.at(0) if cut.dim == dim else R], results=[cut])
+    return Outcome(operands=[cut, cut.at(0) if cut.dim == dim else R], results=[cut])
 
 
 @rule("cirh.BiasAddGrad")
 def bias_add_grad(query: Query) -> Outcome:
     (cut,) = query.placements
     if not cut.is_sharded:
-        return Outcome(wants=[cut], results=[cut]) if cut == SUM else query.replicated()
-    return Outcome(wants=[cut], results=[cut.at(0) if cut.dim == query.axis(query.get("dim")) else SUM])
+        return Outcome(operands=[cut], results=[cut]) if cut == SUM else query.replicated()
+    return Outcome(operands=[cut], results=[cut.at(0) if cut.dim == query.axis(query.get("dim")) else SUM])
 
 
 @rule("cirh.Pool")
 def pool(query: Query) -> Outcome:
-    """Windows are within the last dimensions, behind samples and channels."""
+    """Windows lie within the last dimensions, after samples and channels."""
     return _within_planes(len(query.shape(0)) - 2)(query)
 
 
-# The rank of an operand that is no batch, where the operation takes such.
+# The rank of an operand that is a single image, for operations that accept one.
 _ONE_IMAGE = {"aten.im2col": 3, "aten.col2im": 2}
 
 
@@ -79,11 +79,11 @@ def sample_by_sample(query: Query) -> Outcome:
     if len(query.shape(0)) == _ONE_IMAGE.get(query.op.name):
         raise query.mixes("takes one image, whose first dimension is not that of the samples")
     cut = _samples(query, query.placements)
-    return Outcome(wants=[cut] * len(query.operands), results=[cut] * len(query.op.results))
+    return Outcome(operands=[cut] * len(query.operands), results=[cut] * len(query.op.results))
 
 
 def _samples(query: Query, placements: Sequence[Placement]) -> Placement:
-    """The cut of those operands that have the batch in dimension 0."""
+    """The placement of the operands that have the batch in dimension 0."""
     cut = next((placement for placement in placements if placement.is_sharded), None)
     if cut is None or cut.dim != 0:
         raise query.mixes(f"takes samples elsewhere than in dimension 0 of its input ({query.sharded[0]})")
@@ -91,7 +91,7 @@ def _samples(query: Query, placements: Sequence[Placement]) -> Placement:
 
 
 def _within_planes(spatial: int) -> Rule:
-    """Acts on each plane (the last dimensions) by itself: any other dimension may be cut."""
+    """A rule for operations on each plane (the last dimensions) by itself: any other dimension may be sharded."""
 
     def within_planes(query: Query) -> Outcome:
         if not query.sharded:
@@ -99,10 +99,10 @@ def _within_planes(spatial: int) -> Rule:
         cut = query.sharded[0]
         if cut.dim >= len(query.shape(0)) - spatial:
             raise query.mixes(f"acts on the dimension of the samples ({cut})")
-        # The gradient of resizing is told the size of what was resized, batch and all.
+        # The gradient of resizing has the size of the resized tensor as an attribute, including the batch.
         sizes = {"input_size": list(cut.local_shape(query.result_shape(), query.num_parts))}
         return Outcome(
-            wants=[cut] * len(query.operands),
+            operands=[cut] * len(query.operands),
             results=[cut] * len(query.op.results),
             attributes=sizes if "input_size" in query.attributes else {},
         )

@@ -1,4 +1,4 @@
-"""Sharding rules: operations that pick elements by number, or write to picked ones."""
+"""Sharding rules: operations that pick elements by index, or write to picked ones."""
 
 from collections.abc import Sequence
 
@@ -19,31 +19,32 @@ def index_select(query: Query) -> Outcome:
     if source.is_sharded and source.dim == axis:
         raise query.mixes("picks from the dimension of the samples")
     if source.is_sharded:
-        return Outcome(wants=[source, R], results=[source])
+        return Outcome(operands=[source, R], results=[source])
     if index.is_sharded:
-        return Outcome(wants=[R, index], results=[index.at(axis)])
+        return Outcome(operands=[R, index], results=[index.at(axis)])
     return query.replicated()
 
 
 @rule("aten.index_add")
 def index_add(query: Query) -> Outcome:
-    """self, index, source: rows of the source are added to those rows of self that the index says."""
+    """Operands: self, index, source. Rows of source are added to the rows of self that the index names."""
     total, index, source = query.placements
     axis = query.axis(query.get("dim"))
     if not query.sharded:
         return query.replicated()
     if index.is_sharded or (source.is_sharded and source.dim == axis):
-        # Every wafer adds its samples to zeros: partial sums.
+        # Each wafer adds its samples to zeros, which makes a partial sum. Other values would be added once by each.
         if total.is_sharded or not is_zero(query.operands[0]):
             raise query.mixes("adds samples to something else than zeros")
         cut = index if index.is_sharded else source.at(0)
-        return Outcome(wants=[R, cut, cut.at(axis)], results=[SUM])
+        return Outcome(operands=[R, cut, cut.at(axis)], results=[SUM])
     cut = total if total.is_sharded else source
     if cut.dim == axis:
         if isinstance(query.operands[0].owner, Const):
-            return query.replicated()  # as many rows as there are samples: every wafer can make them all
+            # As many rows as samples, by coincidence: the source is gathered, and each wafer makes all rows.
+            return query.replicated()
         raise query.mixes("adds to the dimension of the samples")
-    return Outcome(wants=[cut, R, cut], results=[cut])
+    return Outcome(operands=[cut, R, cut], results=[cut])
 
 
 def is_zero(value: SSAValue) -> bool:
@@ -63,8 +64,8 @@ def gather(query: Query) -> Outcome:
     if cut.dim == axis:
         if source.is_sharded:
             raise query.mixes("picks from the dimension of the samples")
-        return Outcome(wants=[R, index], results=[index])
-    return Outcome(wants=[cut, cut], results=[cut])
+        return Outcome(operands=[R, index], results=[index])
+    return Outcome(operands=[cut, cut], results=[cut])
 
 
 @rule("aten.scatter.value", "aten.scatter.src", "aten.scatter_add", "aten.scatter_reduce.two", "cirh.Scatter")
@@ -76,36 +77,36 @@ def scatter(query: Query) -> Outcome:
 
 
 def _check_same_size(query: Query, dim: int, axis: int) -> None:
-    """An index may have fewer rows than what it picks from: then its rows are not those of the same samples."""
+    """Refuses an index with fewer rows than the tensor it picks from: its parts would not be of the same samples."""
     if dim != axis and len({query.shape(index)[dim] for index in range(len(query.operands))}) > 1:
         raise query.mixes("takes an index for a part of the samples")
 
 
 @rule("aten.bucketize.Tensor")
 def bucketize(query: Query) -> Outcome:
-    """Elements and the boundaries, which all samples have."""
+    """Operands: elements, and boundaries, which are the same for all samples."""
     elements, boundaries = query.placements
     if boundaries.is_sharded:
         raise query.mixes("takes samples for boundaries")
-    return Outcome(wants=[elements, R], results=[elements]) if elements.is_sharded else query.replicated()
+    return Outcome(operands=[elements, R], results=[elements]) if elements.is_sharded else query.replicated()
 
 
 @rule("aten.searchsorted.Tensor")
 def searchsorted(query: Query) -> Outcome:
-    """A sorted row for each row of elements, or one that all samples have, and maybe how it was sorted."""
+    """Operands: a sorted row for each row of elements, or one for all; the elements; optionally the sorting order."""
     if not query.sharded:
         return query.replicated()
     cut = query.sharded[0]
     if len(query.shape(0)) == 1:
         if query.placements[0].is_sharded:
             raise query.mixes("searches among the samples")
-        return Outcome(wants=[R, cut, *[R] * (len(query.operands) - 2)], results=[cut])
+        return Outcome(operands=[R, cut, *[R] * (len(query.operands) - 2)], results=[cut])
     return along(query, len(query.shape(0)) - 1)
 
 
 @rule("aten.index.Tensor")
 def index(query: Query) -> Outcome:
-    """x[i, j, ...] with indices for the first dimensions: samples pick from a tensor that all of them have."""
+    """x[i, j, ...] with indices for the first dimensions: samples pick from a replicated tensor."""
     if not query.sharded:
         return query.replicated()
     source, *indices = query.placements
@@ -115,34 +116,34 @@ def index(query: Query) -> Outcome:
         return _picked_in_each_sample(query)
     cut = next(placement for placement in indices if placement.is_sharded)
     _check_same_shapes(query, range(1, len(query.operands)))
-    return Outcome(wants=[R, *[cut] * len(indices)], results=[cut])
+    return Outcome(operands=[R, *[cut] * len(indices)], results=[cut])
 
 
 def _picked_in_each_sample(query: Query) -> Outcome:
-    """The cut dimension is not indexed: each sample has its own elements at the same places."""
+    """The sharded dimension is not indexed: the same positions are picked in each sample."""
     source, *indices = query.placements
     count = len(indices)
     if source.dim < count or any(placement.is_sharded for placement in indices):
         raise query.mixes("picks from the dimension of the samples")
     rank = len(query.result_shape()) - (len(query.shape(0)) - count)
-    return Outcome(wants=[source, *[R] * count], results=[source.at(source.dim - count + rank)])
+    return Outcome(operands=[source, *[R] * count], results=[source.at(source.dim - count + rank)])
 
 
 def _picks_own(query: Query, indices: Sequence[SSAValue], cut_indices: Sequence[Placement]) -> bool:
-    """Each sample picks among its own elements: the counter of the samples is whole, all else is cut at the samples."""
+    """Whether each sample picks among its own elements: see `decompose_index.py`."""
     if query.num_parts == 1 or cut_indices[0].is_sharded or not query.shape(0):
         return False
     return query.sharded[0].dim == 0 and picks_own(query.shape(0)[0], indices)
 
 
 def _picked_shape(query: Query) -> Shape:
-    """Of index_put with two indices: the shape of what it writes, if it is not repeated."""
+    """The shape of the values of an index_put with two indices, if they are not repeated."""
     return (*query.shape(2), *query.shape(0)[2:])
 
 
 @rule("aten.index_put")
 def index_put(query: Query) -> Outcome:
-    """self, indices, values. What samples add to zeros are partial sums."""
+    """Operands: self, indices, values. If self is zero, the samples of each wafer make a partial sum."""
     if not query.sharded:
         return query.replicated()
     total, *indices, values = query.placements
@@ -159,11 +160,11 @@ def index_put(query: Query) -> Outcome:
     _check_same_shapes(query, range(1, last))
     if query.shape(last)[:rank] != query.shape(1):
         raise query.mixes("writes values that are repeated")
-    return Outcome(wants=[R, *[cut] * len(indices), cut], results=[SUM])
+    return Outcome(operands=[R, *[cut] * len(indices), cut], results=[SUM])
 
 
 def _put_in_each_sample(query: Query, rank: int) -> Outcome:
-    """The cut dimension is not indexed: each sample's own elements go to the same places. `rank` is the indices'."""
+    """The sharded dimension is not indexed: each sample writes to the same positions. rank: of the indices."""
     total, *indices, values = query.placements
     count = len(indices)
     cut = total if total.is_sharded else values.at(values.dim - rank + count)
@@ -172,7 +173,7 @@ def _put_in_each_sample(query: Query, rank: int) -> Outcome:
         raise query.mixes("writes to the dimension of the samples")
     if query.shape(len(query.operands) - 1)[dim:] != query.shape(0)[cut.dim :]:
         raise query.mixes("writes values that are repeated")
-    return Outcome(wants=[cut, *[R] * count, cut.at(dim)], results=[cut])
+    return Outcome(operands=[cut, *[R] * count, cut.at(dim)], results=[cut])
 
 
 def _check_same_shapes(query: Query, operands: range) -> None:

@@ -1,4 +1,4 @@
-"""Sharding rules: products, losses, embeddings, normalisation."""
+"""Sharding rules: products, losses, embeddings, layer norm."""
 
 from appliance.compiler.core.rewriter import MEAN, NONE
 from appliance.compiler.sharding.rules.rule import SUM, Decompose, Outcome, Placement, Query, R, rule
@@ -6,31 +6,36 @@ from waferbox.cirh.dialect.attributes import AttrValue
 
 
 def product(query: Query, left: Placement, right: Placement, contracted: tuple[int, int], rows: int) -> Outcome:
-    """The product of two tensors of equal rank, of which `contracted` are the dimensions that are summed over.
+    """The outcome of a product of two tensors of equal rank.
 
-    rows: the dimension of the left operand that becomes the result's last but one.
+    Args:
+        query: the product.
+        left: placement of the left operand.
+        right: placement of the right operand.
+        contracted: the dimension of each that is summed over.
+        rows: the dimension of the left operand that becomes the result's last but one.
     """
     summed = left.is_sharded and left.dim == contracted[0], right.is_sharded and right.dim == contracted[1]
     over_samples = any(summed)
     if left.is_sharded and right.is_sharded and not all(summed):
-        # All samples with all samples: of the result every wafer has the rows, or columns, of its own.
+        # All samples by all samples: each wafer makes the rows or columns of its own samples.
         left, right = (R, right) if summed[0] else (left, R)
         over_samples = False
     if not left.is_sharded and not right.is_sharded:
         if (left == SUM and right == R) or (left == R and right == SUM):
-            return Outcome(wants=[left, right], results=[SUM])
-        return Outcome(wants=[R, R], results=[R])
+            return Outcome(operands=[left, right], results=[SUM])
+        return Outcome(operands=[R, R], results=[R])
     if over_samples:
         cut = left if left.is_sharded else right
-        wants = [cut.at(contracted[0]), cut.at(contracted[1])]
-        if any(have.is_sharded and have != want for have, want in zip((left, right), wants, strict=True)):
+        needs = [cut.at(contracted[0]), cut.at(contracted[1])]
+        if any(have.is_sharded and have != want for have, want in zip((left, right), needs, strict=True)):
             raise query.mixes(f"multiplies operands that are cut differently ({left} and {right})")
-        return Outcome(wants=wants, results=[SUM])
+        return Outcome(operands=needs, results=[SUM])
     rank = len(query.result_shape())
     if left.is_sharded:
-        return Outcome(wants=[left, R], results=[left.at(rank - 2 if left.dim == rows else left.dim)])
+        return Outcome(operands=[left, R], results=[left.at(rank - 2 if left.dim == rows else left.dim)])
     columns = rank - 1 if right.dim == (2 * rank - 3 - contracted[1]) else right.dim
-    return Outcome(wants=[R, right], results=[right.at(columns)])
+    return Outcome(operands=[R, right], results=[right.at(columns)])
 
 
 @rule("cirh.MatMul")
@@ -54,13 +59,13 @@ def bmm(query: Query) -> Outcome:
     if batch is not None:
         if any(p.is_sharded and p != batch for p in (left, right)):
             raise query.mixes(f"multiplies operands that are cut differently ({left} and {right})")
-        return Outcome(wants=[batch, batch], results=[batch])
+        return Outcome(operands=[batch, batch], results=[batch])
     return product(query, left, right, (2, 1), 1)
 
 
 @rule("aten.baddbmm")
 def baddbmm(query: Query) -> Outcome:
-    """What is added is lined up at the right, and may be repeated."""
+    """The added tensor is aligned at the right, and may be broadcast."""
     _, left, right = query.placements
     inner = bmm(Query(query.op, [left, right], query.num_parts))
     (result,) = inner.results
@@ -71,25 +76,25 @@ def baddbmm(query: Query) -> Outcome:
     shape = query.shape(0)
     dim = result.dim - (3 - len(shape))
     cut = dim >= 0 and shape[dim] > 1
-    return Outcome(wants=[result.at(dim) if cut else R, *inner.wants], results=[result])
+    return Outcome(operands=[result.at(dim) if cut else R, *inner.operands], results=[result])
 
 
 @rule("aten.mv")
 def mv(query: Query) -> Outcome:
-    """matrix, vector."""
+    """Operands: matrix, vector."""
     matrix, vector = query.placements
     if matrix.is_sharded and matrix.dim == 0:
-        return Outcome(wants=[matrix, R], results=[matrix])
+        return Outcome(operands=[matrix, R], results=[matrix])
     if query.sharded:
         cut = matrix if matrix.is_sharded else vector
-        return Outcome(wants=[cut.at(1), cut.at(0)], results=[SUM])
+        return Outcome(operands=[cut.at(1), cut.at(0)], results=[SUM])
     return query.replicated()
 
 
 @rule("aten.dot")
 def dot(query: Query) -> Outcome:
     if query.sharded:
-        return Outcome(wants=[query.sharded[0]] * 2, results=[SUM])
+        return Outcome(operands=[query.sharded[0]] * 2, results=[SUM])
     return query.replicated()
 
 
@@ -102,10 +107,10 @@ def addmm(query: Query) -> Outcome:
         raise Decompose
     if not result.is_sharded:
         return query.replicated()
-    # The bias is lined up at the right.
+    # The bias is aligned at the right.
     dim = result.dim - (2 - len(query.shape(0)))
     cut = dim >= 0 and query.shape(0)[dim] > 1
-    return Outcome(wants=[result.at(dim) if cut else R, *inner.wants], results=[result])
+    return Outcome(operands=[result.at(dim) if cut else R, *inner.operands], results=[result])
 
 
 @rule("aten.nll_loss_forward", "aten.nll_loss2d_forward")
@@ -118,22 +123,22 @@ def nll_loss(query: Query) -> Outcome:
         return query.replicated()
     if reduction == MEAN and query.num_parts > 1:
         raise Decompose
-    wants = [cut, cut, *[R] * (len(query.placements) - 2)]
-    return Outcome(wants=wants, results=[cut if reduction == NONE else SUM, SUM])
+    needs = [cut, cut, *[R] * (len(query.placements) - 2)]
+    return Outcome(operands=needs, results=[cut if reduction == NONE else SUM, SUM])
 
 
 @rule("aten.nll_loss_backward", "aten.nll_loss2d_backward")
 def nll_loss_backward(query: Query) -> Outcome:
-    """grad_output, scores, labels, [class weights], total_weight: the last is that of the whole batch."""
+    """Operands: grad_output, scores, labels, [class weights], total_weight, which is that of the whole batch."""
     cut = next((placement for placement in query.placements[1:3] if placement.is_sharded), None)
     if cut is None:
         return query.replicated()
     if cut.dim != 0 or len(query.shape(1)) == 1:
         return query.replicated()
-    # Only a mean divides by the total weight: otherwise the wafers need not wait for it.
+    # Only a mean divides by the total weight. Otherwise the wafers must not wait for its reduction.
     total = R if query.get("reduction", MEAN) == MEAN else query.placements[-1]
     weights = [R] * (len(query.placements) - 4)
-    return Outcome(wants=[cut if query.shape(0) else R, cut, cut, *weights, total], results=[cut])
+    return Outcome(operands=[cut if query.shape(0) else R, cut, cut, *weights, total], results=[cut])
 
 
 @rule("cirh.SparseSoftmaxCrossEntropyWithLogits")
@@ -143,7 +148,7 @@ def cross_entropy(query: Query) -> Outcome:
     cut = query.sharded[0]
     if cut.dim != 0:
         return query.replicated()
-    return Outcome(wants=[cut, cut], results=[cut, cut])
+    return Outcome(operands=[cut, cut], results=[cut, cut])
 
 
 @rule(
@@ -162,8 +167,8 @@ def elementwise_loss(query: Query) -> Outcome:
         raise query.mixes("takes an input and a target of different shapes")
     if reduction == MEAN and query.num_parts > 1:
         raise Decompose
-    wants = [_aligned(query, index, cut) for index in range(len(query.operands))]
-    return Outcome(wants=wants, results=[cut if reduction == NONE else SUM])
+    needs = [_aligned(query, index, cut) for index in range(len(query.operands))]
+    return Outcome(operands=needs, results=[cut if reduction == NONE else SUM])
 
 
 @rule(
@@ -173,20 +178,21 @@ def elementwise_loss(query: Query) -> Outcome:
     "aten.binary_cross_entropy_backward",
 )
 def elementwise_loss_backward(query: Query) -> Outcome:
-    """grad_output, then what the loss took. With a mean, the local operation would divide by the local number."""
+    """Operands: grad_output, then those of the loss."""
     cut = next((placement for placement in query.placements[1:] if placement.is_sharded), None)
     if cut is None:
         return query.replicated()
     if query.shape(1) != query.shape(2):
         raise query.mixes("takes an input and a target of different shapes")
+    # With a mean, a wafer would divide by its own number of elements.
     if query.get("reduction", MEAN) == MEAN and query.num_parts > 1:
         raise Decompose
-    wants = [_aligned(query, index, cut) for index in range(len(query.operands))]
-    return Outcome(wants=wants, results=[cut])
+    needs = [_aligned(query, index, cut) for index in range(len(query.operands))]
+    return Outcome(operands=needs, results=[cut])
 
 
 def _aligned(query: Query, operand: int, cut: Placement) -> Placement:
-    """The cut for an operand that may have fewer dimensions, or single elements, and is repeated."""
+    """The placement of an operand that may be broadcast: it may have fewer dimensions, or dimensions of size 1."""
     shape = query.shape(operand)
     dim = cut.dim - (len(query.shape(1)) - len(shape))
     return cut.at(dim) if dim >= 0 and shape[dim] > 1 else R
@@ -194,16 +200,16 @@ def _aligned(query: Query, operand: int, cut: Placement) -> Placement:
 
 @rule("aten.embedding")
 def embedding(query: Query) -> Outcome:
-    """weight, indices."""
+    """Operands: weight, indices."""
     index = query.placements[1]
     if not index.is_sharded:
         return query.replicated()
-    return Outcome(wants=[R, index], results=[index])
+    return Outcome(operands=[R, index], results=[index])
 
 
 @rule("aten.embedding_dense_backward")
 def embedding_backward(query: Query) -> Outcome:
-    """grad_output, indices."""
+    """Operands: grad_output, indices."""
     gradient, index = query.placements
     if index.is_sharded or gradient.is_sharded:
         cut = index if index.is_sharded else gradient
@@ -211,9 +217,9 @@ def embedding_backward(query: Query) -> Outcome:
             raise query.mixes("counts the samples in which an index is (scale_grad_by_freq)")
         if cut.dim >= len(query.shape(1)):
             raise query.mixes("takes gradients whose features are cut")
-        return Outcome(wants=[cut, cut], results=[SUM])
+        return Outcome(operands=[cut, cut], results=[SUM])
     if gradient == SUM and index == R:
-        return Outcome(wants=[SUM, R], results=[SUM])
+        return Outcome(operands=[SUM, R], results=[SUM])
     return query.replicated()
 
 
@@ -226,18 +232,18 @@ def layer_norm(query: Query) -> Outcome:
     assert isinstance(normalised, (list, tuple))
     if data.dim >= len(query.shape(0)) - len(normalised):
         raise Decompose
-    return Outcome(wants=[data, *[R] * (len(query.operands) - 1)], results=[data, data, data])
+    return Outcome(operands=[data, *[R] * (len(query.operands) - 1)], results=[data, data, data])
 
 
 @rule("aten.native_layer_norm_backward")
 def layer_norm_backward(query: Query) -> Outcome:
-    """grad_output, input, mean, rstd, then weight and bias."""
+    """Operands: grad_output, input, mean, rstd, then weight and bias."""
     cut = next((placement for placement in query.placements[:2] if placement.is_sharded), None)
     if cut is None:
         return query.replicated()
     if cut.dim >= len(query.shape(1)) - len(query.get("normalized_shape")):
         raise query.mixes("normalises over the samples")
-    # A gradient that nobody asked for is an empty tensor.
+    # A gradient that is not in the output mask is an empty tensor.
     asked = query.get("output_mask")
     results = [made if wanted else R for made, wanted in zip((cut, SUM, SUM), asked, strict=True)]
-    return Outcome(wants=[cut] * 4 + [R] * (len(query.operands) - 4), results=results)
+    return Outcome(operands=[cut] * 4 + [R] * (len(query.operands) - 4), results=results)

@@ -1,6 +1,6 @@
-"""Sharding rules: operations that go element by element."""
+"""Sharding rules: element-wise operations, and random numbers."""
 
-from appliance.compiler.sharding.rules.rule import SUM, Outcome, Placement, Query, R, rule
+from appliance.compiler.sharding.rules.rule import SUM, Outcome, Placement, Query, R, rule, sharded
 from waferbox.cirh.dialect import types
 
 # Linear in their one operand: a partial sum passes through.
@@ -10,11 +10,11 @@ _ADDITIVE = frozenset({"cirh.Add", "cirh.Sub"})
 
 
 def pointwise(query: Query) -> Outcome:
-    """All operands have the result's shape, or none at all (rank 0)."""
+    """Operations whose operands each have the result's shape, or rank 0."""
     if query.sharded:
         return _sharded(query)
     if query.placements and all(p in (R, SUM) for p in query.placements) and _passes_sum(query):
-        return Outcome(wants=list(query.placements), results=[SUM] * len(query.op.results))
+        return Outcome(operands=list(query.placements), results=[SUM] * len(query.op.results))
     return query.replicated()
 
 
@@ -24,12 +24,12 @@ def _sharded(query: Query) -> Outcome:
         listed = " and ".join(sorted(str(cut) for cut in cuts))
         raise query.mixes(f"takes operands that are cut differently ({listed})")
     cut = cuts.pop()
-    wants: list[Placement] = [cut if query.shape(i) else R for i in range(len(query.operands))]
-    return Outcome(wants=wants, results=[cut] * len(query.op.results))
+    needs: list[Placement] = [cut if query.shape(i) else R for i in range(len(query.operands))]
+    return Outcome(operands=needs, results=[cut] * len(query.op.results))
 
 
 def _passes_sum(query: Query) -> bool:
-    """Whether a partial sum may go through instead of being reduced first."""
+    """Whether a partial sum may pass through the operation instead of being reduced first: whether it is linear."""
     name, placements = query.op.name, query.placements
     partial = [placement == SUM for placement in placements]
     if not any(partial):
@@ -37,7 +37,7 @@ def _passes_sum(query: Query) -> bool:
     if name in _LINEAR:
         return True
     if name == "cirh.Cast":
-        # Into a narrower type it is not linear: every part would be rounded.
+        # A cast into a narrower type is not linear: it would round every part.
         narrow, wide = types.dtype(query.op.results[0]), types.dtype(query.operands[0])
         return narrow.is_floating_point and wide.is_floating_point and narrow.itemsize >= wide.itemsize
     if name in _ADDITIVE:
@@ -52,7 +52,7 @@ def _passes_sum(query: Query) -> bool:
 
 
 @rule(
-    # These go element by element, but are not tagged so in the table: nothing says that their operands have one shape.
+    # Element-wise, but not tagged so in CIRH's table, as their operands may have different shapes.
     "aten.masked_fill.Tensor",
     "aten.where.Scalar",
     "aten.where.ScalarOther",
@@ -75,3 +75,15 @@ def pointwise_of_one_shape(query: Query) -> Outcome:
     if query.sharded and shapes != {query.result_shape()}:
         raise query.mixes("takes operands of different shapes")
     return pointwise(query)
+
+
+@rule("cirh.RandomUniform", "cirh.RandomNormal", "cirh.RandomBernoulli", "cirh.RandomInteger")
+def random(query: Query) -> Outcome:
+    """Draws the whole tensor; with an attribute `part` a part, by the numbers of the wafers in the last operand."""
+    part = query.get("part")
+    if part is None:
+        return query.replicated()
+    dim, outer, count = part
+    if count != query.num_parts or query.shape(len(query.operands) - 1) != (count,):
+        raise query.mixes(f"is drawn in {count} parts")
+    return Outcome(operands=[*[R] * (len(query.operands) - 1), sharded(0)], results=[sharded(dim, outer)])

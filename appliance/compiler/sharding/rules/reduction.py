@@ -1,4 +1,4 @@
-"""Sharding rules: sums, maxima, means, norms, positions, running sums, softmax."""
+"""Sharding rules: sums, maxima, means, norms, cumulative operations, sorting, softmax."""
 
 from appliance.compiler.sharding.rules.rule import MAX, MIN, SUM, Decompose, Outcome, Placement, Query, R, rule
 from waferbox.cirh.dialect import types
@@ -7,7 +7,7 @@ _PARTIALS = {"ADD": SUM, "MAX": MAX, "MIN": MIN}
 
 
 def kept_dim(query: Query, placement: Placement, dims: set[int], keepdim: bool) -> Placement | None:
-    """The cut behind a reduction of some dimensions; None if its own is among them."""
+    """The placement after a reduction of some dimensions; None if the sharded dimension is one of them."""
     if placement.dim in dims:
         return None
     return placement.at(placement.dim - (0 if keepdim else sum(dim < placement.dim for dim in dims)))
@@ -30,14 +30,14 @@ def reduce(query: Query) -> Outcome:
     dims = {query.axis(dim) for dim in query.get("dimensions")}
     if not placement.is_sharded:
         passes = placement if placement == SUM and kind == "ADD" else R
-        return Outcome(wants=[passes], results=[passes])
+        return Outcome(operands=[passes], results=[passes])
     kept = kept_dim(query, placement, dims, bool(query.get("keep_dims")))
     if kept is not None:
-        return Outcome(wants=[placement], results=[kept])
+        return Outcome(operands=[placement], results=[kept])
     partial = _PARTIALS.get(kind)
     if partial is None or types.dtype(query.op.results[0]).itemsize < types.dtype(query.operands[0]).itemsize:
         raise query.mixes(f"of kind {kind} goes over the samples")
-    return Outcome(wants=[placement], results=[partial])
+    return Outcome(operands=[placement], results=[partial])
 
 
 @rule("aten.amax", "aten.amin")
@@ -47,7 +47,7 @@ def extremum(query: Query) -> Outcome:
         return query.replicated()
     kept = kept_dim(query, placement, _dims(query, "dim"), bool(query.get("keepdim", False)))
     partial = MAX if query.op.name == "aten.amax" else MIN
-    return Outcome(wants=[placement], results=[partial if kept is None else kept])
+    return Outcome(operands=[placement], results=[partial if kept is None else kept])
 
 
 @rule("aten.any", "aten.any.dim", "aten.any.dims", "aten.all", "aten.all.dim", "aten.all.dims")
@@ -57,15 +57,15 @@ def truth(query: Query) -> Outcome:
         return query.replicated()
     kept = kept_dim(query, placement, _dims(query, "dim"), bool(query.get("keepdim", False)))
     partial = MAX if query.op.name.startswith("aten.any") else MIN
-    return Outcome(wants=[placement], results=[partial if kept is None else kept])
+    return Outcome(operands=[placement], results=[partial if kept is None else kept])
 
 
 def _kept_or_decomposed(query: Query, placement: Placement, dims: set[int]) -> Outcome:
-    """Of a reduction that is no sum: its results are cut, or it is taken apart where it goes over the samples."""
+    """The outcome of a reduction that is not a sum. Raises Decompose if it goes over the samples."""
     kept = kept_dim(query, placement, dims, bool(query.get("keepdim", False)))
     if kept is None and query.num_parts > 1:
         raise Decompose
-    return Outcome(wants=[placement], results=[SUM if kept is None else kept] * len(query.op.results))
+    return Outcome(operands=[placement], results=[SUM if kept is None else kept] * len(query.op.results))
 
 
 @rule("aten.mean", "aten.mean.dim")
@@ -73,7 +73,7 @@ def mean(query: Query) -> Outcome:
     placement = query.placements[0]
     if not placement.is_sharded:
         passes = placement if placement == SUM else R
-        return Outcome(wants=[passes], results=[passes])
+        return Outcome(operands=[passes], results=[passes])
     return _kept_or_decomposed(query, placement, _dims(query, "dim"))
 
 
@@ -103,24 +103,27 @@ def norm(query: Query) -> Outcome:
     "aten.mode",
 )
 def not_over_samples(query: Query) -> Outcome:
-    """Reductions that cannot be put together from those of parts."""
+    """Reductions that cannot be computed from the reductions of parts."""
     placement = query.placements[0]
     if not placement.is_sharded:
         return query.replicated()
     kept = kept_dim(query, placement, _dims(query, "dim"), bool(query.get("keepdim", False)))
     if kept is None:
         raise query.mixes("goes over the samples")
-    return Outcome(wants=[placement], results=[kept] * len(query.op.results))
+    return Outcome(operands=[placement], results=[kept] * len(query.op.results))
 
 
 def along(query: Query, axis: int) -> Outcome:
-    """Acts along one dimension and keeps all: the cut must be of another. All operands are cut alike."""
+    """The outcome of an operation along one dimension that keeps all; the sharded one must be another.
+
+    All operands are sharded alike.
+    """
     if not query.sharded:
         return query.replicated()
     cut = query.sharded[0]
     if cut.dim == axis:
         raise query.mixes(f"goes along the samples ({cut})")
-    return Outcome(wants=[cut] * len(query.operands), results=[cut] * len(query.op.results))
+    return Outcome(operands=[cut] * len(query.operands), results=[cut] * len(query.op.results))
 
 
 @rule("cirh.Softmax")
@@ -139,7 +142,10 @@ def softmax_of_torch(query: Query) -> Outcome:
 
 
 def _whole_or_along(query: Query, axis: int) -> Outcome:
-    """As `along`. Scores of all samples with all samples may be compared both ways: those of all are gathered."""
+    """As `along`, but gathers if the operation goes along the samples.
+
+    Losses on scores of all samples by all samples (contrastive ones) take a softmax along both dimensions.
+    """
     over_samples = query.sharded and query.sharded[0].dim == axis
     return query.replicated() if over_samples else along(query, axis)
 
@@ -150,7 +156,7 @@ def logsumexp(query: Query) -> Outcome:
     if not placement.is_sharded:
         return query.replicated()
     kept = kept_dim(query, placement, _dims(query, "dim"), bool(query.get("keepdim", False)))
-    return query.replicated() if kept is None else Outcome(wants=[placement], results=[kept])
+    return query.replicated() if kept is None else Outcome(operands=[placement], results=[kept])
 
 
 @rule(
@@ -163,16 +169,16 @@ def logsumexp(query: Query) -> Outcome:
     "aten.sort",
 )
 def running(query: Query) -> Outcome:
-    """Running sums and their kin, and sorting."""
+    """Cumulative operations, and sorting."""
     return along(query, query.axis(query.get("dim", -1)))
 
 
 @rule("cirh.MaskFromTopK")
 def mask_from_topk(query: Query) -> Outcome:
-    """input, k: one number, or one for each row."""
+    """Operands: input, and k, which is one number or one for each row."""
     data = query.placements[0]
     if not data.is_sharded:
         return query.replicated()
     if data.dim == query.axis(query.get("dimension")):
         raise query.mixes(f"goes along the samples ({data})")
-    return Outcome(wants=[data, data if query.shape(1) else R], results=[data])
+    return Outcome(operands=[data, data if query.shape(1) else R], results=[data])

@@ -1,4 +1,4 @@
-"""What a sharding rule is: placements of operands in, placements of results out."""
+"""Placements, and what a sharding rule is: from placements of an operation's operands to placements of its results."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,19 +11,21 @@ from appliance.compiler.core.errors import CompileError, refuse
 from waferbox.cirh.dialect import types
 from waferbox.cirh.dialect.attributes import AttrValue, attrs
 
-# --- Where the elements of a value are, when a step runs on several wafers --------------------------------------------
-#
-# R             every wafer has the whole value
-# S(dim, outer) dimension dim, read as (outer, rest), has its rest cut in equal blocks, one for each wafer
-# P(reduction)  every wafer has a value of the full shape; the true one is their sum, maximum or minimum
-
+# --- Placements -------------------------------------------------------------------------------------------------------
 
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """R, S or P, with what belongs to it."""
+    """Where the elements of a value are when a step runs on several wafers.
+
+    R             replicated: each wafer has the whole value.
+    S(dim, outer) sharded: dimension `dim`, read as (outer, rest), has its rest divided into equal blocks, one for each
+                  wafer. `outer` is more than 1 where a reshape or a concatenation has put several sharded dimensions
+                  into one.
+    P(reduction)  partial: each wafer has a value of the full shape; the true value is their sum, maximum or minimum.
+    """
 
     kind: Literal["R", "S", "P"]
     dim: int = 0
@@ -39,11 +41,11 @@ class Placement:
         return self.kind == "P"
 
     def at(self, dim: int) -> "Placement":
-        """The same cut, of another dimension."""
+        """The same sharding of another dimension."""
         return Placement("S", dim, self.outer)
 
     def local_shape(self, shape: Shape, num_parts: int) -> Shape:
-        """What a part has of a value of this shape. ValueError if it cannot be cut evenly."""
+        """The shape of a part of a value. Raises ValueError if the dimension cannot be divided evenly."""
         if not self.is_sharded:
             return shape
         size = shape[self.dim]
@@ -72,33 +74,36 @@ def sharded(dim: int, outer: int = 1) -> Placement:
     return Placement("S", dim, outer)
 
 
-# --- What a sharding rule gets and returns, and the registry of rules by operation name -------------------------------
-
+# --- Rules ------------------------------------------------------------------------------------------------------------
 
 ONE_WAFER: Final = "use num_csx=1, or write it without mixing different samples"
 
 
 class Decompose(Exception):
-    """The operation hides a factor or a statistic of the whole batch: its parts have rules of their own."""
+    """Raised by a rule if the operation contains a factor or a statistic of the whole batch, such as a mean.
+
+    The operation is replaced by several (`sharding/decompose.py`), which have rules of their own.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What an operation needs and makes.
+    """The placements that an operation needs and makes.
 
-    wants: the placement that each operand must have. Where it has another: a partial operand is reduced first, a
-    replicated one is cut locally, a sharded one is gathered where it is wanted whole, and an error otherwise.
-    results: the placement of each result.
-    attributes: those that have another value on one wafer.
+    Attributes:
+        operands: the placement that each operand must have. If it has another: a partial operand is reduced, a part is
+            made of a replicated one, a sharded one is gathered if it is needed whole; anything else is an error.
+        results: the placement of each result.
+        attributes: the operation's attributes that have another value for a part of the batch.
     """
 
-    wants: Sequence[Placement]
+    operands: Sequence[Placement]
     results: Sequence[Placement]
     attributes: Mapping[str, AttrValue] = field(default_factory=dict)
 
 
 class Query:
-    """One operation with the placements that its operands have."""
+    """An operation with the placements of its operands: the input of a rule."""
 
     def __init__(self, op: Operation, placements: Sequence[Placement], num_parts: int) -> None:
         self.op = op
@@ -124,7 +129,7 @@ class Query:
         return types.shape(self.op.results[result])
 
     def axis(self, value: int, operand: int = 0) -> int:
-        """A dimension number that may be negative, of an operand."""
+        """The dimension of an operand that a number, which may be negative, stands for."""
         rank = len(self.shape(operand))
         return value + rank if value < 0 else value
 
@@ -133,11 +138,11 @@ class Query:
         return [placement for placement in self.placements if placement.is_sharded]
 
     def replicated(self) -> Outcome:
-        """All operands are needed whole: partial ones are reduced first, sharded ones gathered."""
-        return Outcome(wants=[R] * len(self.placements), results=[R] * len(self.op.results))
+        """The outcome that needs all operands whole: partial ones are reduced, sharded ones gathered."""
+        return Outcome(operands=[R] * len(self.placements), results=[R] * len(self.op.results))
 
     def mixes(self, why: str) -> CompileError:
-        """The error for an operation that brings different samples together."""
+        """The error for an operation that mixes different samples."""
         return refuse(self.op, why, ONE_WAFER)
 
 

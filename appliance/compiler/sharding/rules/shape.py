@@ -1,4 +1,4 @@
-"""Sharding rules: operations that move, repeat, cut and join elements."""
+"""Sharding rules: operations that move, repeat, split and join elements."""
 
 import math
 from collections.abc import Callable
@@ -8,32 +8,36 @@ from appliance.compiler.sharding.rules.rule import SUM, Outcome, Placement, Quer
 
 
 def move(query: Query, new_dim: Callable[[int], int | None]) -> Outcome:
-    """One operand whose dimensions move: new_dim says where one goes, None that the operation acts on it."""
+    """The outcome for one operand whose dimensions move.
+
+    new_dim: from a dimension of the operand to that of the result; None if the operation acts on it.
+    """
     placement = query.placements[0]
     if not placement.is_sharded:
-        # Moving elements is linear: partial sums pass. Maxima would too, but nothing needs them to.
+        # Moving elements is linear, so partial sums pass. Partial maxima would too, but no step needs it.
         passes = placement if placement == SUM else R
-        return Outcome(wants=[passes], results=[passes] * len(query.op.results))
+        return Outcome(operands=[passes], results=[passes] * len(query.op.results))
     dim = new_dim(placement.dim)
     if dim is None:
         raise query.mixes(f"acts on the dimension of the samples ({placement})")
-    return Outcome(wants=[placement], results=[placement.at(dim)] * len(query.op.results))
+    return Outcome(operands=[placement], results=[placement.at(dim)] * len(query.op.results))
 
 
 @rule("cirh.Transpose")
 def transpose(query: Query) -> Outcome:
     moved = move(Query(query.op, query.placements[:1], query.num_parts), permutation_of(query.op).index)
-    return Outcome(wants=[*moved.wants, R], results=moved.results)
+    return Outcome(operands=[*moved.operands, R], results=moved.results)
 
 
 def reshaped_dim(placement: Placement, old: Shape, new: Shape, num_parts: int) -> Placement | None:
-    """Where the cut of a reshaped value is; None if the reshape cuts through it.
+    """The placement of a reshaped value; None if the reshape mixes parts.
 
-    The cut factor begins at a certain linear position of the index space; a new dimension must begin there too, behind
-    a whole number of blocks, and be divisible.
+    Written as one product of factors, the index space of the old shape has the divided factor at a certain position:
+    behind prod(old[:dim]) * outer. A dimension of the new shape must contain that position, behind a whole number of
+    its blocks, and be divisible there.
     """
     if 0 in new:
-        # Without elements every cut that leaves the other sizes alone is as good as any other.
+        # A tensor without elements may be sharded in any dimension; the same size is kept if possible.
         fits_all = [dim for dim, size in enumerate(new) if size % (placement.outer * num_parts) == 0]
         same = [dim for dim in fits_all if new[dim] == old[placement.dim]]
         return placement.at((same or fits_all)[0])
@@ -43,7 +47,7 @@ def reshaped_dim(placement: Placement, old: Shape, new: Shape, num_parts: int) -
         if position % begin == 0:
             outer = position // begin
             fits = size % outer == 0 and (size // outer) % num_parts == 0
-            # Dimensions of size 1 could all bear the position; the one with elements behind it is meant.
+            # Several dimensions contain the position if some have size 1: the one with elements behind it is taken.
             if fits and (size // outer > 1 or dim == len(new) - 1):
                 return sharded(dim, outer)
         begin *= size
@@ -59,7 +63,7 @@ def reshape(query: Query) -> Outcome:
     if moved is None:
         old, new = list(query.shape(0)), list(query.result_shape())
         raise query.mixes(f"from {old} to {new} cuts through the samples ({placement})")
-    return Outcome(wants=[placement], results=[moved])
+    return Outcome(operands=[placement], results=[moved])
 
 
 @rule("cirh.BroadcastInDim")
@@ -73,21 +77,23 @@ def concat(query: Query) -> Outcome:
     axis = query.axis(query.get("axis", 0))
     if not query.sharded:
         if all(placement == SUM for placement in query.placements):
-            return Outcome(wants=list(query.placements), results=[SUM])
+            return Outcome(operands=list(query.placements), results=[SUM])
         return query.replicated()
     cuts = set(query.placements)
     first = query.sharded[0]
     if first.dim != axis:
-        return Outcome(wants=[first] * len(query.placements), results=[first])
+        return Outcome(operands=[first] * len(query.placements), results=[first])
     sizes = {query.shape(index)[axis] for index in range(len(query.operands))}
     if len(cuts) > 1 or len(sizes) > 1:
         raise query.mixes("joins samples with something else along their dimension")
-    # Each joined part is cut in blocks: the result has as many times more.
-    return Outcome(wants=[first] * len(query.placements), results=[sharded(axis, first.outer * len(query.placements))])
+    # Each operand has `outer` blocks; they lie one after the other in the result.
+    return Outcome(
+        operands=[first] * len(query.placements), results=[sharded(axis, first.outer * len(query.placements))]
+    )
 
 
 def _keeps_axis(query: Query, axis: int, removed: bool) -> Outcome:
-    """Acts along one dimension, which may go; the cut must be of another."""
+    """The outcome of an operation along one dimension, which may be removed; the sharded one must be another."""
     return move(query, lambda dim: None if dim == axis else dim - (removed and dim > axis))
 
 
@@ -97,10 +103,10 @@ def stack(query: Query) -> Outcome:
     axis = int(query.get("dim", 0)) % rank
     if not query.sharded:
         if all(placement == SUM for placement in query.placements):
-            return Outcome(wants=list(query.placements), results=[SUM])
+            return Outcome(operands=list(query.placements), results=[SUM])
         return query.replicated()
     cut = query.sharded[0]
-    return Outcome(wants=[cut] * len(query.placements), results=[cut.at(cut.dim + (cut.dim >= axis))])
+    return Outcome(operands=[cut] * len(query.placements), results=[cut.at(cut.dim + (cut.dim >= axis))])
 
 
 @rule("cirh.Split")
@@ -123,20 +129,20 @@ def slice_(query: Query) -> Outcome:
     axis = query.axis(query.get("dim", 0))
     placement = query.placements[0]
     if placement.is_sharded and placement.dim == axis:
-        # Whole blocks, as they were joined by Concat.
+        # A slice of whole blocks undoes a Concat.
         block = query.shape(0)[axis] // placement.outer
         start, end = query.get("start") or 0, query.get("end")
         size = query.result_shape()[axis]
         if query.get("step", 1) == 1 and start % block == 0 and size % block == 0 and end == start + size > start:
             local = {"start": start // query.num_parts, "end": end // query.num_parts}
-            return Outcome(wants=[placement], results=[sharded(axis, size // block)], attributes=local)
+            return Outcome(operands=[placement], results=[sharded(axis, size // block)], attributes=local)
     return _keeps_axis(query, axis, removed=False)
 
 
 def _local_sizes(query: Query, outcome: Outcome, attribute: str) -> Outcome:
-    """Adds the local value of an attribute that holds the result's sizes."""
+    """Adds an attribute that holds the result's sizes, with the sizes of a part."""
     local = outcome.results[0].local_shape(query.result_shape(), query.num_parts)
-    return Outcome(wants=outcome.wants, results=outcome.results, attributes={attribute: list(local)})
+    return Outcome(operands=outcome.operands, results=outcome.results, attributes={attribute: list(local)})
 
 
 @rule("aten.select_backward")
@@ -160,7 +166,7 @@ def triangle(query: Query) -> Outcome:
 
 @rule("aten.diagonal")
 def diagonal(query: Query) -> Outcome:
-    """Two dimensions go; the elements on their diagonal are a new last one."""
+    """Two dimensions are removed; the elements of their diagonal become a new last dimension."""
     first, second = (query.axis(query.get(name, default)) for name, default in (("dim1", 0), ("dim2", 1)))
     gone = {first, second}
     return move(query, lambda dim: None if dim in gone else dim - sum(other < dim for other in gone))
@@ -174,7 +180,7 @@ def flip(query: Query) -> Outcome:
 
 @rule("aten.slice_scatter", "aten.select_scatter")
 def scatter_of_a_part(query: Query) -> Outcome:
-    """self, source: a part of one dimension is replaced; select_scatter's source lacks that dimension."""
+    """Operands: self, source. A part of one dimension is replaced; select_scatter's source lacks that dimension."""
     if not query.sharded:
         return query.replicated()
     axis = query.axis(query.get("dim", 0))
@@ -183,7 +189,7 @@ def scatter_of_a_part(query: Query) -> Outcome:
     cut = whole if whole.is_sharded else source.at(source.dim + (removed and source.dim >= axis))
     if cut.dim == axis:
         raise query.mixes(f"acts on the dimension of the samples ({cut})")
-    return Outcome(wants=[cut, cut.at(cut.dim - (removed and cut.dim > axis))], results=[cut])
+    return Outcome(operands=[cut, cut.at(cut.dim - (removed and cut.dim > axis))], results=[cut])
 
 
 @rule("aten.roll")
@@ -194,7 +200,7 @@ def roll(query: Query) -> Outcome:
 
 @rule("aten.repeat", "cirh.Repeat")
 def repeat(query: Query) -> Outcome:
-    """Dimensions are lined up at the right. A repeated cut dimension has as many times more blocks."""
+    """Dimensions are aligned at the right. Repeating the sharded dimension n times gives n times as many blocks."""
     repeats = query.get("repeats")
     new = len(repeats) - len(query.shape(0))
     moved = move(query, lambda dim: dim + new)
@@ -202,12 +208,12 @@ def repeat(query: Query) -> Outcome:
     if not placement.is_sharded:
         return moved
     blocks = placement.outer * int(repeats[placement.dim])
-    return Outcome(wants=moved.wants, results=[sharded(placement.dim, blocks)])
+    return Outcome(operands=moved.operands, results=[sharded(placement.dim, blocks)])
 
 
 @rule("aten.constant_pad_nd")
 def pad(query: Query) -> Outcome:
-    """Two numbers for each dimension, the last one first."""
+    """Pads each dimension by two numbers, the last dimension first."""
     placement = query.placements[0]
     if not placement.is_sharded:
         return query.replicated()
@@ -215,4 +221,4 @@ def pad(query: Query) -> Outcome:
     behind = 2 * (len(query.shape(0)) - 1 - placement.dim)
     if any(amounts[behind : behind + 2]):
         raise query.mixes("adds to the dimension of the samples")
-    return Outcome(wants=[placement], results=[placement])
+    return Outcome(operands=[placement], results=[placement])
