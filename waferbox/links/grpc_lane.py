@@ -1,15 +1,15 @@
 """The lane between hosts: frames as raw bytes on one gRPC stream in each direction.
 
 No protobuf: the messages of the stream are header and payload, joined once. A reader thread takes messages off the
-stream and wakes the hub; the other direction is a queue that gRPC drains. The queue is bounded in bytes: the rest of a
-larger group waits in its sender's memory. What bounds the incoming side are the windows of the link.
+stream and wakes the hub; the other direction is a queue that gRPC drains. Both queues are bounded in bytes. The rest of
+a larger group waits in its sender's memory; a full incoming queue stops the reader, and with it the peer.
 """
 
 import contextlib
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from queue import SimpleQueue
 from typing import Final, NoReturn
 
@@ -18,7 +18,7 @@ import grpc
 from waferbox.host.threads import GuardedThread
 from waferbox.links.frame import HEADER_BYTES, Frame, FrameError, FrameKind, parse
 from waferbox.links.grpc_bounds import CHUNK_BYTES, MAX_QUEUED_BYTES
-from waferbox.links.link import Link, Message
+from waferbox.links.link import HELD_STEPS, Link, Message
 from waferbox.links.shared_memory import Slice
 
 METHOD: Final = "/wsc.v1.Link/Stream"
@@ -26,6 +26,10 @@ MAX_MESSAGE_BYTES: Final = CHUNK_BYTES + HEADER_BYTES
 # Frames that wait for gRPC go in one message, where they are small.
 SMALL_FRAME_BYTES: Final = 8 * 1024
 MAX_JOINED: Final = 64
+# The incoming queue holds what arrives while the hub's thread computes: at least so many bytes, and the groups of so
+# many steps, which are more than the windows allow.
+MIN_INCOMING_BYTES: Final = 64 * 1024 * 1024
+INCOMING_STEPS: Final = 8
 # How long a closing link waits for the peer to take what was sent.
 CLOSE_SECONDS: Final = 1.0
 
@@ -38,6 +42,11 @@ class GrpcLink(Link):
         super().__init__(name)
         self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._incoming: deque[bytes] = deque()
+        self._arrived_bytes = 0  # written by the reader
+        self._taken_bytes = 0  # of the incoming queue; written by the hub's thread
+        self._max_incoming_bytes = MIN_INCOMING_BYTES
+        self._room = threading.Condition()  # in the incoming queue
+        self._reader_waits = False  # for room
         self._outgoing: SimpleQueue[bytes | None] = SimpleQueue()
         self._unqueued: deque[tuple[FrameKind, int, int, memoryview, int]] = deque()  # groups, from an offset on
         self._queued_bytes = 0
@@ -119,6 +128,7 @@ class GrpcLink(Link):
         self._unqueued.clear()
         self._queue(Frame(FrameKind.CLOSE))
         self.end_outgoing()
+        self._let_reader_continue()
         # The stream ends in its own time, when the other side has taken what was sent.
         assert self._reader is not None
         self._reader.join(CLOSE_SECONDS)
@@ -171,6 +181,10 @@ class GrpcLink(Link):
 
     # -- receiving
 
+    def expect(self, sizes: Mapping[int, int], *, steps: int = HELD_STEPS) -> None:
+        super().expect(sizes, steps=steps)
+        self._max_incoming_bytes = max(MIN_INCOMING_BYTES, INCOMING_STEPS * sum(sizes.values()))
+
     def poll(self) -> bool:
         woken = False
         with contextlib.suppress(BlockingIOError):
@@ -183,14 +197,19 @@ class GrpcLink(Link):
                 self._wake()  # every wait from now on is to end so
                 self._raise_over()
             return woken
-        while incoming:
+        # Only what is here now: a peer that sends without end must not keep this thread.
+        for _ in range(len(incoming)):
+            message = incoming.popleft()
+            self._taken_bytes += len(message)
             try:
-                self._take(incoming.popleft())
+                self._take_message(message)
             except FrameError as error:
                 raise self._damaged(error) from error
+        if self._reader_waits:
+            self._let_reader_continue()
         return True
 
-    def _take(self, message: bytes) -> None:
+    def _take_message(self, message: bytes) -> None:
         """The frames of a message."""
         if len(message) > MAX_MESSAGE_BYTES:
             raise FrameError("a message is larger than any may be")
@@ -207,9 +226,28 @@ class GrpcLink(Link):
         # The stream may break: then it is over, as the hub sees.
         with contextlib.suppress(grpc.RpcError):
             for message in messages:
+                if self._closed:
+                    continue  # until the stream ends, which close waits for
+                self._arrived_bytes += len(message)
                 self._incoming.append(message)
                 self._wake()
+                if self._is_full():
+                    self._wait_for_room()
         self._end_incoming()
+
+    def _is_full(self) -> bool:
+        return self._arrived_bytes - self._taken_bytes > self._max_incoming_bytes
+
+    def _wait_for_room(self) -> None:
+        with self._room:
+            # Set before the look at the counters: `poll` changes them before it looks at this.
+            self._reader_waits = True
+            self._room.wait_for(lambda: self._closed or not self._is_full())
+            self._reader_waits = False
+
+    def _let_reader_continue(self) -> None:
+        with self._room:
+            self._room.notify()
 
     def _reader_failed(self, defect: Exception) -> None:
         self._defect = defect

@@ -61,8 +61,7 @@ class Hub:
         while True:
             for index, message in enumerate(inbox):
                 if message.group == group and message.step == step:
-                    del inbox[index]
-                    return message
+                    return link.take(index)
             # Often the frame is here already: one call of the kernel instead of two.
             if not link.poll():
                 if link.ended:
@@ -74,7 +73,7 @@ class Hub:
         while True:
             for link in self._links:
                 if link.inbox:
-                    return link.inbox.popleft()
+                    return link.take()
             for link in self._links:
                 if link.ended:
                     raise LinkLost(link.name, "it ended")

@@ -18,8 +18,14 @@ if TYPE_CHECKING:
 # What bounds a send: credit in groups that the receiver grants, or its acknowledgements of steps.
 Window: TypeAlias = Literal["credit", "ack"]
 
-# A group of which the receiver was told nothing may be so large.
+# The largest group that is accepted before `expect` has named the sizes.
 UNEXPECTED_BYTES: Final = 64 * 1024 * 1024
+
+# Bounds of the messages that a link holds for its receiver. Both exceed every window, so a correct peer meets neither.
+MIN_HELD_BYTES: Final = 1024 * 1024 * 1024
+HELD_STEPS: Final = 64
+# The memory of a message beside its payload: a peer can also send many empty ones.
+_MESSAGE_BYTES: Final = 256
 
 
 class LinkLost(ConnectionError):
@@ -74,6 +80,8 @@ class Link(ABC):
         self._ahead_limit: int | None = None
         self._unacked: deque[int] = deque()
         self._expected: Mapping[int, int] | None = None
+        self._held_bytes = 0  # of the messages in the inbox
+        self._max_held_bytes = MIN_HELD_BYTES
         self._assembling: dict[int, tuple[bytearray, int]] = {}  # group -> its bytes, and how many of them are here
 
     # -- what a lane provides
@@ -200,9 +208,29 @@ class Link(ABC):
 
     # -- receiving
 
-    def expect(self, sizes: Mapping[int, int]) -> None:
-        """From now on only these groups may come as bytes, and with these numbers of bytes."""
+    def expect(self, sizes: Mapping[int, int], *, steps: int = HELD_STEPS) -> None:
+        """Refuses from now on the bytes of other groups, and of these groups in other sizes.
+
+        Args:
+            sizes: bytes of each group, by its number.
+            steps: most steps of which groups may be in the inbox at once.
+        """
         self._expected = sizes
+        self._max_held_bytes = max(MIN_HELD_BYTES, steps * sum(sizes.values()))
+
+    def take(self, index: int = 0) -> Message:
+        """Removes a message from the inbox and returns it."""
+        message = self.inbox[index]
+        del self.inbox[index]
+        self._held_bytes -= _held_bytes(message)
+        return message
+
+    def _keep(self, message: Message) -> None:
+        """Puts a message into the inbox. Raises LinkLost where the inbox then exceeds its bound."""
+        self._held_bytes += _held_bytes(message)
+        if self._held_bytes > self._max_held_bytes:
+            raise self._lost(f"it sent more than its windows allow: {self._held_bytes:,} bytes wait here already")
+        self.inbox.append(message)
 
     def _lost(self, reason: str) -> LinkLost:
         return LinkLost(self.name, "it has closed the link" if self.ended else reason)
@@ -230,7 +258,7 @@ class Link(ABC):
         if length == total:
             if not lasts:
                 payload = memoryview(bytearray(payload))
-            self.inbox.append(Message(self, group, step, total, payload=payload, stays_bytes=stays_bytes))
+            self._keep(Message(self, group, step, total, payload=payload, stays_bytes=stays_bytes))
             return
         buffer, filled = self._assembling.get(group, (None, 0))
         if offset != filled or length == 0:
@@ -245,7 +273,7 @@ class Link(ABC):
             self._assembling[group] = (buffer, filled)
             return
         del self._assembling[group]
-        self.inbox.append(Message(self, group, step, total, payload=memoryview(buffer), stays_bytes=stays_bytes))
+        self._keep(Message(self, group, step, total, payload=memoryview(buffer), stays_bytes=stays_bytes))
 
     def _check_chunk(self, group: int, offset: int, length: int, total: int) -> None:
         allowed = UNEXPECTED_BYTES if self._expected is None else self._expected.get(group, -1)
@@ -258,4 +286,9 @@ class Link(ABC):
         if memory is None or frame.offset + frame.length > memory.nbytes:
             raise self._lost(f"a reference to group {frame.group} lies in no memory that was shared")
         self.received_bytes += frame.length
-        self.inbox.append(Message(self, frame.group, frame.step, frame.length, memory, frame.offset))
+        self._keep(Message(self, frame.group, frame.step, frame.length, memory, frame.offset))
+
+
+def _held_bytes(message: Message) -> int:
+    """Memory that a message in the inbox takes. Shared memory is its sender's."""
+    return _MESSAGE_BYTES + (0 if message.payload is None else len(message.payload))
