@@ -16,7 +16,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from waferbox.launch.installation import forget_roles
+from waferbox.launch.installation import begin_user_code
 
 # The modules that may be started: packages by their __main__, plain modules by themselves. Each has main(argv) -> int.
 MODULES = frozenset(
@@ -84,7 +84,7 @@ def run_module(module: str, argv: Sequence[str]) -> int:
     _libc.prctl(_PR_SET_NAME, module.rpartition(".")[2].encode()[:15], 0, 0, 0)  # what ps and top show
     sys.argv = [module, *argv]
     if module in _RUN_USER_CODE:
-        forget_roles()
+        begin_user_code()
     try:
         spec = importlib.util.find_spec(module)
         if spec is not None and spec.submodule_search_locations is not None:

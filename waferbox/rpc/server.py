@@ -17,9 +17,6 @@ from waferbox.security.guard import Guard, ServerGuard, bearer
 from waferbox.security.tls import open_channel
 from waferbox.security.tokens import command_token
 
-# What gRPC logs of a connection that breaks is no use to a user; read when the first channel or server is made.
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-
 # What a server takes as one message. CIRH text, the plan of a role and a pickled input function are large; all else is
 # small. Larger requests are refused unread, with RESOURCE_EXHAUSTED and the cap.
 LARGE_MESSAGE_BYTES: Final = 64 * 1024 * 1024
