@@ -31,7 +31,7 @@ def _who(right: Right) -> str:
     if not right.kinds:
         return "everybody"
     names = [
-        OWN[kind] if right.whose is not JobScope.ANY and kind in OWN else kind.value
+        OWN[kind] if right.job_scope is not JobScope.ANY and kind in OWN else kind.value
         for kind in ORDER
         if kind in right.kinds
     ]

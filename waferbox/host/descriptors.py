@@ -1,9 +1,13 @@
 """Many descriptors: as many as the system lets a process have, and waits for them, however high their numbers."""
 
+import errno
 import resource
 import select
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Final, Protocol
+
+# Errors of `accept` that pass when the process, or the system, has descriptors and memory again.
+SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 class HasFileno(Protocol):

@@ -65,12 +65,16 @@ def read_secret_key(path: Path) -> bytes | None:
     except OSError:
         return None
     with open(descriptor, "rb") as file:
-        return file.read(KEY_BYTES) if _is_private(os.fstat(descriptor)) else None
+        return file.read(KEY_BYTES) if _is_key(os.fstat(descriptor)) else None
+
+
+def _is_key(found: os.stat_result) -> bool:
+    return stat.S_ISREG(found.st_mode) and found.st_size == KEY_BYTES and _is_private(found)
 
 
 def _is_private(found: os.stat_result) -> bool:
-    private = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
-    return private and found.st_size == KEY_BYTES
+    """Whether a file or folder is this user's, and nobody else can read or change it."""
+    return found.st_uid == os.geteuid() and not found.st_mode & 0o077
 
 
 # --- Where processes keep what they need not make twice, and what they do where there is no room ----------------------
@@ -88,7 +92,7 @@ def recovery_root() -> Path:
 def check_private(folder: Path) -> None:
     """Raises PermissionError where others may read or write what is in the folder, or it is theirs; OSError."""
     found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+    if not stat.S_ISDIR(found.st_mode) or not _is_private(found):
         raise PermissionError(f"{folder} is not a folder of this user alone")
 
 

@@ -26,10 +26,10 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from waferbox.host.descriptors import SHORTAGES
 from waferbox.launch.process import MODULES, enter, run_module
 from waferbox.launch.spawn import MAX_FDS, MAX_MESSAGE_BYTES
 from waferbox.launch.stop_signals import StopSignals
-from waferbox.links.accept_loop import SHORTAGES
 
 RETRY_SECONDS = 0.1  # until the next try to accept, where the process or the system is short of something
 TERM_SECONDS = 3.0  # between SIGTERM and SIGKILL

@@ -3,7 +3,6 @@
 It waits for no single caller: one that says nothing, and a process that is out of descriptors, delay nobody else.
 """
 
-import errno
 import logging
 import os
 import selectors
@@ -12,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from waferbox.host.descriptors import SHORTAGES
 from waferbox.host.threads import GuardedThread
 from waferbox.links.frame import FrameError
 from waferbox.links.handshake import MAX_HELLO_BYTES, is_same_user, proof_of
@@ -22,8 +22,6 @@ logger = logging.getLogger(__name__)
 HELLO_SECONDS: Final = 5.0  # that a caller may take to introduce itself
 RETRY_SECONDS: Final = 0.1  # until the next try to accept, where the process or the system is short of something
 MAX_CALLERS: Final = 256  # that have not introduced themselves yet; further ones wait in the kernel's queue
-
-SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 class AcceptLoop:

@@ -106,7 +106,7 @@ class Guard:
             return grpc.StatusCode.UNAUTHENTICATED, f"the call {_NO_TOKEN}"
         if caller.kind not in right.kinds:
             return grpc.StatusCode.PERMISSION_DENIED, f"a token of kind {caller.kind.value} does not open {method}"
-        if right.whose is JobScope.SERVED and self._job is not None and caller.name != self._job:
+        if right.job_scope is JobScope.SERVED and self._job is not None and caller.name != self._job:
             return grpc.StatusCode.PERMISSION_DENIED, f"the token is of another job than {self._job}"
         return None
 
@@ -148,7 +148,7 @@ class ServerGuard(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic 
                 context.abort(*guard.refusal(refusal, context.peer()))
 
             return grpc.stream_stream_rpc_method_handler(refuse)
-        if caller is None or RIGHTS[method].whose is not JobScope.OWN or handler.request_streaming:
+        if caller is None or RIGHTS[method].job_scope is not JobScope.OWN or handler.request_streaming:
             return handler
 
         def checked(behaviour: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -183,7 +183,7 @@ class AsyncServerGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 await context.abort(*guard.refusal(refusal, context.peer()))
 
             return grpc.stream_stream_rpc_method_handler(refuse)
-        if caller is None or RIGHTS[method].whose is not JobScope.OWN or handler.request_streaming:
+        if caller is None or RIGHTS[method].job_scope is not JobScope.OWN or handler.request_streaming:
             return handler
 
         async def check(request: Any, context: Any) -> None:

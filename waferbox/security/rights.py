@@ -21,19 +21,19 @@ class Right:
     """What a method requires. kinds: one of these; none: everybody may, without a token."""
 
     kinds: frozenset[Kind]
-    whose: JobScope = JobScope.ANY
+    job_scope: JobScope = JobScope.ANY
     note: str = ""  # what is checked besides, by the method itself
 
 
-def _right(*kinds: Kind, whose: JobScope = JobScope.ANY, note: str = "") -> Right:
-    return Right(frozenset(kinds), whose, note)
+def _right(*kinds: Kind, job_scope: JobScope = JobScope.ANY, note: str = "") -> Right:
+    return Right(frozenset(kinds), job_scope, note)
 
 
 _MEMBERS: Final = (Kind.NODE, Kind.MANAGEMENT, Kind.COORDINATOR)
 _READ: Final = _right(*_MEMBERS, Kind.USER, Kind.ADMIN, Kind.VIEWER)
-_OWN_JOB: Final = _right(Kind.USER, Kind.ADMIN, whose=JobScope.OWN)
-_SCRIPT: Final = _right(Kind.JOB, whose=JobScope.SERVED)
-_STATE: Final = _right(Kind.JOB, whose=JobScope.OWN)
+_OWN_JOB: Final = _right(Kind.USER, Kind.ADMIN, job_scope=JobScope.OWN)
+_SCRIPT: Final = _right(Kind.JOB, job_scope=JobScope.SERVED)
+_STATE: Final = _right(Kind.JOB, job_scope=JobScope.OWN)
 _ANY_CALLER: Final = _right()
 
 RIGHTS: Final[Mapping[str, Right]] = {
@@ -48,7 +48,7 @@ RIGHTS: Final[Mapping[str, Right]] = {
     "/wsc.v1.Management/SetPriority": _OWN_JOB,
     "/wsc.v1.Management/LabelJob": _OWN_JOB,
     "/wsc.v1.Management/Shutdown": _right(Kind.ADMIN),
-    "/wsc.v1.Observation/WatchJob": _right(Kind.USER, Kind.ADMIN, Kind.VIEWER, whose=JobScope.OWN),
+    "/wsc.v1.Observation/WatchJob": _right(Kind.USER, Kind.ADMIN, Kind.VIEWER, job_scope=JobScope.OWN),
     "/wsc.v1.Observation/TraceJob": _OWN_JOB,
     "/wsc.v1.Ingress/RunCoordinator": _right(Kind.MANAGEMENT),
     "/wsc.v1.Ingress/EndCoordinator": _right(Kind.MANAGEMENT),
@@ -66,7 +66,7 @@ RIGHTS: Final[Mapping[str, Right]] = {
     "/wsc.v1.StateService/WriteState": _STATE,
     "/wsc.v1.StateService/StageStates": _STATE,
     "/wsc.v1.StateService/InitialiseStates": _STATE,
-    "/wsc.v1.StateService/ReadRecoveryPoint": _right(Kind.MEMBER, whose=JobScope.OWN),
+    "/wsc.v1.StateService/ReadRecoveryPoint": _right(Kind.MEMBER, job_scope=JobScope.OWN),
     "/wsc.v1.Link/Stream": _right(Kind.NODE, Kind.JOB, note="both ends prove that they know the link's own token"),
     "/grpc.health.v1.Health/Check": _ANY_CALLER,
     "/grpc.health.v1.Health/Watch": _ANY_CALLER,

@@ -138,6 +138,11 @@ def test_a_script_keeps_grpcs_log_as_it_is(tmp_path: Path) -> None:
     assert _run([sys.executable, "-c", textwrap.dedent(script)], tmp_path)[-1] == "None"
 
 
+def test_processes_are_started_without_the_data_path(tmp_path: Path) -> None:
+    script = "import sys, waferbox.launch.fork_server; print([name for name in sys.modules if 'links' in name])"
+    assert _run([sys.executable, "-c", script], tmp_path) == ["[]"]
+
+
 # Prints the variable when gRPC is about to be imported, which reads it then.
 WATCH = """
     import os, runpy, sys
