@@ -6,14 +6,19 @@ from pathlib import Path
 import pytest
 from probe import PROBE
 
+from benchmarks.process_hooks import hook_variables
+
 sys.path.append(str(Path(__file__).parents[1] / "appliance"))
 
 
 @pytest.fixture
-def probe_folder(tmp_path: Path) -> Path:
-    """A folder in which the module `swarmx` is the probe."""
-    package = tmp_path / "swarmx"
-    package.mkdir()
+def probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process of SwarmX that the test starts runs the probe instead."""
+    package = tmp_path / "probe" / "swarmx"
+    package.mkdir(parents=True)
     (package / "__init__.py").touch()
     (package / "__main__.py").write_text(PROBE)
-    return tmp_path
+    hook = tmp_path / "hook.py"
+    hook.write_text(f"import sys\n\ndef install(module):\n    sys.path.insert(0, {str(package.parent)!r})\n")
+    for name, value in hook_variables(hook).items():
+        monkeypatch.setenv(name, value)

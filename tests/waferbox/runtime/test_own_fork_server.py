@@ -7,7 +7,6 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
@@ -23,10 +22,9 @@ PRELOAD = ["colorsys"]  # which nobody imports otherwise
 
 
 @pytest.fixture(autouse=True)
-def _started_by_hand(probe_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _started_by_hand(probe: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a launcher's fork server."""
     monkeypatch.delenv(SOCKET_VARIABLE, raising=False)
-    monkeypatch.setenv("PYTHONPATH", str(probe_folder))
 
 
 @pytest.fixture
