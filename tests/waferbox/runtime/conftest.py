@@ -8,7 +8,7 @@ from probe import PROBE
 
 from benchmarks.process_hooks import hook_variables
 
-sys.path.append(str(Path(__file__).parents[1] / "appliance"))
+sys.path.append(str(Path(__file__).parents[2] / "appliance"))
 
 
 @pytest.fixture
