@@ -1,4 +1,4 @@
-"""The installation that a process belongs to: its packages come first, whatever a script's folder or PYTHONPATH holds.
+"""The installation of a process: its packages come first, whatever a script's folder and PYTHONPATH contain.
 
 `python -P .../waferbox/launch/installation.py MODULE [ARGUMENT ...]` runs main() of a module of this installation. A
 script, since `python -m` would search PYTHONPATH for the package `waferbox`.

@@ -1,8 +1,8 @@
 """The lane between hosts: frames as raw bytes on one gRPC stream in each direction.
 
-No protobuf: the messages of the stream are header and payload, joined once. A reader thread takes messages off the
-stream and wakes the hub; the other direction is a queue that gRPC drains. Both queues are bounded in bytes. The rest of
-a larger group waits in its sender's memory; a full incoming queue stops the reader, and with it the peer.
+The messages of the stream are not protobuf but header and payload, joined once. A reader thread moves messages from the
+stream to the incoming queue and wakes the hub; gRPC drains the outgoing queue. Both queues are bounded in bytes. The
+rest of a larger group waits in its sender's memory; a full incoming queue stops the reader, and with it the peer.
 """
 
 import contextlib
@@ -23,22 +23,22 @@ from waferbox.links.shared_memory import Slice
 
 METHOD: Final = "/wsc.v1.Link/Stream"
 MAX_MESSAGE_BYTES: Final = CHUNK_BYTES + HEADER_BYTES
-# Frames that wait for gRPC go in one message, where they are small.
+# Small frames that wait for gRPC are joined: a message costs the same for a few bytes and for many.
 SMALL_FRAME_BYTES: Final = 8 * 1024
 MAX_JOINED: Final = 64
 # The incoming queue holds what arrives while the hub's thread computes: at least so many bytes, and the groups of so
 # many steps, which are more than the windows allow.
 MIN_INCOMING_BYTES: Final = 64 * 1024 * 1024
 INCOMING_STEPS: Final = 8
-# How long a closing link waits for the peer to take what was sent.
+# For a peer to take what was sent to it before the link closes.
 CLOSE_SECONDS: Final = 1.0
 
 
 class GrpcLink(Link):
-    """A link over one bidirectional stream."""
+    """A link over one bidirectional stream. Used by its hub's thread, beside a reader thread and gRPC's own."""
 
     def __init__(self, name: str, abandon: Callable[[], None]) -> None:
-        """abandon ends the stream, and gives back what it used; called last."""
+        """abandon: ends the stream and frees its resources; called last."""
         super().__init__(name)
         self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._incoming: deque[bytes] = deque()
@@ -52,12 +52,12 @@ class GrpcLink(Link):
         self._queued_bytes = 0
         self._drained_bytes = 0
         self._wants_room = False  # a sender waits for bytes to be drained
-        self._over = False  # the stream has ended, and everything that it brought is in _incoming
+        self._over = False  # the stream has ended, and all its messages are in _incoming
         self._abandon = abandon
         self._closed = False
         self._lock = threading.Lock()
         self._reader: threading.Thread | None = None
-        self._defect: Exception | None = None  # of the reader
+        self._defect: Exception | None = None  # that ended the reader
 
     @property
     def lane(self) -> str:
@@ -72,11 +72,11 @@ class GrpcLink(Link):
 
     @property
     def queued_bytes(self) -> int:
-        """What waits for gRPC to send it."""
+        """Bytes that wait for gRPC."""
         return self._queued_bytes - self._drained_bytes
 
     def outgoing(self) -> Iterator[bytes]:
-        """What gRPC sends, for it to iterate over; ends when the link is closed."""
+        """The messages for gRPC to send, until the link is closed."""
         held: deque[bytes | None] = deque()
         while True:
             if not held:
@@ -87,23 +87,22 @@ class GrpcLink(Link):
             if message is None:
                 return
             if held and _is_small(message) and _is_small(held[0]):
-                # What a message costs is the same for a few bytes and for many.
-                few = [message]
+                joined = [message]
                 while held and (following := held[0]) is not None and _is_small(following):
-                    few.append(following)
+                    joined.append(following)
                     held.popleft()
-                message = b"".join(few)
+                message = b"".join(joined)
             yield message
             self._drained_bytes += len(message)
             if self._wants_room and self._has_room():
                 self._wake()
 
     def end_outgoing(self) -> None:
-        """Nothing more is sent. From any thread."""
+        """Ends the stream of outgoing messages. May be called from any thread."""
         self._outgoing.put(None)
 
     def read_from(self, messages: Iterable[bytes]) -> None:
-        """Starts the thread that takes in the other direction."""
+        """Starts the reader thread, which puts the peer's messages into the incoming queue."""
         self._reader = GuardedThread(
             lambda: self._read(messages), name=f"link-{self.name}", on_defect=self._reader_failed
         )
@@ -118,7 +117,7 @@ class GrpcLink(Link):
         if self._fill_queue():
             return True
         self._wants_room = True
-        return self._fill_queue()  # what was drained before that wakes nobody
+        return self._fill_queue()  # again: bytes that were drained before the flag was set have woken nobody
 
     def close(self) -> None:
         with self._lock:
@@ -129,7 +128,7 @@ class GrpcLink(Link):
         self._queue(Frame(FrameKind.CLOSE))
         self.end_outgoing()
         self._let_reader_continue()
-        # The stream ends in its own time, when the other side has taken what was sent.
+        # A stream in good order ends when the peer has taken what was sent.
         assert self._reader is not None
         self._reader.join(CLOSE_SECONDS)
         self._abandon()
@@ -139,7 +138,7 @@ class GrpcLink(Link):
             self._event = -1
         self._incoming.clear()
 
-    # -- sending
+    # --- Sending ------------------------------------------------------------------------------------------------------
 
     def _queue(self, frame: Frame, payload: memoryview | None = None) -> None:
         self._put(frame.header() if payload is None else b"".join((frame.header(payload), payload)))
@@ -156,7 +155,7 @@ class GrpcLink(Link):
         self._fill_queue()
 
     def _fill_queue(self) -> bool:
-        """Queues chunks while there is room. Returns whether nothing is left to be queued, and there is room still."""
+        """Queues chunks while there is room. Returns whether all chunks are queued and there is still room."""
         unqueued = self._unqueued
         while unqueued and self._has_room():
             kind, group, step, payload, offset = unqueued[0]
@@ -172,14 +171,14 @@ class GrpcLink(Link):
         view = message.view
         frame = view.obj
         if isinstance(frame, bytes) and len(frame) == HEADER_BYTES + len(view):
-            self._put(frame)  # as it came, with the checksum that it came with
+            self._put(frame)  # unchanged, with the checksum that it has
         else:
             self._queue_bytes(FrameKind.COPY, message.group, message.step, view)
 
     def _has_room(self) -> bool:
         return self.queued_bytes <= MAX_QUEUED_BYTES
 
-    # -- receiving
+    # --- Receiving ----------------------------------------------------------------------------------------------------
 
     def expect(self, sizes: Mapping[int, int], *, steps: int = HELD_STEPS) -> None:
         super().expect(sizes, steps=steps)
@@ -189,12 +188,12 @@ class GrpcLink(Link):
         woken = False
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._event)
-            woken = True  # maybe because there is room: who waits for that has to look again
-        over = self._over  # before a look at what is there
+            woken = True  # possibly because there is room to send, so a waiting sender has to look again
+        over = self._over  # read before the queue: no message comes after it is set
         incoming = self._incoming
         if not incoming:
             if over and not self.ended:
-                self._wake()  # every wait from now on is to end so
+                self._wake()  # so that all later waits end too
                 self._raise_over()
             return woken
         # Only what is here now: a peer that sends without end must not keep this thread.
@@ -210,7 +209,7 @@ class GrpcLink(Link):
         return True
 
     def _take_message(self, message: bytes) -> None:
-        """The frames of a message."""
+        """Takes the frames of a message."""
         if len(message) > MAX_MESSAGE_BYTES:
             raise FrameError("a message is larger than any may be")
         rest = memoryview(message)
@@ -223,7 +222,7 @@ class GrpcLink(Link):
                 self._control(frame)
 
     def _read(self, messages: Iterable[bytes]) -> None:
-        # The stream may break: then it is over, as the hub sees.
+        # A stream that breaks is over too, which the hub's thread reports.
         with contextlib.suppress(grpc.RpcError):
             for message in messages:
                 if self._closed:

@@ -1,4 +1,4 @@
-"""The one table of rights: for every method of every service, who may call it, and for whose job."""
+"""The table of rights: for each method of each service, the kinds of callers that it is open to, and their jobs."""
 
 import enum
 from collections.abc import Mapping
@@ -9,20 +9,26 @@ from waferbox.security.tokens import Kind
 
 
 class JobScope(enum.Enum):
-    """Which jobs a caller may call a method for."""
+    """The jobs for which a caller may call a method."""
 
-    ANY = "any"  # or the method is for none
-    OWN = "own"  # the request names it: users their own jobs, a script and a member its own, admin and viewer any
-    SERVED = "served"  # the one that the process works for, or, where messages are handed on, whoever gets them
+    ANY = "any"  # any job, or the method is for none
+    OWN = "own"  # the job in the request: one of a user, the job of a script or a member, any of admin and viewer
+    SERVED = "served"  # the job that the serving process works for; an ingress leaves the check to the coordinator
 
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """What a method requires. kinds: one of these; none: everybody may, without a token."""
+    """The condition for calling a method.
+
+    Attributes:
+        kinds: the kinds of tokens that it is open to; none: it is open without a token.
+        job_scope: the jobs that a caller may name.
+        note: a further condition, which the method itself checks, for the page.
+    """
 
     kinds: frozenset[Kind]
     job_scope: JobScope = JobScope.ANY
-    note: str = ""  # what is checked besides, by the method itself
+    note: str = ""
 
 
 def _right(*kinds: Kind, job_scope: JobScope = JobScope.ANY, note: str = "") -> Right:
