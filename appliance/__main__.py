@@ -1,5 +1,10 @@
 """`python -m appliance`: the management service."""
 
+from waferbox.launch.installation import begin_process
+
+if __name__ == "__main__":
+    begin_process()  # before the imports, one of which is gRPC
+
 import argparse
 import contextlib
 import json
@@ -22,7 +27,6 @@ from appliance.page.source import ServiceSource
 from waferbox.host.descriptors import raise_descriptor_limit
 from waferbox.host.folders import cache_root
 from waferbox.launch.fork_server_process import COORDINATOR_PRELOAD, own_fork_server
-from waferbox.launch.installation import put_first
 from waferbox.launch.stop_signals import on_stop_signal
 from waferbox.rpc.address import bind, split_address
 from waferbox.rpc.async_server import AsyncServer
@@ -145,5 +149,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    put_first()
     sys.exit(main())

@@ -1,6 +1,6 @@
-"""Writes the table of rights into docs/security.md, from the one that servers check. `python docs/rights.py`.
+"""`python docs/rights.py`: writes the table of rights into docs/security.md, from the table that servers check.
 
-The table is all that follows `## The table of rights`, at the end of the page.
+The table is the text after `## The table of rights`, at the end of the page.
 """
 
 from pathlib import Path
@@ -27,11 +27,11 @@ OWN: Final = {Kind.USER: "its user", Kind.JOB: "the script of that job", Kind.ME
 
 
 def _who(right: Right) -> str:
-    """Whom a method opens to, in words."""
+    """The bearers that a method is open to, as the page names them."""
     if not right.kinds:
         return "everybody"
     names = [
-        OWN[kind] if right.whose is not JobScope.ANY and kind in OWN else kind.value
+        OWN[kind] if right.job_scope is not JobScope.ANY and kind in OWN else kind.value
         for kind in ORDER
         if kind in right.kinds
     ]
@@ -39,7 +39,7 @@ def _who(right: Right) -> str:
 
 
 def page() -> str:
-    """The page, with the table as it is now."""
+    """The page with the current table."""
     text, found, _ = PAGE.read_text().partition(HEADING)
     assert found, f"{PAGE} has no {HEADING}"
     rows = []

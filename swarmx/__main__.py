@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from waferbox.launch.installation import put_first
+from waferbox.launch.installation import begin_process
 from wsc.v1 import node_pb2
 
 
@@ -22,5 +22,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    put_first()
+    begin_process()
     sys.exit(main())

@@ -1,5 +1,10 @@
 """`python -m vendor_gateway`: where the vendor's own client reaches a Waferbox cluster."""
 
+from waferbox.launch.installation import begin_process
+
+if __name__ == "__main__":
+    begin_process()  # before the imports, one of which is gRPC
+
 import argparse
 import os
 import sys
@@ -7,7 +12,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from vendor_gateway.process import GatewaySettings, VendorGateway
-from waferbox.launch.installation import put_first
 from waferbox.runtime.node import serve
 
 
@@ -41,5 +45,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    put_first()
     sys.exit(main())

@@ -1,6 +1,15 @@
 """`python -m waferbox` is the command `waferbox`."""
 
-from waferbox.commands.cli import main
+from waferbox.launch.installation import begin_process
+
+
+def main() -> None:
+    """Runs the command. Its modules, which import gRPC and packages of process kinds, are imported here."""
+    begin_process()
+    from waferbox.commands.cli import app
+
+    app()
+
 
 if __name__ == "__main__":
     main()

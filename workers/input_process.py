@@ -20,6 +20,7 @@ from waferbox.input_process import foreign
 from waferbox.input_process.channel import DIGEST_BYTES, MESSAGE_BYTES, MOST_DIGESTS
 from waferbox.input_process.confinement import DROPPED_VARIABLES
 from waferbox.input_process.loader import STATE_BYTES
+from waferbox.launch.installation import user_environment
 from waferbox.launch.process import FIRST_FD
 from waferbox.launch.spawn import SpawnError, spawn
 from waferbox.links.hub import Stopped
@@ -276,7 +277,8 @@ class _ForeignPython:
 
     def __init__(self, interpreter: str, descriptors: Sequence[int], user: str) -> None:
         command = [interpreter, str(Path(foreign.__file__)), *_arguments(descriptors, user)]
-        environment = {name: value for name, value in os.environ.items() if name not in DROPPED_VARIABLES}
+        inherited = user_environment(os.environ)
+        environment = {name: value for name, value in inherited.items() if name not in DROPPED_VARIABLES}
         self._popen = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, pass_fds=descriptors, env=environment, start_new_session=True
         )

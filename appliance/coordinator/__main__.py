@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from appliance.coordinator.compilation import cached_compiler
 from appliance.coordinator.serving import CutOff, Event, serve_job
 from appliance.coordinator.settings import CUT_OFF_STATUS, read_settings
-from waferbox.launch.installation import put_first
+from waferbox.launch.installation import begin_process
 from waferbox.launch.process import FIRST_FD, let_wafers_compute
 from waferbox.launch.stop_signals import on_stop_signal
 from waferbox.runtime.logs import set_up_logging
@@ -37,5 +37,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    put_first()
+    begin_process()
     sys.exit(main())

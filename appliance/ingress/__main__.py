@@ -1,5 +1,10 @@
 """`python -m appliance.ingress`: the way into a cluster from outside, and the home of its coordinators."""
 
+from waferbox.launch.installation import begin_process
+
+if __name__ == "__main__":
+    begin_process()  # before the imports, one of which is gRPC
+
 import argparse
 import sys
 from collections.abc import Sequence
@@ -8,7 +13,6 @@ from pathlib import Path
 from appliance.ingress.process import Ingress, IngressSettings
 from waferbox.host.folders import cache_root
 from waferbox.launch.fork_server_process import COORDINATOR_PRELOAD, own_fork_server
-from waferbox.launch.installation import put_first
 from waferbox.runtime.node import add_arguments, serve
 
 
@@ -46,5 +50,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    put_first()
     sys.exit(main())

@@ -12,9 +12,9 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "integration"), str(HERE.parents[1])]
 
-from chaos_draw import draw  # noqa: E402
-from chaos_table import table  # noqa: E402
-from chaos_trial import EXECUTIONS, ONE_EXECUTION, Outcome, laboratory  # noqa: E402
+from chaos_draw import draw
+from chaos_table import table
+from chaos_trial import EXECUTIONS, ONE_EXECUTION, Outcome, laboratory
 
 WARM_UP = 10  # trials, until the memory of who survives is looked at
 

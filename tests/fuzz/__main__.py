@@ -9,7 +9,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "integration"), str(HERE.parents[1])]
 
-from fuzz_attack import attack  # noqa: E402
+from fuzz_attack import attack
 
 
 def main() -> int:

@@ -298,7 +298,7 @@ def test_a_folder_that_cannot_be_used_is_said(
         if fault == "a file":
             folder.touch(mode=0o600)
     with caplog.at_level(logging.WARNING), listening() as listener:
-        assert "links between containers of this host take gRPC" in caplog.text
+        assert "Links between containers of this host take gRPC" in caplog.text
         assert listener.endpoint().host == host_id()
 
 

@@ -1,17 +1,23 @@
 """What links do with peers that die, and with frames that nobody in his senses would send."""
 
+import contextlib
+import itertools
 import json
 import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 
 import pytest
-from link_pairs import DEADLINE_SECONDS, LANES, connect, filled, listening
+from link_pairs import DEADLINE_SECONDS, LANES, End, connect, filled, listening
 
+from waferbox.links import grpc_lane
+from waferbox.links import link as link_module
 from waferbox.links.frame import Frame, FrameKind
+from waferbox.links.grpc_bounds import CHUNK_BYTES, MAX_QUEUED_BYTES
 from waferbox.links.hub import Hub
 from waferbox.links.link import UNEXPECTED_BYTES, Link, LinkLost
 from waferbox.links.listener import LinkListener
@@ -209,3 +215,80 @@ def test_what_closes_a_link_leaves_no_descriptor(listener: LinkListener) -> None
     while len(os.listdir("/proc/self/fd")) > before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert len(os.listdir("/proc/self/fd")) <= before
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_a_peer_that_ignores_its_windows_ends_the_link(
+    listener: LinkListener, lane: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_module, "MIN_HELD_BYTES", 4_000_000)
+    a, b = connect(listener, lane)
+    b.link.expect({1: 1_000_000, 2: 0}, steps=3)
+    sender = threading.Thread(target=_send_until_lost, args=(a,))
+    sender.start()
+    with pytest.raises(LinkLost, match="the link to dialler is lost: it sent more than its windows allow"):
+        b.hub.receive(b.link, 2, 1)  # which never comes
+    assert 3 <= len(b.link.inbox) <= 4
+    b.close()
+    sender.join()
+    a.close()
+
+
+def _send_until_lost(end: End) -> None:
+    payload = filled(1_000_000)
+    with contextlib.suppress(LinkLost):
+        for step in itertools.count(1):
+            end.hub.send(end.link, 1, step, payload, as_bytes=True)
+
+
+def test_messages_that_are_taken_make_room(listener: LinkListener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_module, "MIN_HELD_BYTES", 0)
+    a, b = connect(listener, "grpc")
+    b.link.expect({1: 100_000}, steps=2)
+    payload = filled(100_000)
+    for step in range(1, 10):
+        a.hub.send(a.link, 1, step, payload)
+        b.hub.receive(b.link, 1, step)
+    a.close()
+    b.close()
+
+
+def test_a_link_that_is_not_read_holds_no_more_than_its_queue(
+    listener: LinkListener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What does not fit waits at the peer, and comes in order when the receiver looks at the link again."""
+    monkeypatch.setattr(grpc_lane, "MIN_INCOMING_BYTES", 2 * CHUNK_BYTES)
+    a, b = connect(listener, "grpc")
+    assert isinstance(b.link, grpc_lane.GrpcLink)
+    b.link.expect({1: CHUNK_BYTES // 8})
+    steps = 8 * (2 * MAX_QUEUED_BYTES + 8 * CHUNK_BYTES) // CHUNK_BYTES
+    sender = threading.Thread(target=_send_steps, args=(a, steps, filled(CHUNK_BYTES // 8)))
+    sender.start()
+    sender.join(0.5)
+    assert sender.is_alive(), "nothing has stopped the peer"
+    assert sum(map(len, b.link._incoming)) <= 3 * CHUNK_BYTES
+    for step in range(1, steps + 1):
+        b.hub.receive(b.link, 1, step)
+    sender.join(DEADLINE_SECONDS)
+    assert not sender.is_alive()
+    a.close()
+    b.close()
+
+
+def test_a_link_whose_queue_is_full_closes(listener: LinkListener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_lane, "MIN_INCOMING_BYTES", 0)
+    a, b = connect(listener, "grpc")
+    assert isinstance(b.link, grpc_lane.GrpcLink)
+    for step in range(1, 4):
+        a.hub.send(a.link, 1, step, filled(CHUNK_BYTES))
+    while not b.link._reader_waits:
+        time.sleep(0.01)
+    begin = time.monotonic()
+    b.close()
+    assert time.monotonic() - begin < 2 * grpc_lane.CLOSE_SECONDS
+    a.close()
+
+
+def _send_steps(end: End, steps: int, payload: Slice) -> None:
+    for step in range(1, steps + 1):
+        end.hub.send(end.link, 1, step, payload)

@@ -130,9 +130,9 @@ def answer_to(address: str, path: str, shown: str) -> grpc.StatusCode:
 def is_open(right: Right, caller: Caller, *, knows_job: bool) -> bool:
     if caller.kind not in right.kinds:
         return False
-    match right.whose, caller.kind:
+    match right.job_scope, caller.kind:
         case (JobScope.OWN, Kind.JOB) | (JobScope.SERVED, Kind.JOB):
-            return caller.name == OWN or not (knows_job or right.whose is JobScope.OWN)
+            return caller.name == OWN or not (knows_job or right.job_scope is JobScope.OWN)
         case (JobScope.OWN, Kind.MEMBER):
             return caller.name == OWN
         case (JobScope.OWN, Kind.USER):
@@ -151,7 +151,7 @@ def test_a_method_opens_to_those_whom_the_table_names_alone(path: str, kind: str
             expected = grpc.StatusCode.UNAUTHENTICATED if right.kinds else OPENED
             assert answer_to(address, path, wrong) == expected, name
         for caller in CALLERS:
-            if caller.kind is Kind.USER and right.whose is JobScope.OWN and not users_are_told_apart:
+            if caller.kind is Kind.USER and right.job_scope is JobScope.OWN and not users_are_told_apart:
                 continue
             opens = not right.kinds or is_open(right, caller, knows_job=kind == "threads")
             answer = answer_to(address, path, token(caller.kind, *caller.names))

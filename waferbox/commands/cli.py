@@ -45,7 +45,3 @@ app.command("set-priority", rich_help_panel=JOBS)(job_commands.set_priority)
 app.command(rich_help_panel=COMPILER)(compiler_commands.opt)
 app.command("compile-report", rich_help_panel=COMPILER)(compiler_commands.compile_report)
 app.command(rich_help_panel=COMPILER)(compiler_commands.plan)
-
-
-def main() -> None:
-    app()

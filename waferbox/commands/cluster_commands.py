@@ -27,6 +27,7 @@ from waferbox.commands.connection import (
 )
 from waferbox.host.folders import cache_root
 from waferbox.host.memory import parse_size
+from waferbox.launch.installation import user_environment
 from waferbox.launch.stop_signals import StopSignals
 from waferbox.output.console import errors, fail, output, print_heading, say, warn
 from waferbox.output.tables import cluster_table
@@ -51,7 +52,9 @@ def run_script(script: str, arguments: Sequence[str], environment: Mapping[str, 
     To be called in the main thread of a process that has no other.
     """
     watched = {*FORWARDED, signal.SIGCHLD}
-    process = subprocess.Popen([sys.executable, script, *arguments], env={**os.environ, **environment})
+    process = subprocess.Popen(
+        [sys.executable, script, *arguments], env={**user_environment(os.environ), **environment}
+    )
     signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     try:
         while process.poll() is None:

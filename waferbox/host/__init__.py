@@ -1,3 +1,1 @@
-"""What a process asks of its host: threads, folders, descriptors, memory. The lowest package: it imports nothing of
-ours.
-"""
+"""Threads, folders, descriptors and memory of the host. The lowest package: it imports no other of the product."""

@@ -1,31 +1,36 @@
-"""Many descriptors: as many as the system lets a process have, and waits for them, however high their numbers."""
+"""File descriptors in large numbers: the limit of a process, shortages, and waits that take any number."""
 
+import errno
 import resource
 import select
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Final, Protocol
+
+# Errors of `accept` that pass when the process, or the system, has descriptors and memory again.
+SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 class HasFileno(Protocol):
-    """A file, a socket."""
+    """A file, a socket, or another object with a descriptor."""
 
     def fileno(self) -> int: ...
 
 
 def raise_descriptor_limit() -> None:
-    """Lets this process have as many as it may; 1,024 is common where nobody asks."""
+    """Raises the limit of open descriptors of this process to the most that is allowed; 1,024 is a common default."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def readable(descriptors: Iterable[int | HasFileno], seconds: float | None) -> set[int]:
-    """Waits until at least one of the descriptors can be read, or is at its end; select.select knows none above 1,023.
+    """Waits until at least one descriptor can be read or is at its end. select.select takes none above 1,023.
 
     Args:
-        seconds: at most so long; None for as long as it takes.
+        descriptors: numbers, or objects with a descriptor.
+        seconds: the longest wait; None for no bound.
 
     Returns:
-        The numbers of those that can be read; none of them after `seconds`.
+        The numbers of the readable descriptors; an empty set after `seconds`.
     """
     poller = select.poll()
     for descriptor in descriptors:

@@ -1,5 +1,6 @@
-"""Where processes of a user keep files: the cache, recovery points, keys that their owner alone may read; and what is
-said where there is no room.
+"""Folders in which processes of a user keep files: the cache, recovery points, and keys that only the user may read.
+
+Messages for a folder without room are made here too.
 """
 
 import contextlib
@@ -11,8 +12,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Where processes of a user find what they share: the cache folder, and keys that its owner alone may read
+# --- The cache and keys -----------------------------------------------------------------------------------------------
 
 
 CACHE_VARIABLE: Final = "WAFERBOX_CACHE"
@@ -28,9 +28,9 @@ def cache_root() -> Path:
 
 
 def secret_key(path: Path) -> bytes:
-    """The key in a file that its owner alone may read; a fresh one, if there is none or it could be known to others.
+    """The key in a file that only its owner may read; a new one, if there is none or others could have read it.
 
-    Of processes that come at the same time all get the same key. Raises OSError.
+    Processes that call this at the same time get the same key. Raises OSError.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -43,59 +43,63 @@ def secret_key(path: Path) -> bytes:
     finally:
         os.close(folder)
     if key is None:
-        raise OSError(f"{path} belongs to somebody else, or its folder does")
+        raise OSError(f"{path} belongs to another user, or its folder does")
     return key
 
 
 def _make_secret_key(path: Path) -> None:
-    """In place of whatever is there."""
+    """Writes a new key in place of any file."""
     fresh = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     try:
         with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(secrets.token_bytes(KEY_BYTES))
-        fresh.replace(path)  # whole: others may read it without the lock
+        fresh.replace(path)  # complete, as other processes may read the file without the lock
     finally:
         fresh.unlink(missing_ok=True)
 
 
 def read_secret_key(path: Path) -> bytes | None:
-    """The key in a file, if it is there and nobody else can read or change it."""
+    """The key in a file; None if there is none, or another user can read or change the file."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return None
     with open(descriptor, "rb") as file:
-        return file.read(KEY_BYTES) if _is_private(os.fstat(descriptor)) else None
+        return file.read(KEY_BYTES) if _is_key(os.fstat(descriptor)) else None
+
+
+def _is_key(found: os.stat_result) -> bool:
+    return stat.S_ISREG(found.st_mode) and found.st_size == KEY_BYTES and _is_private(found)
 
 
 def _is_private(found: os.stat_result) -> bool:
-    private = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
-    return private and found.st_size == KEY_BYTES
+    """Whether a file or folder is this user's, and no other user can read or change it."""
+    return found.st_uid == os.geteuid() and not found.st_mode & 0o077
 
 
-# --- Where processes keep what they need not make twice, and what they do where there is no room ----------------------
+# --- Folders and their room -------------------------------------------------------------------------------------------
 
 
 RECOVERY_VARIABLE = "WAFERBOX_RECOVERY_DIR"
 
 
 def recovery_root() -> Path:
-    """$WAFERBOX_RECOVERY_DIR, or a folder in the cache: what jobs go on from when somebody has died."""
+    """The folder of recovery points: $WAFERBOX_RECOVERY_DIR, or a folder in the cache."""
     named = os.environ.get(RECOVERY_VARIABLE)
     return Path(named).absolute() if named else cache_root() / "recovery"
 
 
 def check_private(folder: Path) -> None:
-    """Raises PermissionError where others may read or write what is in the folder, or it is theirs; OSError."""
+    """Raises PermissionError where the folder is not this user's, or others may read or write in it; OSError."""
     found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+    if not stat.S_ISDIR(found.st_mode) or not _is_private(found):
         raise PermissionError(f"{folder} is not a folder of this user alone")
 
 
 def write_whole(path: Path, content: bytes, *, durable: bool = True) -> None:
-    """Writes a file, under another name until it is complete. Raises OSError, and leaves nothing then.
+    """Writes a file, under another name until it is complete. Raises OSError, and then leaves no file.
 
-    durable: whether to wait until it is on the disk, so that it outlives the host too.
+    durable: whether to wait until the file is on the disk, so that it survives a crash of the host.
     """
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -113,7 +117,14 @@ def write_whole(path: Path, content: bytes, *, durable: bool = True) -> None:
 
 
 def why_not_kept(folder: Path, nbytes: int, reason: str | None, variable: str = CACHE_VARIABLE) -> str:
-    """For the user whose files a folder did not take: which folder, why, what it has room for, and the way out."""
+    """Text for the user about a folder that took no files: the folder, the reason, its free space, and the way out.
+
+    Args:
+        folder: the folder, which need not exist.
+        nbytes: bytes that are needed.
+        reason: the system's error message; None where there is none.
+        variable: the variable that can name another folder.
+    """
     existing = next(place for place in (folder, *folder.parents) if place.is_dir())
     free = shutil.disk_usage(existing).free
     return (

@@ -1,6 +1,4 @@
-"""Memory of a process: the settings of the C library's allocator, which exceptions say that memory was refused, sizes
-on a command line.
-"""
+"""The memory of a process: settings of the C library's allocator, exceptions for refused memory, and sizes as text."""
 
 import ctypes
 import errno
@@ -8,18 +6,17 @@ import functools
 import re
 from typing import Final
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The C library's allocator, set for processes that handle bytes in large blocks that live for a moment
+# --- The allocator ----------------------------------------------------------------------------------------------------
 
 
-# Of mallopt, in malloc.h of glibc.
+# Parameters of mallopt, from malloc.h of glibc.
 _M_TRIM_THRESHOLD: Final = -1
 _M_TOP_PAD: Final = -2
 _M_MMAP_THRESHOLD: Final = -3
 _M_MMAP_MAX: Final = -4
 _M_ARENA_MAX: Final = -8
 
-# The most that glibc takes. Blocks up to this come from memory that the process has, rather than from new pages.
+# The largest threshold that glibc accepts. Blocks up to this size come from freed memory rather than from new pages.
 _LARGE_BLOCK_BYTES: Final = 32 * 1024 * 1024
 _KEPT_BYTES: Final = 256 * 1024 * 1024
 _GROWTH_BYTES: Final = 16 * 1024 * 1024
@@ -27,11 +24,10 @@ _GROWTH_BYTES: Final = 16 * 1024 * 1024
 
 @functools.cache
 def keep_large_blocks() -> None:
-    """Keeps freed blocks of megabytes for the next ones, up to _KEPT_BYTES.
+    """Keeps freed blocks of megabytes for later ones, up to _KEPT_BYTES. No effect without glibc.
 
-    By default each message of the gRPC lane takes its pages from the kernel anew, zeroed, several times on its way:
-    that halves the lane's goodput. One arena, for a block is made in one thread and freed in another. Where the C
-    library is not glibc nothing happens.
+    By default each message of the gRPC lane gets new, zeroed pages from the kernel several times on its way, which
+    halves the lane's goodput. There is one arena, since one thread allocates a block and another frees it.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
@@ -44,9 +40,9 @@ def keep_large_blocks() -> None:
 
 @functools.cache
 def keep_freed_memory() -> None:
-    """Keeps all that is freed, of whatever size: for a process that runs the same step again and again.
+    """Keeps all freed memory, for a process that runs the same step many times. No effect without glibc.
 
-    A tensor that takes new pages from the kernel costs as much as the arithmetic on it.
+    A tensor in new pages of the kernel costs as much as the arithmetic on it.
     """
     keep_large_blocks()
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -56,14 +52,14 @@ def keep_freed_memory() -> None:
     mallopt(_M_TRIM_THRESHOLD, -1)
 
 
-# --- Exceptions that say that the system has refused memory: of Python, of torch, of C++ and of mmap ------------------
+# --- Refused memory ---------------------------------------------------------------------------------------------------
 
 
-_TEXTS: Final = ("can't allocate memory", "std::bad_alloc")  # of torch, which raises RuntimeError for both
+_TEXTS: Final = ("can't allocate memory", "std::bad_alloc")  # torch raises RuntimeError with either
 
 
 def is_refused_memory(error: BaseException) -> bool:
-    """Whether it is one of them, or was raised because of one."""
+    """Whether an exception of Python, torch, C++ or mmap says that the system refused memory, or has such a cause."""
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:
@@ -76,18 +72,14 @@ def is_refused_memory(error: BaseException) -> bool:
     return False
 
 
-# --- Sizes of memory on a command line --------------------------------------------------------------------------------
+# --- Sizes ------------------------------------------------------------------------------------------------------------
 
 
 UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 def parse_size(text: str) -> int:
-    """The bytes that a text such as "512m" or "8g" stands for, as container engines read it.
-
-    Raises:
-        ValueError: it is not a size, or is none.
-    """
+    """The bytes of a text such as "512m" or "8g", as container engines read it. Raises ValueError, also for zero."""
     match = re.fullmatch(r"([0-9]+)([kmgt]?)b?", text.strip().lower())
     if match is None or not int(match[1]):
         raise ValueError(f"a size is a number with k, m, g or t behind it, such as 512m or 8g, not {text!r}")

@@ -5,17 +5,19 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-# --- Threads that tell of their defects: one that dies silently leaves others waiting for it --------------------------
+# --- Guarded threads --------------------------------------------------------------------------------------------------
+#
+# A thread that dies silently leaves others waiting for it.
 
 
 logger = logging.getLogger(__name__)
 
 
 class GuardedThread(threading.Thread):
-    """A daemon thread that hands an exception which its target did not expect to whoever owns the work.
+    """A daemon thread that reports an unexpected exception of its target to the owner of the work.
 
-    `on_defect` is called in this thread, last; it makes those give up who wait for the thread. What the target expects
-    (a closed connection, the end of a job) it handles itself.
+    `on_defect` is called last, in this thread; it has to end the waits for the thread. The target handles expected
+    errors, such as a closed connection or the end of a job.
     """
 
     def __init__(self, target: Callable[[], None], *, name: str, on_defect: Callable[[Exception], None]) -> None:
@@ -27,12 +29,12 @@ class GuardedThread(threading.Thread):
         try:
             self._work()
         except Exception as error:
-            logger.exception("a defect in thread %s", self.name)
+            logger.exception("A defect in thread %s", self.name)
             self._on_defect(error)
 
 
 class GuardedTimer(GuardedThread):
-    """Calls its target after some seconds, unless it is cancelled before."""
+    """A guarded thread that calls its target after some seconds, unless it is cancelled before."""
 
     def __init__(
         self, seconds: float, target: Callable[[], None], *, name: str, on_defect: Callable[[Exception], None]
@@ -46,15 +48,18 @@ class GuardedTimer(GuardedThread):
         super().__init__(wait_and_call, name=name, on_defect=on_defect)
 
     def cancel(self) -> None:
-        """Has no effect once the target is called; more than once does no harm."""
+        """Prevents the call of the target; no effect once the target is running. May be called more than once."""
         self._cancelled.set()
 
 
-# --- A cancellation token: has those give up who wait on behalf of a job that has ended -------------------------------
+# --- Cancellation -----------------------------------------------------------------------------------------------------
 
 
 class CancellationToken:
-    """Is cancelled at most once, from any thread, and stays so."""
+    """The end of a job, for the waits on its behalf, which give up then. Thread-safe.
+
+    A token is cancelled at most once, and stays cancelled.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -66,7 +71,7 @@ class CancellationToken:
         return self._cancelled
 
     def cancel(self) -> None:
-        """Make all waits give up, those to come too."""
+        """Ends all waits, later ones included."""
         with self._lock:
             self._cancelled = True
             for callback in self._callbacks:
@@ -74,7 +79,10 @@ class CancellationToken:
 
     @contextmanager
     def on_cancel(self, callback: Callable[[], None]) -> Iterator[None]:
-        """Calls back, in the cancelling thread, if it happens in the body; at once if it has. No callback may block."""
+        """Calls `callback` when the token is cancelled within the body, or at once if it was before.
+
+        The cancelling thread makes the call, so the callback must not block.
+        """
         with self._lock:
             if self._cancelled:
                 callback()

@@ -1,13 +1,17 @@
-"""The fork server: a process with torch imported, and without gRPC or threads, that forks the others.
+"""The fork server: a process with torch imported, and without gRPC or threads, that forks other processes.
 
-`python -m waferbox.launch.fork_server [--own] [--when-idle MODULE] LISTENER_FD READY_FD [MODULE ...]`;
-`waferbox.launch.fork_server_process` starts it.
-Once it has imported the modules it closes READY_FD; those of --when-idle it imports when nobody asks for anything.
-One connection asks for one process, in one message of JSON, and hears its number at once and its exit status in the
-end. A process whose connection ends is ended, unless it was asked for as one that outlives it. When standard input
-ends, or SIGTERM comes, everything is ended. With --own it stands in for the process that has started it: what does not
-outlive its connection is killed with that, as the kernel does for a child; what does goes on when standard input ends,
-and the server for as long.
+    waferbox.launch.fork_server [--own] [--when-idle MODULE] LISTENER_FD READY_FD [MODULE ...]
+
+`waferbox.launch.fork_server_process` starts it. The server imports each MODULE and then closes READY_FD; it imports
+those of --when-idle while no request waits.
+
+Each connection requests one process, in one message of JSON. The server answers with the process's id at once, and with
+its exit status at the end. The server ends a process whose connection closes, unless the request had `outlives`. The
+server ends all processes when standard input ends, or on SIGTERM.
+
+With --own the server acts for the process that has started it. It then kills a process whose connection closes, as the
+kernel kills a child with its parent. When standard input ends, processes with `outlives` stay, and the server stays
+with them.
 """
 
 import argparse
@@ -26,34 +30,38 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from waferbox.host.descriptors import SHORTAGES
 from waferbox.launch.process import MODULES, enter, run_module
 from waferbox.launch.spawn import MAX_FDS, MAX_MESSAGE_BYTES
 from waferbox.launch.stop_signals import StopSignals
-from waferbox.links.accept_loop import SHORTAGES
 
-RETRY_SECONDS = 0.1  # until the next try to accept, where the process or the system is short of something
+RETRY_SECONDS = 0.1  # between attempts to accept during a shortage of descriptors or memory
 TERM_SECONDS = 3.0  # between SIGTERM and SIGKILL
 
 
 @dataclass(slots=True)
 class _Forked:
+    """A process that the server has forked."""
+
     pid: int
     pidfd: int
-    connection: socket.socket | None  # None once whoever asked for the process has gone
-    outlives: bool  # the connection
-    kill_at: float | None = None  # when it is killed, after SIGTERM
+    connection: socket.socket | None  # None once the requesting process has closed it
+    outlives: bool  # whether the process survives its connection
+    kill_at: float | None = None  # time of SIGKILL, after a SIGTERM
 
 
 class ForkServer:
+    """The loop of the server over its connections, its children and its signals. It has no threads, since it forks."""
+
     def __init__(self, listener: socket.socket, *, when_idle: Sequence[str], own: bool) -> None:
         self._listener = listener
         self._when_idle = list(when_idle)
         self._own = own
         self._selector = selectors.DefaultSelector()
         self._children: dict[int, _Forked] = {}  # by pidfd
-        self._callers: set[socket.socket] = set()  # that have not asked yet
+        self._callers: set[socket.socket] = set()  # without a request yet
         self._accept_at: float | None = None  # when connections are accepted again, after a shortage
-        self._is_short = False  # of descriptors or memory, and that has been said
+        self._is_short = False  # of descriptors or memory; the shortage has been reported
         self._closing = False
         listener.setblocking(False)
         self._signals = StopSignals(signal.SIGTERM)
@@ -62,13 +70,13 @@ class ForkServer:
         self._selector.register(0, selectors.EVENT_READ, self._input_ended)
 
     def serve(self) -> None:
-        """Until standard input ends, or SIGTERM; then until the last child has."""
+        """Serves until standard input ends, or SIGTERM; then until the last child has ended."""
         while not (self._closing and not self._children):
             ready = self._selector.select(0.0 if self._when_idle else self._seconds_to_deadline())
             if not ready and self._when_idle:
                 preload([self._when_idle.pop(0)])
             for key, _ in ready:
-                if self._selector.get_map().get(key.fd) is key:  # one before may have closed it
+                if self._selector.get_map().get(key.fd) is key:  # an earlier event may have closed the descriptor
                     key.data()
             now = time.monotonic()
             if self._accept_at is not None and self._accept_at <= now:
@@ -112,7 +120,7 @@ class ForkServer:
         try:
             connection, _ = self._listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
-            return  # the caller has left already
+            return  # the caller has closed the connection
         except OSError as error:
             if error.errno not in SHORTAGES:
                 raise
@@ -157,7 +165,7 @@ class ForkServer:
         self, connection: socket.socket, module: str, argv: Sequence[str], fds: Sequence[int], *, outlives: bool
     ) -> None:
         server = os.getpid()
-        # Until the child has left the server's signals, a signal to it would be taken for one to the server.
+        # A signal to the child would reach the server's wakeup descriptor until the child has closed that.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         try:
             pid = os.fork()
@@ -176,13 +184,13 @@ class ForkServer:
         self._selector.register(pidfd, selectors.EVENT_READ, lambda: self._reap(child))
         self._selector.register(connection, selectors.EVENT_READ, lambda: self._abandoned(child))
         connection.setblocking(False)
-        with contextlib.suppress(OSError):  # whoever asked has gone already: seen at the next select
+        with contextlib.suppress(OSError):  # a closed connection is noticed at the next select
             socket.send_fds(connection, [json.dumps({"pid": pid, "server": server}).encode()], [pidfd])
 
     def _run_child(
         self, server: int, connection: socket.socket, module: str, argv: Sequence[str], fds: Sequence[int]
     ) -> int:
-        """What the new process does. It must not return into the server's loop, whatever happens."""
+        """Runs the new process, which must not return into the server's loop, and returns its exit status."""
         status = 1
         try:
             self._signals.close()
@@ -191,8 +199,8 @@ class ForkServer:
                 os.close(other.pidfd)
                 if other.connection is not None:
                     other.connection.close()
-            for mine in (self._listener, connection, *self._callers):
-                mine.close()
+            for inherited in (self._listener, connection, *self._callers):
+                inherited.close()
             enter(parent=server, fds=fds)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
             status = run_module(module, argv)
@@ -214,7 +222,7 @@ class ForkServer:
             child.connection.close()
 
     def _abandoned(self, child: _Forked) -> None:
-        """The connection of a child is readable: nothing more is ever said on it, so its other end is closed."""
+        """Called when the connection of a child is readable: no second message comes, so the other end is closed."""
         assert child.connection is not None
         self._selector.unregister(child.connection)
         child.connection.close()
@@ -236,13 +244,13 @@ class ForkServer:
 
 
 def preload(modules: Sequence[str]) -> None:
-    """Import them, and keep what is here shared with the children."""
-    gc.disable()  # imports leave next to nothing to collect, and a sixth of their time would be looking for it
+    """Imports modules, whose memory the children then share."""
+    gc.disable()  # imports leave next to no garbage, and its collection would take a sixth of their time
     for module in modules:
         importlib.import_module(module)
     if "grpc" in sys.modules:
         raise ImportError("a preloaded module imports grpc, which does not survive a fork")
-    gc.freeze()
+    gc.freeze()  # a collection in a child would write to, and so copy, the shared pages
     gc.enable()
 
 

@@ -1,4 +1,4 @@
-"""The fork server as the process that starts it sees it: a launcher's, or one of this process's own."""
+"""Fork servers in the process that starts them: a launcher's, or one that a process has for itself."""
 
 import contextlib
 import logging
@@ -15,12 +15,9 @@ from waferbox.launch.installation import python_command
 from waferbox.launch.process import SOCKET_VARIABLE
 from waferbox.security.tokens import without_tokens
 
-# --- The fork server as the process that starts it sees it: its name, its end, and what that end was ------------------
+CLOSE_SECONDS = 8.0  # more than the fork server grants its children
 
-
-CLOSE_SECONDS = 8.0  # more than the fork server gives its children
-
-# What the roles need and what survives a fork: everything but gRPC. Named, not imported: the command needs none of it.
+# Modules that roles import and that survive a fork, which gRPC does not. Names, since the command imports none of them.
 ROLES_PRELOAD = (
     "torch",
     "numpy",
@@ -36,7 +33,10 @@ COORDINATOR_PRELOAD = (*ROLES_PRELOAD, "appliance.compiler.artifacts")  # a coor
 
 
 class ForkServerProcess:
-    """Owns a fork server, which ends, with all that it forked, when this object is closed or its process dies."""
+    """A fork server, which ends with all that it forked when this object is closed or its owner's process dies.
+
+    Used by one thread.
+    """
 
     def __init__(
         self,
@@ -47,12 +47,18 @@ class ForkServerProcess:
         when_idle: Sequence[str] = (),
         own: bool = False,
     ) -> None:
-        """Start it, without waiting for its imports: processes can be asked for at once.
+        """Starts the server without waiting for its imports; requests wait for them.
 
-        preload: modules for it to import, none of which may import grpc; when_idle: those that it imports once it can
-        fork, and has forked what was asked for by then. output: the descriptor for what it and its children print:
-        standard error, because standard output may be a pipe that somebody reads to its end. own: it forks for this
-        process alone. What was asked for as outliving this goes on after it, and the fork server too.
+        Args:
+            preload: modules that it imports first, none of which may import grpc.
+            environment: its environment, and that of its children.
+            output: descriptor for its output and that of its children. By default standard error, since standard
+                output may be a pipe that another process reads to its end.
+            when_idle: modules that it imports once it has served the requests that waited.
+            own: whether it forks for this process alone. Children that outlive this process then keep the server.
+
+        Raises:
+            OSError: the process cannot be started.
         """
         self.name = f"waferbox-{secrets.token_hex(12)}"
         self._preload = preload
@@ -63,7 +69,11 @@ class ForkServerProcess:
         self._start()
 
     def restart(self) -> None:
-        """Start another in place of one that has ended, under the same name. Raises OSError, and may be tried again."""
+        """Starts another server in place of one that has ended, under the same name.
+
+        Raises:
+            OSError: the process cannot be started; the call may be repeated.
+        """
         self._forget()
         self._start()
 
@@ -91,7 +101,7 @@ class ForkServerProcess:
         self._pidfd = os.pidfd_open(self._process.pid)
 
     def _forget(self) -> None:
-        """The process, which has ended."""
+        """Closes the descriptors of the process, which has ended."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._ready.close()
@@ -104,19 +114,19 @@ class ForkServerProcess:
         return self._process.pid
 
     def fileno(self) -> int:
-        """Readable once the fork server has ended."""
+        """A descriptor that is readable once the server has ended."""
         return self._pidfd
 
     def ready_fileno(self) -> int:
-        """Readable once it has imported what it should, or has ended."""
+        """A descriptor that is readable once the server has imported its modules, or has ended."""
         return self._ready.fileno()
 
     def poll(self) -> int | None:
-        """The exit status of the fork server, or None while it runs."""
+        """The exit status of the server; None while it runs."""
         return self._process.poll()
 
     def end(self) -> str:
-        """How it ended, for the user; empty while it runs."""
+        """The end of the server in words for the user; empty while it runs."""
         status = self.poll()
         if status is None:
             return ""
@@ -124,12 +134,12 @@ class ForkServerProcess:
         return f"the fork server (pid {self.pid}) {how}"
 
     def close(self) -> None:
-        """End it and everything that it forked; where it is this process's own, all but what outlives this."""
+        """Ends the server and its children; of an own server, all but the children that outlive this process."""
         if self._pidfd < 0:
             return
         assert self._process.stdin is not None
         if not readable([self._ready], 0.0):
-            self._process.kill()  # it still imports, and has forked nothing
+            self._process.kill()  # it is still importing, and has no children
         self._process.stdin.close()
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGCONT)  # a suspended one would not see the end of its input
@@ -142,8 +152,9 @@ class ForkServerProcess:
         self._forget()
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The fork server of one process, for what it starts: where it was started by hand, or in a container of its own
+# --- A process's own fork server --------------------------------------------------------------------------------------
+#
+# For a process without a launcher: one that was started by hand, or in a container of its own.
 
 
 END_SECONDS = 1.0  # between the end of a fork server's socket and that of its process
@@ -156,10 +167,10 @@ _own: ForkServerProcess | None = None
 
 @contextlib.contextmanager
 def own_fork_server(preload: Sequence[str]) -> Iterator[None]:
-    """Have what this process starts in the block forked by a server of its own, unless a launcher has one already.
+    """Has an own fork server start the processes of the block, unless a launcher has a fork server.
 
-    It imports `preload` from now on, beside what this process does. Where it dies, what it forked dies with it, and the
-    next process that is asked for starts another. It ends with this process, once nothing is left that outlives that.
+    The server imports `preload` meanwhile. If it dies, its children die too, and the next request starts another
+    server. It ends with this process, or after the last child that outlives this process.
     """
     global _own
     if os.environ.get(SOCKET_VARIABLE):
@@ -175,17 +186,21 @@ def own_fork_server(preload: Sequence[str]) -> Iterator[None]:
 
 
 def own_fork_server_name() -> str:
-    """The name of this process's own fork server, which runs; empty if it has none. Raises OSError: none can start."""
+    """The name of this process's own, running fork server; empty if it has none.
+
+    Raises:
+        OSError: the server has died, and another cannot be started.
+    """
     with _lock:
         if _own is None:
             return ""
         if _own.poll() is not None:
-            logger.warning("%s; another takes its place", _own.end())
+            logger.warning("Another fork server is started: %s", _own.end())
             _own.restart()
         return _own.name
 
 
 def own_is_ending() -> bool:
-    """Whether this process's own fork server is about to end, or has: whoever asked it for something asks again."""
+    """Whether this process's own fork server has ended, or ends within a second, so that a request is repeated."""
     with _lock:
         return _own is not None and bool(readable([_own], END_SECONDS))

@@ -1,7 +1,8 @@
-"""How a process of the cluster begins: tied to a parent's life, alone in its session, with its descriptors in order.
+"""The begin of a process of the cluster: tied to a parent, in a session of its own, with its descriptors in order.
 
-Both ways of starting one end here: the fork server (waferbox.launch.fork_server), and, where none runs,
-`python -m waferbox.launch.process [--parent PID] [--fds 7,9] MODULE [ARGUMENT ...]`.
+The fork server begins its children here. So does a Python of its own, where no fork server runs:
+
+    waferbox.launch.process [--parent PID] [--fds 7,9] MODULE [ARGUMENT ...]
 """
 
 import argparse
@@ -16,9 +17,9 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from waferbox.launch.installation import forget_roles
+from waferbox.launch.installation import begin_user_code
 
-# The modules that may be started: packages by their __main__, plain modules by themselves. Each has main(argv) -> int.
+# Modules that may be started: a package by its __main__, a plain module by itself. Each has main(argv) -> int.
 MODULES = frozenset(
     {
         "appliance",
@@ -36,7 +37,7 @@ SOCKET_VARIABLE = "WAFERBOX_FORK_SERVER"  # the name of its abstract Unix socket
 
 _RUN_USER_CODE = frozenset({"waferbox.input_process"})
 
-FIRST_FD = 3  # the descriptors handed to a process are 3, 4, ... there, in the order in which they were given
+FIRST_FD = 3  # the descriptors that a process is given are 3, 4, ... there, in the order of the request
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -44,7 +45,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies; exits at once if the parent has died already."""
+    """Makes the kernel kill this process when its parent dies; exits at once if the parent is dead."""
     if _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:
@@ -52,10 +53,16 @@ def die_with_parent(parent: int) -> None:
 
 
 def enter(*, parent: int | None, fds: Sequence[int]) -> None:
-    """Make the calling process, fresh from fork or exec, one that heeds no terminal and dies with its parent.
+    """Detaches this process, new from fork or exec, from terminals and orders its descriptors.
 
-    parent: None for a process that outlives whoever started it. Raises OSError where a descriptor is not open.
-    Descriptors are moved to FIRST_FD and up; standard input is empty.
+    Standard input is empty afterwards.
+
+    Args:
+        parent: the process with which this one dies; None for one that outlives its starter.
+        fds: descriptors, which are moved to FIRST_FD and up.
+
+    Raises:
+        OSError: a descriptor is not open.
     """
     if parent is not None:
         die_with_parent(parent)
@@ -68,7 +75,7 @@ def enter(*, parent: int | None, fds: Sequence[int]) -> None:
     if empty != 0:
         os.dup2(empty, 0)
         os.close(empty)
-    # Out of the way of the numbers that are wanted first, then into place.
+    # First above all target numbers: a target may be the number of a descriptor that is still to be moved.
     aside = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, FIRST_FD + len(fds)) for fd in fds]
     for fd in fds:
         os.close(fd)
@@ -78,13 +85,13 @@ def enter(*, parent: int | None, fds: Sequence[int]) -> None:
 
 
 def run_module(module: str, argv: Sequence[str]) -> int:
-    """Run main(argv) of one of MODULES; what it raises is printed and gives the exit status that Python would give."""
+    """Runs main(argv) of one of MODULES, and returns the exit status. Exceptions are printed, as Python does."""
     if module not in MODULES:
         raise ValueError(f"{module!r} is not one of the modules that may be started: {', '.join(sorted(MODULES))}")
-    _libc.prctl(_PR_SET_NAME, module.rpartition(".")[2].encode()[:15], 0, 0, 0)  # what ps and top show
+    _libc.prctl(_PR_SET_NAME, module.rpartition(".")[2].encode()[:15], 0, 0, 0)  # shown by ps and top
     sys.argv = [module, *argv]
     if module in _RUN_USER_CODE:
-        forget_roles()
+        begin_user_code()
     try:
         spec = importlib.util.find_spec(module)
         if spec is not None and spec.submodule_search_locations is not None:
@@ -113,15 +120,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_module(options.module, options.arguments)
 
 
-# --- How the kernel shares the cores between the roles of one host ----------------------------------------------------
-
-
 def let_wafers_compute() -> None:
-    """Have this thread, and those that it starts, take a core from no other when they are woken: they wait for one.
+    """Makes this thread, and those that it starts later, wait for a free core when they are woken.
 
-    For all roles but wafers, which wake them with each group that they send.
+    Called by all roles but the wafers, which wake the other roles with each group that they send and would lose their
+    core to them.
     """
-    with contextlib.suppress(OSError):  # where a container forbids it, steps are slower
+    with contextlib.suppress(OSError):  # a container may forbid it; steps are slower then
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 

@@ -1,4 +1,9 @@
-"""Starting processes of the cluster, by the fork server or as a Python of their own; and their ends."""
+"""Starting processes of the cluster, by the fork server or as a Python of their own, and observing their ends.
+
+The fork server has torch imported, so that it forks a process within milliseconds. It is this process's own
+(`waferbox.launch.fork_server_process`), or the launcher's, which the variable WAFERBOX_FORK_SERVER names. A process
+lives at most as long as the process that holds its Child; or, if it was requested with `outlives`, as the fork server.
+"""
 
 import concurrent.futures
 import contextlib
@@ -18,24 +23,24 @@ from waferbox.launch.installation import python_command
 from waferbox.launch.process import MODULES, SOCKET_VARIABLE
 from waferbox.security.tokens import without_tokens
 
-# --- A process that this one asked for: its end, its exit status, and how to bring that end about ---------------------
+# --- A started process ------------------------------------------------------------------------------------------------
 
 
 MAX_STATUS_BYTES = 1024
-STATUS_SECONDS = 5.0  # for a fork server that has just taken note of a child's end to pass it on
+STATUS_SECONDS = 5.0  # for a fork server to send the exit status of a child that has ended
 
 
 class ExitStatus(Protocol):
-    """How the exit status of a process that has ended is learnt."""
+    """A source of the exit status of a process that has ended."""
 
-    cause: str  # what ended it with itself, once the status is known; empty: nothing did
+    cause: str  # the end of another process that has ended this one, once the status is read; empty: there is none
 
     def read(self) -> int: ...
     def close(self) -> None: ...
 
 
 class PopenStatus:
-    """Of a child of this process."""
+    """The exit status of a child of this process."""
 
     cause = ""
 
@@ -50,7 +55,7 @@ class PopenStatus:
 
 
 class ForkServerStatus:
-    """Of a child of the fork server, which sends it on the connection that asked for the process."""
+    """The exit status of a child of the fork server, which sends it over the connection of the request."""
 
     def __init__(self, connection: socket.socket, pid: int, pidfd: int, server_pid: int) -> None:
         self.cause = ""
@@ -61,7 +66,7 @@ class ForkServerStatus:
 
     def read(self) -> int:
         if not readable([self._connection], 0.0):
-            # The fork server may be suspended: the kernel knows as well.
+            # The fork server may be suspended; the kernel has the status too.
             status = zombie_status(self._pid, self._pidfd)
             if status is not None:
                 return status
@@ -79,7 +84,7 @@ class ForkServerStatus:
 
 
 class UnknownStatus:
-    """Of a process that neither this one nor its fork server had started: nobody passes it on."""
+    """The unknown exit status of a process that neither this process nor its fork server has started."""
 
     def __init__(self, pid: int) -> None:
         self.cause = ""
@@ -94,7 +99,7 @@ class UnknownStatus:
 
 
 def process_started(pid: int) -> int:
-    """When a process was started, in clock ticks since the boot. Raises ProcessLookupError."""
+    """The start time of a process, in clock ticks since the boot. Raises ProcessLookupError."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except FileNotFoundError as error:
@@ -102,21 +107,21 @@ def process_started(pid: int) -> int:
 
 
 def zombie_status(pid: int, pidfd: int) -> int | None:
-    """The exit status of a process that has ended and that its parent has not waited for; else None."""
+    """The exit status of a process that has ended and for which its parent has not waited; else None."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         waited_for = "Pid:\t-1\n" in Path(f"/proc/self/fdinfo/{pidfd}").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    if fields[0] != "Z" or waited_for:  # after that the number may be another's
+    if fields[0] != "Z" or waited_for:  # a process that was waited for has freed its id for another
         return None
     return os.waitstatus_to_exitcode(int(fields[-1]))
 
 
 class Child:
-    """A process that this one asked for. close() ends it, if it still runs. Thread-safe, but close is the last."""
+    """A process that this process has requested; `close` ends it. Thread-safe, but `close` is the last call."""
 
-    host = ""  # this one
+    host = ""  # this host
 
     def __init__(self, module: str, pid: int, pidfd: int, exit_status: ExitStatus) -> None:
         self.module = module
@@ -128,35 +133,35 @@ class Child:
 
     @classmethod
     def find(cls, module: str, pid: int, started: int) -> "Child | None":
-        """A process that another one had asked for, and that was started then; None if it has ended."""
+        """A process that another process has requested; None if it has ended. started: its time, by process_started."""
         try:
             pidfd = os.pidfd_open(pid)
         except (OSError, ValueError):
             return None
         with contextlib.suppress(ProcessLookupError):
-            if process_started(pid) == started:  # else the number is another's by now
+            if process_started(pid) == started:  # otherwise the id belongs to a later process
                 return cls(module, pid, pidfd, UnknownStatus(pid))
         os.close(pidfd)
         return None
 
     @property
     def cause(self) -> str:
-        """What ended it, once wait has returned, where it ended with another process; else empty."""
+        """The end of another process that has ended this one, once `wait` has returned; empty if there is none."""
         return self._exit_status.cause
 
     def fileno(self) -> int:
-        """Readable once the process has ended."""
+        """A descriptor that is readable once the process has ended."""
         return self._pidfd
 
     def poll(self) -> int | None:
-        """The exit status as subprocess has it (-9: killed by signal 9), or None while the process runs."""
+        """The exit status, -9 for a process killed by signal 9; None while the process runs."""
         try:
             return self.wait(0.0)
         except TimeoutError:
             return None
 
     def wait(self, timeout_seconds: float | None = None) -> int:
-        """Raises TimeoutError when the process does not end in time."""
+        """Waits for the end and returns the exit status. Raises TimeoutError if the process does not end in time."""
         if self._status is None:
             if not readable([self._pidfd], timeout_seconds):
                 raise TimeoutError(f"{self.module} (pid {self.pid}) still runs after {timeout_seconds} s")
@@ -172,7 +177,7 @@ class Child:
         self._signal(signal.SIGKILL)
 
     def close(self, deadline_seconds: float = 3.0) -> int:
-        """End the process, by SIGTERM and after the deadline by SIGKILL, and forget it. Returns its exit status."""
+        """Ends the process, by SIGTERM and after the deadline by SIGKILL, and returns its exit status."""
         try:
             self.terminate()
             try:
@@ -192,14 +197,7 @@ class Child:
                 signal.pidfd_send_signal(self._pidfd, number)
 
 
-# --- Starting processes of the cluster: by the fork server where one runs, else as a Python of their own --------------
-#
-# The fork server has torch imported, so a process that it forks is there in milliseconds. It is this process's own
-# (`waferbox.launch.fork_server_process`), or the launcher's, which the environment variable WAFERBOX_FORK_SERVER
-# names. Every
-# process started here lives at most as long as the process that asked for it and holds its Child; or, if it was asked
-# for
-# as one that outlives it, as the fork server.
+# --- Starting a process -----------------------------------------------------------------------------------------------
 
 
 MAX_MESSAGE_BYTES = 128 * 1024
@@ -208,16 +206,23 @@ START_DEADLINE_SECONDS = 60.0  # torch may have to come from a cold disk first
 
 
 class SpawnError(RuntimeError):
-    """A process could not be started."""
+    """Raised where a process cannot be started."""
 
 
 def spawn(module: str, argv: Sequence[str], fds: Sequence[int] = (), *, outlives: bool = False) -> Child:
-    """Start main(argv) of one of MODULES in a process of its own. Raises SpawnError.
+    """Starts main(argv) of one of MODULES in a new process, by the fork server or else as a Python of its own.
 
-    The descriptors are 3, 4, ... in the new process, in the order given here, where they stay open too. Its standard
-    input is empty; standard output and error are the fork server's, or else this process's. It ignores the terminal:
-    its end is the Child's close, or the end of this process. With outlives it survives this process and ends by itself,
-    or with the fork server.
+    The new process is in a session of its own, so that no terminal ends it. Its standard input is empty; its standard
+    output and error are those of the fork server, or of this process.
+
+    Args:
+        module: one of MODULES.
+        argv: arguments of its main.
+        fds: descriptors that are 3, 4, ... in the new process; they stay open here.
+        outlives: whether it survives this process. It then ends by itself or with the fork server.
+
+    Raises:
+        SpawnError: it cannot be started.
     """
     if module not in MODULES:
         raise ValueError(f"{module!r} is not one of the modules that may be started: {', '.join(sorted(MODULES))}")
@@ -230,9 +235,6 @@ def spawn(module: str, argv: Sequence[str], fds: Sequence[int] = (), *, outlives
         if not own_is_ending():
             raise
     return _spawn_forked(_fork_server_name(), module, argv, fds, outlives=outlives)
-
-
-# --- by the fork server -----------------------------------------------------------------------------------------------
 
 
 def _fork_server_name() -> str:
@@ -268,14 +270,13 @@ def _spawn_forked(name: str, module: str, argv: Sequence[str], fds: Sequence[int
     return Child(module, pid, pidfd, ForkServerStatus(connection, pid, pidfd, int(started["server"])))
 
 
-# --- as a Python of its own -------------------------------------------------------------------------------------------
-
-# PR_SET_PDEATHSIG follows the thread that started a process: one thread that lives as long as this process starts all.
+# PR_SET_PDEATHSIG is sent at the end of the thread that has started a process: so one thread, which lives as long as
+# this process, starts all.
 _starter = concurrent.futures.ThreadPoolExecutor(max_workers=1, thread_name_prefix="spawn")
 
 
 def spawn_python(module: str, argv: Sequence[str], fds: Sequence[int] = (), *, outlives: bool = False) -> Child:
-    """As spawn, but never by the fork server: for what needs no torch, while the fork server still imports it."""
+    """Starts a process as `spawn` does, but never by the fork server, whose import of torch not all processes need."""
     command = python_command("waferbox.launch.process")
     command += [] if outlives else ["--parent", str(os.getpid())]
     command += ["--fds", ",".join(map(str, fds)), module, *argv]

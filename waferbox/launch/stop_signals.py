@@ -1,7 +1,7 @@
-"""Signals that end a process, as something to wait for: none is lost, whatever the main thread does meanwhile.
+"""Signals that end a process, as a descriptor to wait for: none is lost, whatever the main thread does meanwhile.
 
-Python calls a handler when the main thread next runs Python. A signal that comes just before that thread waits for a
-lock, as it does in `threading.Event.wait`, would be heeded when that wait ends, which is what the signal was to do.
+Python calls a handler when the main thread next runs Python code. If a signal comes just before that thread waits for a
+lock, as in `threading.Event.wait`, its handler would run only after the wait that the signal has to end.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from waferbox.host.threads import GuardedThread
 
 
 class StopSignals:
-    """Some signals as a descriptor to select on. To be made in the main thread, once at a time in a process."""
+    """Some signals as a descriptor to select on. Made in the main thread; a process has one at a time."""
 
     def __init__(self, *numbers: signal.Signals) -> None:
         self._reader, self._writer = socket.socketpair()
@@ -23,27 +23,27 @@ class StopSignals:
             signal.signal(number, lambda *_: None)
 
     def fileno(self) -> int:
-        """Readable once a signal has come."""
+        """A descriptor that is readable once a signal has come."""
         return self._reader.fileno()
 
     def wait(self) -> bool:
-        """Until another signal comes; False once no more do."""
+        """Waits for the next signal; returns False after `end`."""
         return bool(self._reader.recv(1))
 
     def end(self) -> None:
-        """No more signals come: they are without effect. In the main thread."""
+        """Stops taking signals, which have no effect from now on. To be called in the main thread."""
         signal.set_wakeup_fd(-1)
         self._writer.close()
 
     def close(self) -> None:
-        """As end, where nobody waits any more."""
+        """Does as `end`, and closes the descriptor, on which no thread may be waiting."""
         self.end()
         self._reader.close()
 
 
 @contextlib.contextmanager
 def on_stop_signal(call: Callable[[], None], on_defect: Callable[[Exception], None]) -> Iterator[None]:
-    """Within it, each SIGTERM and SIGINT has `call` called, in a thread of its own. To be entered in the main thread.
+    """Calls `call`, in a thread of its own, for each SIGTERM and SIGINT within the body. Entered in the main thread.
 
     on_defect: as of GuardedThread.
     """

@@ -1,9 +1,8 @@
-"""The thread that accepts callers on a Unix socket, and reads of each which link it comes for.
+"""The thread that accepts connections on a Unix socket and reads from each the proof of the link that it is for.
 
-It waits for no single caller: one that says nothing, and a process that is out of descriptors, delay nobody else.
+The thread waits for no single caller, so neither a silent caller nor a shortage of descriptors delays the others.
 """
 
-import errno
 import logging
 import os
 import selectors
@@ -12,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from waferbox.host.descriptors import SHORTAGES
 from waferbox.host.threads import GuardedThread
 from waferbox.links.frame import FrameError
 from waferbox.links.handshake import MAX_HELLO_BYTES, is_same_user, proof_of
@@ -19,27 +19,32 @@ from waferbox.links.socket_names import NamedSocket
 
 logger = logging.getLogger(__name__)
 
-HELLO_SECONDS: Final = 5.0  # that a caller may take to introduce itself
-RETRY_SECONDS: Final = 0.1  # until the next try to accept, where the process or the system is short of something
-MAX_CALLERS: Final = 256  # that have not introduced themselves yet; further ones wait in the kernel's queue
-
-SHORTAGES: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+HELLO_SECONDS: Final = 5.0  # for a caller to send its first message
+RETRY_SECONDS: Final = 0.1  # between attempts to accept during a shortage of descriptors or memory
+MAX_CALLERS: Final = 256  # without a first message yet; further callers wait in the kernel's queue
 
 
 class AcceptLoop:
-    """Hands on every caller of the same user that shows a proof."""
+    """The listening socket of a process, with the thread that accepts callers of the same user.
+
+    Used by one thread, beside its own.
+    """
 
     def __init__(self, on_caller: Callable[[str, socket.socket], None], on_defect: Callable[[Exception], None]) -> None:
-        """Both are called in the thread of the loop. on_caller owns the connection that it is given with a proof;
-        on_defect is the last call, when an exception that nobody expected ends the thread."""
+        """Starts to listen. Both functions are called in the thread of the loop.
+
+        Args:
+            on_caller: called with a caller's proof and its connection, which the function then owns.
+            on_defect: called last, when an unexpected exception ends the thread.
+        """
         self._on_caller = on_caller
         self._named = NamedSocket()
-        self.name, self.host = self._named.name, self._named.place.host  # by which a dialler finds the socket
+        self.name, self.host = self._named.name, self._named.directory.host  # by which a dialler finds the socket
         self._listener = self._named.socket
         self._close_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._deadlines: dict[socket.socket, float] = {}  # of callers that say nothing yet, the first first
+        self._deadlines: dict[socket.socket, float] = {}  # of callers without a first message; the oldest is first
         self._paused_until: float | None = None
-        self._is_short = False  # of descriptors or memory, and that has been logged
+        self._is_short = False  # of descriptors or memory; the shortage has been logged
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._close_event, selectors.EVENT_READ)
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -47,7 +52,7 @@ class AcceptLoop:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread, and hang up on those who have not introduced themselves."""
+        """Ends the thread, and closes the connections without a first message."""
         os.eventfd_write(self._close_event, 1)
         self._thread.join()
         self._selector.close()
@@ -81,9 +86,9 @@ class AcceptLoop:
             connection.close()
         if self._paused_until is not None and self._paused_until <= now:
             self._paused_until = None
-        wants = self._paused_until is None and len(self._deadlines) < MAX_CALLERS
-        if wants != (self._listener in self._selector.get_map()):
-            if wants:
+        accepts = self._paused_until is None and len(self._deadlines) < MAX_CALLERS
+        if accepts != (self._listener in self._selector.get_map()):
+            if accepts:
                 self._selector.register(self._listener, selectors.EVENT_READ)
             else:
                 self._selector.unregister(self._listener)
@@ -92,12 +97,12 @@ class AcceptLoop:
         try:
             connection, _ = self._listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
-            return  # the caller has left already
+            return  # the caller has closed the connection
         except OSError as error:
             if error.errno not in SHORTAGES:
                 raise
             if not self._is_short:
-                logger.warning("links wait, as no connection can be accepted: %s", error.strerror)
+                logger.warning("Links wait, as no connection can be accepted: %s", error.strerror)
             self._is_short = True
             self._paused_until = time.monotonic() + RETRY_SECONDS
             return

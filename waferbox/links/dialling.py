@@ -1,4 +1,4 @@
-"""The end of a link that dials: by the listener's Unix socket where both are on one host, else by a gRPC stream."""
+"""The dialling end of a link: it uses the listener's Unix socket within a host, and a gRPC stream between hosts."""
 
 import contextlib
 import socket
@@ -22,7 +22,7 @@ from waferbox.links.handshake import (
 )
 from waferbox.links.link import Link, LinkLost
 from waferbox.links.socket_lane import SocketLink
-from waferbox.links.socket_names import own_place
+from waferbox.links.socket_names import own_directory
 from waferbox.rpc.server import make_channel
 from waferbox.security.tokens import Kind, cluster_secret
 from wsc.v1 import node_pb2
@@ -39,25 +39,28 @@ def dial(
     cancellation: CancellationToken | None = None,
     credential: str | None = None,
 ) -> Link:
-    """Opens the link that the peer called `name` expects.
+    """Opens the link that a peer expects.
 
     Args:
-        own_name: what the peer may call this process where it refuses the link.
-        lane: a lane, or LANE_UNSPECIFIED for shared memory where it is possible, else gRPC.
-        cancellation: of the job that wants the link.
-        credential: what a gRPC stream shows beside the token; None: what a node shows.
+        endpoint: where the peer listens.
+        token: the token of the link, which the peer has too.
+        name: the peer, in messages.
+        own_name: this process, in the peer's message where it refuses the link.
+        lane: a lane, or LANE_UNSPECIFIED for shared memory where possible, else gRPC.
+        deadline_seconds: for the whole call.
+        cancellation: of the job that the link is for.
+        credential: the cluster's token that a gRPC stream bears; None: that of a node.
 
     Raises:
-        LinkLost: the peer cannot be reached, does not expect the link, or the wanted lane is not possible; or the
-            job ends.
+        LinkLost: the peer cannot be reached or does not expect the link, the lane is not possible, or the job ends.
     """
     cancellation = cancellation or CancellationToken()
     deadline = time.monotonic() + deadline_seconds
-    if lane != node_pb2.LANE_GRPC and endpoint.socket and endpoint.host == (place := own_place()).host:
+    if lane != node_pb2.LANE_GRPC and endpoint.socket and endpoint.host == (directory := own_directory()).host:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connection.settimeout(max(0.001, deadline_seconds))
         try:
-            connection.connect(place.address(endpoint.socket))
+            connection.connect(directory.address(endpoint.socket))
         except OSError as error:
             connection.close()
             if lane == node_pb2.LANE_SHARED_MEMORY:
@@ -125,7 +128,7 @@ def _dial_grpc(
 
 
 class _Greeting:
-    """The first message of a stream, which says that the other side has the link."""
+    """The first message of a stream, by which the listener accepts the link. One thread reads it, another waits."""
 
     def __init__(self, messages: Iterator[bytes], token: str) -> None:
         self._messages = messages
@@ -135,7 +138,7 @@ class _Greeting:
         self.error: str | None = None
 
     def messages(self) -> Iterator[bytes]:
-        """All messages behind the first."""
+        """All messages after the first."""
         try:
             for message in self._messages:
                 self._accepted = is_accepting(message, self._token)
@@ -148,9 +151,9 @@ class _Greeting:
             yield from self._messages
 
     def give_up(self) -> None:
-        """Have wait return."""
+        """Makes `wait` return."""
         self._decided.set()
 
     def wait(self, deadline_seconds: float) -> bool:
-        """Whether the other side has greeted."""
+        """Whether the listener has accepted the link within the deadline."""
         return self._decided.wait(max(0.0, deadline_seconds)) and self._accepted

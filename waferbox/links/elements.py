@@ -20,7 +20,7 @@ _NAMES = {
     plan_pb2.ELEMENT_TYPE_BFLOAT16: ("bfloat16", 2),
 }
 
-# Members of a group, and states in their memory, begin at multiples of this.
+# Members of a group, and states in their memory, begin at multiples of so many bytes.
 ALIGNMENT = 64
 
 
@@ -30,19 +30,19 @@ def aligned(nbytes: int) -> int:
 
 
 def item_size(element_type: "plan_pb2.ElementType.ValueType") -> int:
-    """Bytes of one element. ValueError for a type that does not exist."""
+    """Bytes of one element. Raises ValueError for an unknown type."""
     return _entry(element_type)[1]
 
 
 def tensor_bytes(tensor_type: plan_pb2.TensorType) -> int:
-    """Bytes of a dense tensor of this type. ValueError for a shape or element type that does not exist."""
+    """Bytes of a dense tensor of this type. Raises ValueError for an impossible shape or an unknown element type."""
     if any(size < 0 for size in tensor_type.shape):
         raise ValueError(f"a tensor cannot have the shape {list(tensor_type.shape)}")
     return math.prod(tensor_type.shape) * item_size(tensor_type.element_type)
 
 
 def torch_dtype(element_type: "plan_pb2.ElementType.ValueType") -> "torch.dtype":
-    """The torch dtype of an element type; imports torch."""
+    """The torch dtype of an element type; imports torch. Raises ValueError for an unknown type."""
     import torch
 
     dtype = getattr(torch, _entry(element_type)[0])

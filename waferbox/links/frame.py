@@ -1,7 +1,7 @@
-"""A frame: what travels on a link. 64 bytes of header, and for some kinds a payload of raw bytes behind it.
+"""Frames, the units of transfer on a link: a header of 64 bytes, and for some kinds a payload of raw bytes behind it.
 
-A tensor group is either referred to (its bytes lie in shared memory that both ends have mapped) or sent as bytes, in
-chunks. The header carries the xxh3 checksum of the payload, and its own.
+A group is either referred to, where its bytes lie in shared memory that both ends have mapped, or sent as bytes in
+chunks. The header has the xxh3 checksums of the payload and of itself.
 """
 
 import struct
@@ -10,7 +10,8 @@ from typing import Final, NamedTuple
 
 import xxhash
 
-# Groups of at most so many bytes travel as bytes on every lane: as cheap as a reference, and safe to overwrite at once.
+# Groups of at most so many bytes travel as bytes on every lane: they cost no more than a reference, and their sender
+# may overwrite them at once.
 INLINE_BYTES: Final = 32 * 1024
 
 _MAGIC: Final = int.from_bytes(b"WSC1", "little")
@@ -25,17 +26,17 @@ _checksum = xxhash.xxh3_64_intdigest
 
 
 class FrameKind(IntEnum):
-    """What a frame says."""
+    """The meaning of a frame."""
 
-    HELLO = 1  # the first on a link, in both directions; the payload is the token that the listener expects
+    HELLO = 1  # the first frame in each direction; its payload proves that the sender has the link's token
     REFERENCE = 2  # a group that lies in shared memory
-    BYTES = 3  # a chunk of a group that is to stay bytes wherever it is passed on
+    BYTES = 3  # a chunk of a group that stays bytes on every link that forwards it
     COPY = 4  # a chunk of a group that is sent as bytes only because this lane cannot refer to it
-    SHARE = 5  # shared memory that references will name; its file descriptor comes along
-    RELEASE = 6  # shared memory that no reference will name any more
+    SHARE = 5  # shared memory that later references name, with its file descriptor
+    RELEASE = 6  # shared memory that no later reference names
     ACK = 7  # everything of the steps up to `step` has been consumed
     CREDIT = 8  # `length` more groups may be sent
-    CLOSE = 9  # the sender will say nothing more
+    CLOSE = 9  # the sender's last frame
 
 
 _KINDS: Final = {int(kind): kind for kind in FrameKind}
@@ -43,13 +44,14 @@ _WITH_PAYLOAD: Final = frozenset({FrameKind.HELLO, FrameKind.BYTES, FrameKind.CO
 
 
 class FrameError(ConnectionError):
-    """A frame is damaged or makes no sense: the link cannot be trusted any more."""
+    """Raised for a frame that is damaged or makes no sense: the link cannot be trusted any more."""
 
 
 class Frame(NamedTuple):
-    """A header. Offset and length lie in the shared memory (REFERENCE), or in the group of `total` bytes (BYTES, COPY).
+    """The header of a frame.
 
-    Behind the header of HELLO, BYTES and COPY there are `length` bytes of payload, behind the others none.
+    Offset and length are those of bytes in the shared memory (REFERENCE), or in the group of `total` bytes (BYTES,
+    COPY). A payload of `length` bytes follows the header of HELLO, BYTES and COPY.
     """
 
     kind: FrameKind
@@ -61,7 +63,7 @@ class Frame(NamedTuple):
     total: int = 0
 
     def header(self, payload: "bytes | bytearray | memoryview" = b"") -> bytes:
-        """The 64 bytes of the header, with the checksum of the payload behind it."""
+        """The 64 bytes of the header, with the checksum of the payload that follows it."""
         fields = _FIELDS.pack(_MAGIC, *self, _checksum(payload) if payload else 0)
         return fields + _CHECKSUM.pack(_checksum(fields))
 
@@ -70,7 +72,7 @@ def parse(data: "bytes | bytearray | memoryview") -> tuple[Frame, memoryview]:
     """The frame at the beginning of the data, and its payload.
 
     Raises:
-        FrameError: it is cut off, has another magic or an unknown kind, or a checksum does not fit.
+        FrameError: it is cut off, has another magic number or an unknown kind, or a checksum does not match.
     """
     view = memoryview(data)
     if len(view) < HEADER_BYTES:

@@ -1,15 +1,15 @@
 """The lane between hosts: frames as raw bytes on one gRPC stream in each direction.
 
-No protobuf: the messages of the stream are header and payload, joined once. A reader thread takes messages off the
-stream and wakes the hub; the other direction is a queue that gRPC drains. The queue is bounded in bytes: the rest of a
-larger group waits in its sender's memory. What bounds the incoming side are the windows of the link.
+The messages of the stream are not protobuf but header and payload, joined once. A reader thread moves messages from the
+stream to the incoming queue and wakes the hub; gRPC drains the outgoing queue. Both queues are bounded in bytes. The
+rest of a larger group waits in its sender's memory; a full incoming queue stops the reader, and with it the peer.
 """
 
 import contextlib
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from queue import SimpleQueue
 from typing import Final, NoReturn
 
@@ -18,37 +18,46 @@ import grpc
 from waferbox.host.threads import GuardedThread
 from waferbox.links.frame import HEADER_BYTES, Frame, FrameError, FrameKind, parse
 from waferbox.links.grpc_bounds import CHUNK_BYTES, MAX_QUEUED_BYTES
-from waferbox.links.link import Link, Message
+from waferbox.links.link import HELD_STEPS, Link, Message
 from waferbox.links.shared_memory import Slice
 
 METHOD: Final = "/wsc.v1.Link/Stream"
 MAX_MESSAGE_BYTES: Final = CHUNK_BYTES + HEADER_BYTES
-# Frames that wait for gRPC go in one message, where they are small.
+# Small frames that wait for gRPC are joined: a message costs the same for a few bytes and for many.
 SMALL_FRAME_BYTES: Final = 8 * 1024
 MAX_JOINED: Final = 64
-# How long a closing link waits for the peer to take what was sent.
+# The incoming queue holds what arrives while the hub's thread computes: at least so many bytes, and the groups of so
+# many steps, which are more than the windows allow.
+MIN_INCOMING_BYTES: Final = 64 * 1024 * 1024
+INCOMING_STEPS: Final = 8
+# For a peer to take what was sent to it before the link closes.
 CLOSE_SECONDS: Final = 1.0
 
 
 class GrpcLink(Link):
-    """A link over one bidirectional stream."""
+    """A link over one bidirectional stream. Used by its hub's thread, beside a reader thread and gRPC's own."""
 
     def __init__(self, name: str, abandon: Callable[[], None]) -> None:
-        """abandon ends the stream, and gives back what it used; called last."""
+        """abandon: ends the stream and frees its resources; called last."""
         super().__init__(name)
         self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._incoming: deque[bytes] = deque()
+        self._arrived_bytes = 0  # written by the reader
+        self._taken_bytes = 0  # of the incoming queue; written by the hub's thread
+        self._max_incoming_bytes = MIN_INCOMING_BYTES
+        self._room = threading.Condition()  # in the incoming queue
+        self._reader_waits = False  # for room
         self._outgoing: SimpleQueue[bytes | None] = SimpleQueue()
         self._unqueued: deque[tuple[FrameKind, int, int, memoryview, int]] = deque()  # groups, from an offset on
         self._queued_bytes = 0
         self._drained_bytes = 0
         self._wants_room = False  # a sender waits for bytes to be drained
-        self._over = False  # the stream has ended, and everything that it brought is in _incoming
+        self._over = False  # the stream has ended, and all its messages are in _incoming
         self._abandon = abandon
         self._closed = False
         self._lock = threading.Lock()
         self._reader: threading.Thread | None = None
-        self._defect: Exception | None = None  # of the reader
+        self._defect: Exception | None = None  # that ended the reader
 
     @property
     def lane(self) -> str:
@@ -63,11 +72,11 @@ class GrpcLink(Link):
 
     @property
     def queued_bytes(self) -> int:
-        """What waits for gRPC to send it."""
+        """Bytes that wait for gRPC."""
         return self._queued_bytes - self._drained_bytes
 
     def outgoing(self) -> Iterator[bytes]:
-        """What gRPC sends, for it to iterate over; ends when the link is closed."""
+        """The messages for gRPC to send, until the link is closed."""
         held: deque[bytes | None] = deque()
         while True:
             if not held:
@@ -78,23 +87,22 @@ class GrpcLink(Link):
             if message is None:
                 return
             if held and _is_small(message) and _is_small(held[0]):
-                # What a message costs is the same for a few bytes and for many.
-                few = [message]
+                joined = [message]
                 while held and (following := held[0]) is not None and _is_small(following):
-                    few.append(following)
+                    joined.append(following)
                     held.popleft()
-                message = b"".join(few)
+                message = b"".join(joined)
             yield message
             self._drained_bytes += len(message)
             if self._wants_room and self._has_room():
                 self._wake()
 
     def end_outgoing(self) -> None:
-        """Nothing more is sent. From any thread."""
+        """Ends the stream of outgoing messages. May be called from any thread."""
         self._outgoing.put(None)
 
     def read_from(self, messages: Iterable[bytes]) -> None:
-        """Starts the thread that takes in the other direction."""
+        """Starts the reader thread, which puts the peer's messages into the incoming queue."""
         self._reader = GuardedThread(
             lambda: self._read(messages), name=f"link-{self.name}", on_defect=self._reader_failed
         )
@@ -109,7 +117,7 @@ class GrpcLink(Link):
         if self._fill_queue():
             return True
         self._wants_room = True
-        return self._fill_queue()  # what was drained before that wakes nobody
+        return self._fill_queue()  # again: bytes that were drained before the flag was set have woken nobody
 
     def close(self) -> None:
         with self._lock:
@@ -119,7 +127,8 @@ class GrpcLink(Link):
         self._unqueued.clear()
         self._queue(Frame(FrameKind.CLOSE))
         self.end_outgoing()
-        # The stream ends in its own time, when the other side has taken what was sent.
+        self._let_reader_continue()
+        # A stream in good order ends when the peer has taken what was sent.
         assert self._reader is not None
         self._reader.join(CLOSE_SECONDS)
         self._abandon()
@@ -129,7 +138,7 @@ class GrpcLink(Link):
             self._event = -1
         self._incoming.clear()
 
-    # -- sending
+    # --- Sending ------------------------------------------------------------------------------------------------------
 
     def _queue(self, frame: Frame, payload: memoryview | None = None) -> None:
         self._put(frame.header() if payload is None else b"".join((frame.header(payload), payload)))
@@ -146,7 +155,7 @@ class GrpcLink(Link):
         self._fill_queue()
 
     def _fill_queue(self) -> bool:
-        """Queues chunks while there is room. Returns whether nothing is left to be queued, and there is room still."""
+        """Queues chunks while there is room. Returns whether all chunks are queued and there is still room."""
         unqueued = self._unqueued
         while unqueued and self._has_room():
             kind, group, step, payload, offset = unqueued[0]
@@ -162,36 +171,45 @@ class GrpcLink(Link):
         view = message.view
         frame = view.obj
         if isinstance(frame, bytes) and len(frame) == HEADER_BYTES + len(view):
-            self._put(frame)  # as it came, with the checksum that it came with
+            self._put(frame)  # unchanged, with the checksum that it has
         else:
             self._queue_bytes(FrameKind.COPY, message.group, message.step, view)
 
     def _has_room(self) -> bool:
         return self.queued_bytes <= MAX_QUEUED_BYTES
 
-    # -- receiving
+    # --- Receiving ----------------------------------------------------------------------------------------------------
+
+    def expect(self, sizes: Mapping[int, int], *, steps: int = HELD_STEPS) -> None:
+        super().expect(sizes, steps=steps)
+        self._max_incoming_bytes = max(MIN_INCOMING_BYTES, INCOMING_STEPS * sum(sizes.values()))
 
     def poll(self) -> bool:
         woken = False
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._event)
-            woken = True  # maybe because there is room: who waits for that has to look again
-        over = self._over  # before a look at what is there
+            woken = True  # possibly because there is room to send, so a waiting sender has to look again
+        over = self._over  # read before the queue: no message comes after it is set
         incoming = self._incoming
         if not incoming:
             if over and not self.ended:
-                self._wake()  # every wait from now on is to end so
+                self._wake()  # so that all later waits end too
                 self._raise_over()
             return woken
-        while incoming:
+        # Only what is here now: a peer that sends without end must not keep this thread.
+        for _ in range(len(incoming)):
+            message = incoming.popleft()
+            self._taken_bytes += len(message)
             try:
-                self._take(incoming.popleft())
+                self._take_message(message)
             except FrameError as error:
                 raise self._damaged(error) from error
+        if self._reader_waits:
+            self._let_reader_continue()
         return True
 
-    def _take(self, message: bytes) -> None:
-        """The frames of a message."""
+    def _take_message(self, message: bytes) -> None:
+        """Takes the frames of a message."""
         if len(message) > MAX_MESSAGE_BYTES:
             raise FrameError("a message is larger than any may be")
         rest = memoryview(message)
@@ -204,12 +222,31 @@ class GrpcLink(Link):
                 self._control(frame)
 
     def _read(self, messages: Iterable[bytes]) -> None:
-        # The stream may break: then it is over, as the hub sees.
+        # A stream that breaks is over too, which the hub's thread reports.
         with contextlib.suppress(grpc.RpcError):
             for message in messages:
+                if self._closed:
+                    continue  # until the stream ends, which close waits for
+                self._arrived_bytes += len(message)
                 self._incoming.append(message)
                 self._wake()
+                if self._is_full():
+                    self._wait_for_room()
         self._end_incoming()
+
+    def _is_full(self) -> bool:
+        return self._arrived_bytes - self._taken_bytes > self._max_incoming_bytes
+
+    def _wait_for_room(self) -> None:
+        with self._room:
+            # Set before the look at the counters: `poll` changes them before it looks at this.
+            self._reader_waits = True
+            self._room.wait_for(lambda: self._closed or not self._is_full())
+            self._reader_waits = False
+
+    def _let_reader_continue(self) -> None:
+        with self._room:
+            self._room.notify()
 
     def _reader_failed(self, defect: Exception) -> None:
         self._defect = defect

@@ -1,7 +1,7 @@
-"""What the two ends of a link that is about to be opened show each other, on either lane.
+"""The handshake of a new link, on either lane.
 
-Each proves that it knows the link's token, by a keyed hash of which end it is; the token itself is not sent. A process
-that has taken the name of a listener's socket learns nothing by which it could pass for either end.
+Each end proves that it knows the link's token by a keyed hash of the end's name; the token itself is not sent. So a
+process that has taken the name of a listener's socket cannot pass for either end.
 """
 
 import hmac
@@ -12,7 +12,7 @@ from typing import Final
 
 from waferbox.links.frame import HEADER_BYTES, Frame, FrameError, FrameKind, parse
 
-# The largest proof that is taken, and the message that brings one.
+# The largest proof that is accepted, and the largest message with a proof.
 MAX_PROOF_BYTES: Final = 1024
 MAX_HELLO_BYTES: Final = HEADER_BYTES + MAX_PROOF_BYTES
 PROOF_KEY: Final = "wsc-proof"  # in the metadata of a gRPC stream
@@ -21,14 +21,14 @@ _CREDENTIALS: Final = struct.Struct("3i")  # pid, uid, gid
 
 
 def is_same_user(connection: socket.socket) -> bool:
-    """Whether the process at the other end of a Unix socket, or that listens there, is of the user of this one."""
+    """Whether the process at the other end of a Unix socket runs as the user of this process."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, user, _ = _CREDENTIALS.unpack(credentials)
     return bool(user == os.getuid())
 
 
 def dialler_proof(token: str) -> str:
-    """What the end shows that dials; the listener knows by it which link is meant."""
+    """The proof of the dialling end, which also identifies the link to the listener."""
     return _proof(token, "dialler")
 
 
@@ -49,12 +49,12 @@ def hello(token: str) -> tuple[bytes, memoryview]:
 
 
 def is_accepting(answer: bytes, token: str) -> bool:
-    """Whether the listener's first message says that it takes the link, and knows its token. Raises FrameError."""
+    """Whether the listener's first message proves that it has the link's token. Raises FrameError."""
     return hmac.compare_digest(proof_of(answer).encode(), _proof(token, "listener").encode())
 
 
 def acceptance(token: str) -> bytes:
-    """The listener's first message."""
+    """The listener's first message, which accepts the link."""
     return b"".join(_message(_proof(token, "listener")))
 
 

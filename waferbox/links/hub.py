@@ -1,4 +1,4 @@
-"""Where the thread of a role waits: for the next message of a link, for a window to open, or for the order to stop."""
+"""The hub, in which a thread waits for all of its links at once."""
 
 import os
 import select
@@ -9,19 +9,19 @@ from waferbox.links.shared_memory import Slice
 
 
 class Stopped(Exception):
-    """The wait was ended by `Hub.stop`."""
+    """Raised where `Hub.stop` has ended a wait."""
 
 
 class Hub:
-    """The links of one thread.
+    """The links of one thread, and all waiting on them. Used by that thread; `stop` is for any.
 
-    All waiting happens in one place, on all links at once: while a send waits for its window, or a receive for its
-    frame, whatever else arrives is taken in and kept. So a role never blocks a peer that must be heard first.
+    While a send waits for its window, or a receive for its frame, the hub takes in and keeps whatever else arrives. So
+    a process never blocks a peer on whose message its own wait depends.
     """
 
     def __init__(self) -> None:
         self._links: list[Link] = []
-        self._watched: dict[int, Link] = {}  # by descriptor; without those that have ended
+        self._watched: dict[int, Link] = {}  # by descriptor; without links that have ended
         self._waiting_to_send: set[int] = set()
         self._stop_lock = threading.Lock()  # the number of a closed descriptor may be another's at once
         self.waiting = False  # until something happens on a link; read from any thread
@@ -42,7 +42,7 @@ class Hub:
                 os.eventfd_write(self._stop_event, 1)
 
     def close(self) -> None:
-        """Gives the hub's own descriptors back; the links stay open. No thread may wait any more."""
+        """Closes the hub's own descriptors; the links stay open. No thread may be waiting."""
         with self._stop_lock:
             if self._stop_event < 0:
                 return
@@ -51,18 +51,17 @@ class Hub:
             self._stop_event = -1
 
     def receive(self, link: Link, group: int, step: int) -> Message:
-        """The message of this group and step; others that come before it are kept.
+        """Waits for the message of this group and step; keeps the messages that come before it.
 
         Raises:
-            Stopped: somebody called `stop`.
-            LinkLost: a peer is gone, or this link's peer has ended without sending it.
+            Stopped: `stop` was called.
+            LinkLost: a peer has died, or the link's peer has ended the link without sending the message.
         """
         inbox = link.inbox
         while True:
             for index, message in enumerate(inbox):
                 if message.group == group and message.step == step:
-                    del inbox[index]
-                    return message
+                    return link.take(index)
             # Often the frame is here already: one call of the kernel instead of two.
             if not link.poll():
                 if link.ended:
@@ -70,11 +69,16 @@ class Hub:
                 self._wait()
 
     def wait(self) -> Message:
-        """The next message of any link, in order within a link. Raises as `receive`; LinkLost also if a link ended."""
+        """Waits for the next message of any link; those of one link come in order.
+
+        Raises:
+            Stopped: `stop` was called.
+            LinkLost: a peer has died, or a link has ended.
+        """
         while True:
             for link in self._links:
                 if link.inbox:
-                    return link.inbox.popleft()
+                    return link.take()
             for link in self._links:
                 if link.ended:
                     raise LinkLost(link.name, "it ended")
@@ -90,9 +94,17 @@ class Hub:
         window: Window | None = None,
         as_bytes: bool = False,
     ) -> None:
-        """Sends a group: a reference to it where the lane has shared memory, its bytes elsewhere or if `as_bytes`.
+        """Sends a group, by reference where the lane has shared memory, else as bytes.
 
         Waits while the window is closed, and until the lane has taken the bytes. Raises as `receive`.
+
+        Args:
+            link: where to.
+            group: number of the group.
+            step: step that the group belongs to, from 1.
+            payload: the bytes of the group.
+            window: what bounds the send; None: nothing.
+            as_bytes: whether to send bytes on every lane, so that the caller may overwrite the payload afterwards.
         """
         while not link.may_send(step, window):
             self._wait_on(link)
@@ -101,7 +113,7 @@ class Hub:
             self._wait_on(link)
 
     def forward(self, link: Link, message: Message, *, window: Window | None = None) -> None:
-        """Sends on what came over another link; references stay references where the lane can carry them."""
+        """Sends a message of another link; a reference stays one where the lane has shared memory. Raises as `send`."""
         while not link.may_send(message.step, window):
             self._wait_on(link)
         link.post_message(message, window=window)
@@ -109,7 +121,7 @@ class Hub:
             self._wait_on(link)
 
     def wait_acked(self, link: Link, step: int) -> None:
-        """Waits until the peer has acknowledged a step. Raises as `receive`."""
+        """Waits until the peer has acknowledged the step. Raises as `receive`."""
         while link.acked_step < step:
             self._wait_on(link)
 
@@ -123,7 +135,7 @@ class Hub:
     def _wait(self) -> None:
         """Waits until something happens on any link, and takes it in."""
         for descriptor, link in self._watched.items():
-            # Acknowledgements and grants do not wait: what the lane did not take then goes out when it can.
+            # Acknowledgements and grants are sent without waiting: what the lane did not take then leaves here.
             if link.blocked and descriptor not in self._waiting_to_send:
                 self._waiting_to_send.add(descriptor)
                 self._poll.modify(descriptor, select.EPOLLIN | select.EPOLLOUT)

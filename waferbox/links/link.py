@@ -1,6 +1,6 @@
-"""One link of the data path, whichever lane it takes: messages in, messages out, and the windows that bound both.
+"""Links of the data path, on whichever lane: messages in, messages out, and the windows that bound both.
 
-A link belongs to one thread, that of the hub it was added to. The two lanes are socket_lane (one host) and grpc_lane.
+The two lanes are `socket_lane`, within a host, and `grpc_lane`, between hosts.
 """
 
 from abc import ABC, abstractmethod
@@ -15,15 +15,21 @@ from waferbox.links.shared_memory import SharedMemory, Slice, view_as_tensor
 if TYPE_CHECKING:
     import torch
 
-# What bounds a send: credit in groups that the receiver grants, or its acknowledgements of steps.
+# Bound of a send: credit that the receiver grants, in groups, or the receiver's acknowledgements of steps.
 Window: TypeAlias = Literal["credit", "ack"]
 
-# A group of which the receiver was told nothing may be so large.
+# The largest group that is accepted before `expect` has named the sizes.
 UNEXPECTED_BYTES: Final = 64 * 1024 * 1024
+
+# Bounds of the messages that a link holds for its receiver. Both exceed every window, so a correct peer meets neither.
+MIN_HELD_BYTES: Final = 1024 * 1024 * 1024
+HELD_STEPS: Final = 64
+# The memory of a message beside its payload: a peer can also send many empty ones.
+_MESSAGE_BYTES: Final = 256
 
 
 class LinkLost(ConnectionError):
-    """The process at the other end is gone, or what it sends cannot be trusted."""
+    """Raised where the peer has died or closed the link, or sends what cannot be trusted."""
 
     def __init__(self, peer: str, reason: str) -> None:
         super().__init__(f"the link to {peer} is lost: {reason}")
@@ -32,7 +38,7 @@ class LinkLost(ConnectionError):
 
 @dataclass(slots=True, eq=False)
 class Message:
-    """A whole group of one step. Either it lies in a mapped shared memory, or its bytes came along."""
+    """A whole group of one step, which either lies in shared memory or has arrived as bytes."""
 
     link: "Link"
     group: int
@@ -41,42 +47,47 @@ class Message:
     memory: SharedMemory | None = None
     offset: int = 0
     payload: memoryview | None = None
-    stays_bytes: bool = False  # its sender asked for bytes, so as to write the group again at once
+    stays_bytes: bool = False  # on every link that forwards it, since its sender overwrites the group at once
 
     @property
     def view(self) -> memoryview:
-        """The bytes, wherever they are."""
+        """The bytes of the group."""
         if self.memory is not None:
             return self.memory.view(self.offset, self.nbytes)
         assert self.payload is not None
         return self.payload
 
     def tensor(self, dtype: "torch.dtype", shape: tuple[int, ...], offset: int) -> "torch.Tensor":
-        """A tensor of the group, `offset` bytes from the group's start; it views the message's bytes."""
+        """A tensor that views the bytes of the group, from `offset` bytes after its start."""
         if self.memory is not None and self.memory.whole:
             return self.memory.tensor(dtype, shape, self.offset + offset)
         return view_as_tensor(self.view, dtype, shape, offset)
 
 
 class Link(ABC):
-    """A link to the process called `name`. Nothing here blocks but close: waiting is the hub's."""
+    """A link to the process called `name`. Used by one thread, which is its hub's.
+
+    No method but `close` blocks; waiting is the hub's work. Methods raise LinkLost where the link has broken.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.inbox: deque[Message] = deque()
         self.acked_step = 0
-        self.granted = 0  # by the peer, in all
-        self.received_bytes = 0  # of groups; by reference too
+        self.granted = 0  # groups that the peer has granted in all
+        self.received_bytes = 0  # of groups, those by reference included
         self.sent_bytes = 0  # likewise
-        self.ended = False  # the peer has said that nothing more will come
+        self.ended = False  # the peer has closed the link in good order
         self._credited = 0  # groups sent against credit
         self._credit_limit: int | None = None
         self._ahead_limit: int | None = None
         self._unacked: deque[int] = deque()
         self._expected: Mapping[int, int] | None = None
-        self._assembling: dict[int, tuple[bytearray, int]] = {}  # group -> its bytes, and how many of them are here
+        self._held_bytes = 0  # of the messages in the inbox
+        self._max_held_bytes = MIN_HELD_BYTES
+        self._assembling: dict[int, tuple[bytearray, int]] = {}  # group -> its bytes, and how many have arrived
 
-    # -- what a lane provides
+    # --- Provided by a lane -------------------------------------------------------------------------------------------
 
     @property
     @abstractmethod
@@ -86,33 +97,41 @@ class Link(ABC):
     @property
     @abstractmethod
     def blocked(self) -> bool:
-        """Whether frames wait until the descriptor is writable; `flush` sends them then."""
+        """Whether frames wait until the descriptor is writable, when `flush` sends them."""
 
     @abstractmethod
     def fileno(self) -> int:
-        """A descriptor that is readable when `poll` has something to do."""
+        """A descriptor that is readable when `poll` has work."""
 
     @abstractmethod
     def poll(self) -> bool:
-        """Takes in a frame that has arrived, or some, without waiting; False if nothing has happened on the link.
+        """Takes in one or more frames that have arrived, without waiting.
 
-        LinkLost when the peer is gone without having ended the link.
+        Returns:
+            False if nothing has happened on the link.
+
+        Raises:
+            LinkLost: the peer is gone, and has not closed the link.
         """
 
     @abstractmethod
     def flush(self) -> bool:
-        """Sends what is still to be sent, without waiting; False when a sender should wait.
+        """Sends the frames that wait, without waiting itself.
 
-        LinkLost when nobody takes it.
+        Returns:
+            False where the sender has to wait, since frames are left.
+
+        Raises:
+            LinkLost: the peer takes nothing any more.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Tells the peer, and gives everything back. More than once does no harm."""
+        """Closes the link in good order, and frees its resources. Further calls have no effect."""
 
     @abstractmethod
     def _queue(self, frame: Frame, payload: memoryview | None = None) -> None:
-        """Adds a frame to what is to be sent."""
+        """Adds a frame to those that wait to be sent."""
 
     @abstractmethod
     def _queue_reference(self, group: int, step: int, payload: Slice) -> None:
@@ -120,26 +139,26 @@ class Link(ABC):
 
     @abstractmethod
     def _queue_bytes(self, kind: FrameKind, group: int, step: int, payload: memoryview) -> None:
-        """Adds a group as bytes, in chunks of this kind: BYTES or COPY."""
+        """Adds a group as chunks of this kind, BYTES or COPY."""
 
     @abstractmethod
     def _queue_copy(self, message: Message) -> None:
-        """Adds a group that came as bytes, in the best way that the lane has."""
+        """Adds a group that arrived as bytes, in the cheapest form of the lane."""
 
-    # -- sending
+    # --- Sending ------------------------------------------------------------------------------------------------------
 
     def limit_credit(self, groups: int) -> None:
-        """Groups sent with window "credit": at most so many that the peer has not granted back."""
+        """Bounds the groups that are sent with window "credit" and that the peer has not granted back."""
         self._credit_limit = groups
 
     @property
     def not_taken(self) -> int:
-        """Groups, or steps, that were sent within a window and that the peer has not taken."""
+        """Groups, or steps, sent within a window that the peer has not granted back or acknowledged."""
         sent = 0 if self._credit_limit is None else self._credited - self.granted
         return sent + len(self._unacked)
 
     def limit_ahead(self, steps: int) -> None:
-        """Groups sent with window "ack": at most so many steps that the peer has not acknowledged."""
+        """Bounds the steps whose groups are sent with window "ack" and that the peer has not acknowledged."""
         self._ahead_limit = steps
 
     def may_send(self, step: int, window: Window | None) -> bool:
@@ -154,7 +173,7 @@ class Link(ABC):
         return True
 
     def post(self, group: int, step: int, payload: Slice, *, window: Window | None, as_bytes: bool) -> None:
-        """Adds a group to what is to be sent; `may_send` has said yes. Its bytes may be written again after `flush`."""
+        """Adds a group to what is to be sent; `may_send` must be true. `as_bytes`: as of `Hub.send`."""
         self._count(step, window)
         self.sent_bytes += payload.nbytes
         if as_bytes or payload.nbytes <= INLINE_BYTES:
@@ -163,7 +182,7 @@ class Link(ABC):
             self._queue_reference(group, step, payload)
 
     def post_message(self, message: Message, *, window: Window | None) -> None:
-        """Adds a message that came over another link: by reference where this lane can and it may, else as bytes."""
+        """Adds a message of another link, by reference where this lane can and the message may be, else as bytes."""
         self._count(message.step, window)
         self.sent_bytes += message.nbytes
         if message.memory is not None:
@@ -174,15 +193,15 @@ class Link(ABC):
             self._queue_copy(message)
 
     def ack(self, step: int) -> None:
-        """Everything of the steps up to this one has been consumed."""
+        """Acknowledges that everything of the steps up to this one has been consumed."""
         self._send_control(Frame(FrameKind.ACK, step=step))
 
     def grant(self, groups: int) -> None:
-        """The peer may send so many groups more."""
+        """Lets the peer send so many more groups."""
         self._send_control(Frame(FrameKind.CREDIT, length=groups))
 
     def _send_control(self, frame: Frame) -> None:
-        """Sends a word about what was received; a peer that has ended the link need not hear it."""
+        """Sends a frame about received groups, unless the peer has ended the link."""
         if self.ended:
             return
         self._queue(frame)
@@ -198,11 +217,31 @@ class Link(ABC):
         elif window == "ack" and (not self._unacked or self._unacked[-1] != step):
             self._unacked.append(step)
 
-    # -- receiving
+    # --- Receiving ----------------------------------------------------------------------------------------------------
 
-    def expect(self, sizes: Mapping[int, int]) -> None:
-        """From now on only these groups may come as bytes, and with these numbers of bytes."""
+    def expect(self, sizes: Mapping[int, int], *, steps: int = HELD_STEPS) -> None:
+        """Refuses from now on the bytes of other groups, and of these groups in other sizes.
+
+        Args:
+            sizes: bytes of each group, by its number.
+            steps: most steps of which groups may be in the inbox at once.
+        """
         self._expected = sizes
+        self._max_held_bytes = max(MIN_HELD_BYTES, steps * sum(sizes.values()))
+
+    def take(self, index: int = 0) -> Message:
+        """Removes a message from the inbox and returns it."""
+        message = self.inbox[index]
+        del self.inbox[index]
+        self._held_bytes -= _held_bytes(message)
+        return message
+
+    def _keep(self, message: Message) -> None:
+        """Puts a message into the inbox. Raises LinkLost where the inbox then exceeds its bound."""
+        self._held_bytes += _held_bytes(message)
+        if self._held_bytes > self._max_held_bytes:
+            raise self._lost(f"it sent more than its windows allow: {self._held_bytes:,} bytes wait here already")
+        self.inbox.append(message)
 
     def _lost(self, reason: str) -> LinkLost:
         return LinkLost(self.name, "it has closed the link" if self.ended else reason)
@@ -222,7 +261,7 @@ class Link(ABC):
                 raise self._lost(f"it sent an unexpected frame of kind {kind.name}")
 
     def _take_bytes(self, frame: Frame, payload: memoryview, *, lasts: bool) -> None:
-        """A chunk: a whole group, or a part of the one that is being put together. lasts: so does the payload."""
+        """Takes a chunk, which is a whole group or a part of one. lasts: whether the payload's memory stays valid."""
         kind, group, _, step, offset, length, total = frame
         self._check_chunk(group, offset, length, total)
         self.received_bytes += length
@@ -230,7 +269,7 @@ class Link(ABC):
         if length == total:
             if not lasts:
                 payload = memoryview(bytearray(payload))
-            self.inbox.append(Message(self, group, step, total, payload=payload, stays_bytes=stays_bytes))
+            self._keep(Message(self, group, step, total, payload=payload, stays_bytes=stays_bytes))
             return
         buffer, filled = self._assembling.get(group, (None, 0))
         if offset != filled or length == 0:
@@ -245,7 +284,7 @@ class Link(ABC):
             self._assembling[group] = (buffer, filled)
             return
         del self._assembling[group]
-        self.inbox.append(Message(self, group, step, total, payload=memoryview(buffer), stays_bytes=stays_bytes))
+        self._keep(Message(self, group, step, total, payload=memoryview(buffer), stays_bytes=stays_bytes))
 
     def _check_chunk(self, group: int, offset: int, length: int, total: int) -> None:
         allowed = UNEXPECTED_BYTES if self._expected is None else self._expected.get(group, -1)
@@ -258,4 +297,9 @@ class Link(ABC):
         if memory is None or frame.offset + frame.length > memory.nbytes:
             raise self._lost(f"a reference to group {frame.group} lies in no memory that was shared")
         self.received_bytes += frame.length
-        self.inbox.append(Message(self, frame.group, frame.step, frame.length, memory, frame.offset))
+        self._keep(Message(self, frame.group, frame.step, frame.length, memory, frame.offset))
+
+
+def _held_bytes(message: Message) -> int:
+    """Memory that a message in the inbox takes. Shared memory is its sender's."""
+    return _MESSAGE_BYTES + (0 if message.payload is None else len(message.payload))

@@ -1,7 +1,7 @@
-"""The end of a link that listens: it expects a peer with a token, whichever lane that peer comes by.
+"""The listening end of a link: it expects a peer with a token, on either lane.
 
-The two ends are told of each other, and of the token, over gRPC. On one host the dialler tries the listener's Unix
-socket, which only processes of the same user may use; else it opens a gRPC stream.
+Both ends get each other's address and the token over gRPC. Within a host the dialler tries the listener's Unix socket,
+which only processes of the same user may use; otherwise it opens a gRPC stream.
 """
 
 import socket
@@ -19,13 +19,13 @@ from waferbox.links.link import Link, LinkLost
 from waferbox.links.socket_lane import SocketLink
 from wsc.v1 import node_pb2
 
-# How long a caller is kept that nobody expects yet.
+# For which a caller is kept that is not expected yet: the order to dial may arrive before the order to listen.
 UNCLAIMED_SECONDS: Final = 30.0
 MAX_UNCLAIMED: Final = 256
 
 
 class PendingLink:
-    """A link that is expected."""
+    """A link that the listener expects. Thread-safe."""
 
     def __init__(self, listener: "LinkListener", token: str, name: str) -> None:
         self._listener = listener
@@ -37,10 +37,10 @@ class PendingLink:
         self._defect: Exception | None = None
 
     def wait(self, deadline_seconds: float) -> Link:
-        """The link, when the peer has dialled; it is the caller's then.
+        """Waits for the peer, and returns the link, which the caller then owns.
 
         Raises:
-            LinkLost: the peer did not come in time.
+            LinkLost: the peer has not dialled in time.
             RuntimeError: the listener has a defect, which is the cause of the error.
         """
         with self._changed:
@@ -54,7 +54,7 @@ class PendingLink:
         return link
 
     def close(self) -> None:
-        """The link is not wanted any more; one that has come, and that nobody has taken, is closed."""
+        """Stops expecting the link; closes it if it has arrived and was not returned by `wait`."""
         self._listener.forget(self.token)
         with self._changed:
             self._closed = True
@@ -64,17 +64,17 @@ class PendingLink:
             link.close()
 
     def arrive(self, link: Link) -> None:
-        """The listener's: the peer is here."""
+        """Called by the listener when the peer has dialled."""
         with self._changed:
-            wanted = not self._closed
-            if wanted:
+            is_expected = not self._closed
+            if is_expected:
                 self._link = link
             self._changed.notify_all()
-        if not wanted:
+        if not is_expected:
             link.close()
 
     def fail(self, defect: Exception) -> None:
-        """The listener's: nobody will be taken any more."""
+        """Called by the listener when a defect has ended it."""
         with self._changed:
             self._defect = defect
             self._closed = True
@@ -82,36 +82,36 @@ class PendingLink:
 
 
 class LinkListener:
-    """Takes the links that this process expects, on both lanes."""
+    """The links that this process expects, on both lanes. Thread-safe."""
 
     def __init__(self, address: str, on_defect: Callable[[Exception], None]) -> None:
-        """Begin to listen.
+        """Begins to listen.
 
         Args:
-            address: the host:port of the process's gRPC server, as others reach it.
-            on_defect: called, in a thread of the listener, if it comes to a defect and takes no links any more.
+            address: the host:port at which others reach the gRPC server of the process.
+            on_defect: called in a thread of the listener when a defect has ended it.
         """
         self._address = address
         self._on_defect = on_defect
-        self._pending: dict[str, PendingLink] = {}  # by the proof of the peer; likewise:
-        self._unclaimed: dict[str, tuple[float, socket.socket]] = {}
+        self._pending: dict[str, PendingLink] = {}  # by the peer's proof
+        self._unclaimed: dict[str, tuple[float, socket.socket]] = {}  # by the peer's proof: arrival, connection
         self._changed = threading.Condition()
         self._closed = False
         self._defect: Exception | None = None
         self._callers = AcceptLoop(self._take, self._fail)
 
     def endpoint(self) -> node_pb2.LinkEndpoint:
-        """What a peer needs to dial."""
+        """The addresses that a peer dials."""
         return node_pb2.LinkEndpoint(address=self._address, host=self._callers.host, socket=self._callers.name)
 
     def add_to_server(self, server: grpc.Server) -> None:
-        """Adds the stream of the gRPC lane; before the server starts."""
+        """Adds the stream of the gRPC lane to a server that has not started yet."""
         handler = grpc.stream_stream_rpc_method_handler(self._serve_stream)
         service, method = METHOD.strip("/").split("/")
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
 
     def expect(self, token: str, name: str) -> PendingLink:
-        """From now on the peer called `name` may come and prove that it knows this token, once."""
+        """Expects one link of the peer called `name`, which has to prove that it knows the token."""
         pending = PendingLink(self, token, name)
         proof = dialler_proof(token)
         with self._changed:
@@ -128,12 +128,12 @@ class LinkListener:
         return pending
 
     def forget(self, token: str) -> None:
-        """The token is worth nothing any more."""
+        """Refuses the token from now on."""
         with self._changed:
             self._pending.pop(dialler_proof(token), None)
 
     def close(self) -> None:
-        """Takes no links any more; those that were handed over stay."""
+        """Takes no more links; those that were handed over stay open."""
         with self._changed:
             self._closed = True
             unclaimed = [connection for _, connection in self._unclaimed.values()]
@@ -143,7 +143,7 @@ class LinkListener:
         for connection in unclaimed:
             connection.close()
 
-    # -- the lane within one host
+    # --- The lane within a host ---------------------------------------------------------------------------------------
 
     def _take(self, proof: str, connection: socket.socket) -> None:
         with self._changed:
@@ -154,7 +154,7 @@ class LinkListener:
             self._hand_over(pending, connection)
 
     def _keep_unclaimed(self, proof: str, connection: socket.socket) -> None:
-        """The peer may be told of the link before this end is."""
+        """Keeps a caller whose link this end may be about to expect."""
         now = time.monotonic()
         for old, (since, waiting) in list(self._unclaimed.items()):
             if now - since > UNCLAIMED_SECONDS:
@@ -181,7 +181,7 @@ class LinkListener:
             pending.fail(defect)
         self._on_defect(defect)
 
-    # -- the lane between hosts
+    # --- The lane between hosts ---------------------------------------------------------------------------------------
 
     def _serve_stream(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         metadata = dict(context.invocation_metadata())

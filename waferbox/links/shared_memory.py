@@ -1,8 +1,8 @@
 """Memory that processes of one host share: a sealed memfd, or a file. Neither has a name, so nothing is left behind.
 
-A memfd is sealed: who has mapped it cannot be killed by its owner's shrinking it. A file cannot be sealed. So one is
-taken only if it belongs to the receiver's own user, whose processes could end the receiver anyway, and if it has no
-name by which anybody else could open it.
+A memfd is sealed, so that its owner cannot kill the processes that have mapped it by shrinking it. A file cannot be
+sealed. So a process maps a file only if the file belongs to the process's user, whose other processes could kill it
+anyway, and if the file has no name by which another user could open it.
 """
 
 import contextlib
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     import torch
 
 _MADV_POPULATE_READ = 22
-# A peer that could shrink the memory could kill whoever has mapped it.
+# A process that reads mapped memory which its owner has shrunk gets SIGBUS.
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class SharedMemory:
     """A piece of shared memory. Its owner makes it and maps it; a peer gets the file descriptor over a link.
 
-    A peer maps a memfd as a whole, and of a file each part for itself, for as long as it is viewed: pages of a file
-    that somebody has mapped stay in memory.
+    A peer maps a memfd as a whole. It maps each part of a file separately, while the part is viewed, since mapped pages
+    of a file stay in memory. Used by one thread at a time.
     """
 
     def __init__(self, descriptor: int, nbytes: int, *, in_file: bool = False, whole: bool = True) -> None:
-        """Takes the descriptor over. Use `create`, `create_in` or `from_fd`."""
+        """Takes over the descriptor. Called by `create`, `create_in` and `from_fd`."""
         self._descriptor = descriptor
         self.nbytes = nbytes
         self.in_file = in_file
@@ -47,9 +47,9 @@ class SharedMemory:
 
     @classmethod
     def create(cls, nbytes: int) -> "SharedMemory":
-        """New memory, filled with zeros; pages are taken when they are touched first."""
+        """New memory, filled with zeros; its pages are allocated on first use."""
         assert nbytes > 0
-        # The name, by which /proc/PID/smaps tells whose memory it is, has no other meaning.
+        # The name only shows in /proc/PID/smaps which process owns the memory.
         descriptor = os.memfd_create(f"waferbox-{os.getpid()}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(descriptor, nbytes)
@@ -61,7 +61,7 @@ class SharedMemory:
 
     @classmethod
     def create_in(cls, folder: Path, nbytes: int) -> "SharedMemory":
-        """New memory, filled with zeros, in a file without a name in the folder, on whose disk it has all its room.
+        """New memory, filled with zeros, in a file without a name, whose disk space is allocated at once.
 
         Raises:
             OSError: the folder cannot be written, or its disk has no room (ENOSPC).
@@ -80,10 +80,10 @@ class SharedMemory:
 
     @classmethod
     def from_fd(cls, descriptor: int, nbytes: int) -> "SharedMemory":
-        """Memory that another process made; takes the descriptor over.
+        """Memory that another process has made; takes over the descriptor.
 
         Raises:
-            ValueError: the memory is smaller than said, or somebody could shrink it who is not to be trusted with that.
+            ValueError: the memory is smaller than `nbytes`, or another user could shrink it.
         """
         try:
             status = os.fstat(descriptor)
@@ -107,11 +107,11 @@ class SharedMemory:
         return self._descriptor < 0
 
     def fileno(self) -> int:
-        """The memory's file descriptor; it stays this memory's."""
+        """The memory's file descriptor, which this object still owns."""
         return self._descriptor
 
     def view(self, offset: int, nbytes: int) -> memoryview:
-        """Some bytes of the memory; of a peer's file they cannot be written."""
+        """Some bytes of the memory; those of a peer's file are read-only."""
         if self.whole or not nbytes:
             return self.buffer[offset : offset + nbytes]
         assert not self.closed
@@ -119,7 +119,7 @@ class SharedMemory:
         part = mmap.mmap(
             self._descriptor, skipped + nbytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ, offset=offset - skipped
         )
-        # All of it is wanted, and nothing around it, which the owner may not have room for. What is mapped stays.
+        # Reads ahead this part alone: mapped pages stay in memory, which may have no room for those around the part.
         part.madvise(mmap.MADV_WILLNEED)
         part.madvise(mmap.MADV_RANDOM)
         with contextlib.suppress(OSError):  # before Linux 5.14 pages are mapped as they are touched
@@ -127,17 +127,17 @@ class SharedMemory:
         return memoryview(part)[skipped:]
 
     def tensor(self, dtype: "torch.dtype", shape: tuple[int, ...], offset: int) -> "torch.Tensor":
-        """A view of the owner's memory as a contiguous tensor, `offset` bytes from its start."""
+        """A contiguous tensor that views memory mapped as a whole, from `offset` bytes after its start."""
         assert self.whole
         return view_as_tensor(self.buffer, dtype, shape, offset)
 
     def close(self) -> None:
-        """Gives the memory back as soon as no tensor views it any more."""
+        """Frees the memory once no tensor views it any more."""
         if self._descriptor < 0:
             return
         os.close(self._descriptor)
         self._descriptor = -1
-        # The mapping goes with its last view: closing it under a tensor is refused, and would be a crash.
+        # The mapping is freed with its last view: Python refuses to close it under a tensor, which would crash.
         self.buffer = memoryview(b"")
         if self.whole:
             del self._map
@@ -157,20 +157,20 @@ class Slice:
 
 
 def _open_unnamed(folder: Path) -> int:
-    """A new file of the folder that can be read and written."""
+    """The descriptor of a new file in the folder, without a name."""
     flags = os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC
     try:
         return os.open(folder, flags, 0o600)
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
             raise
-    descriptor, name = tempfile.mkstemp(prefix="waferbox-", dir=folder)  # a file system that cannot do without a name
+    descriptor, name = tempfile.mkstemp(prefix="waferbox-", dir=folder)  # a file system without O_TMPFILE
     os.unlink(name)
     return descriptor
 
 
 def _seals(descriptor: int) -> int | None:
-    """What memory is sealed against; None for what is not memory."""
+    """The seals of a memfd; None for another file."""
     try:
         return fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
     except OSError as error:
@@ -181,9 +181,10 @@ def _seals(descriptor: int) -> int | None:
 
 @functools.cache
 def _torch() -> ModuleType:
-    """torch, imported by those who view memory as tensors.
+    """torch, imported only by processes that view memory as tensors.
 
-    It warns, once in a process, that a tensor views bytes that cannot be written; nobody writes to what was received.
+    torch warns once in a process that a tensor views read-only bytes. The warning is used up here, since no process
+    writes to a received group.
     """
     import torch
 
@@ -196,7 +197,7 @@ def _torch() -> ModuleType:
 def view_as_tensor(
     buffer: "memoryview | bytearray", dtype: "torch.dtype", shape: tuple[int, ...], offset: int
 ) -> "torch.Tensor":
-    """A tensor that views a buffer, `offset` bytes from its start."""
+    """A tensor that views a buffer, from `offset` bytes after its start."""
     torch = _torch()
     count = 1
     for size in shape:

@@ -11,7 +11,7 @@ from waferbox.links.frame import HEADER_BYTES, Frame, FrameError, FrameKind, par
 from waferbox.links.link import Link, LinkLost, Message
 from waferbox.links.shared_memory import SharedMemory, Slice
 
-# --- Memory of a link that passes on, by reference, what came to this process as bytes --------------------------------
+# --- Relay buffers ----------------------------------------------------------------------------------------------------
 
 
 ARENA_BYTES: Final = 16 * 1024 * 1024
@@ -19,60 +19,60 @@ ALIGNMENT: Final = 64
 
 
 class RelayBuffers:
-    """A place for each group.
+    """Shared memory of a link for groups that reached this process as bytes and are forwarded by reference.
 
-    One is enough, as it is for whoever sends the group first: that process sends other bytes only when what it sent
-    before has been read. The groups that may run further ahead are those that stay bytes.
+    One buffer for each group is enough, as it is for the group's first sender: it overwrites its own buffer only after
+    the group has been read. Groups that may run further ahead stay bytes. Used by one thread.
     """
 
     def __init__(self) -> None:
         self._arenas: list[SharedMemory] = []
         self._free = 0  # bytes at the end of the last arena
-        self._places: dict[int, Slice] = {}
+        self._buffers: dict[int, Slice] = {}  # by group
 
-    def place(self, group: int, payload: memoryview) -> Slice:
-        """Copies a group to its place."""
-        place = self._places.get(group)
-        if place is None or place.nbytes != len(payload):
-            place = self._places[group] = self._take(len(payload))
-        place.view[:] = payload
-        return place
+    def copy(self, group: int, payload: memoryview) -> Slice:
+        """Copies a group into its buffer, and returns the buffer."""
+        buffer = self._buffers.get(group)
+        if buffer is None or buffer.nbytes != len(payload):
+            buffer = self._buffers[group] = self._allocate(len(payload))
+        buffer.view[:] = payload
+        return buffer
 
     def close(self) -> None:
-        """Gives the memory back."""
-        self._places.clear()
+        """Frees the memory."""
+        self._buffers.clear()
         for arena in self._arenas:
             arena.close()
         self._arenas.clear()
         self._free = 0
 
-    def _take(self, nbytes: int) -> Slice:
+    def _allocate(self, nbytes: int) -> Slice:
         rounded = -(-nbytes // ALIGNMENT) * ALIGNMENT
         if rounded > self._free:
             self._free = max(ARENA_BYTES, rounded)
             self._arenas.append(SharedMemory.create(self._free))
         arena = self._arenas[-1]
-        place = Slice(arena, arena.nbytes - self._free, nbytes)
+        buffer = Slice(arena, arena.nbytes - self._free, nbytes)
         self._free -= rounded
-        return place
+        return buffer
 
 
-# --- The lane within one host: references on a Unix SOCK_SEQPACKET socket, the payload in shared memory ---------------
+# --- The lane ---------------------------------------------------------------------------------------------------------
 #
-# A hop costs a fraction of a gRPC message. Shared memory comes as file descriptors over the same socket, which proves
-# that both ends see the same memory; a peer that dies is an end of file.
+# A hop costs a fraction of a gRPC message. The descriptors of shared memory travel over the same socket, which proves
+# that both ends see the same memory. The death of a peer is an end of file.
 
 
 CHUNK_BYTES: Final = 128 * 1024
 MAX_SEGMENTS: Final = 1024
-# Room for a window of frames; the kernel gives what it allows.
+# Room for a window of frames; the kernel may allow less.
 SEND_BUFFER_BYTES: Final = 4 * 1024 * 1024
 _DESCRIPTOR_BYTES: Final = array.array("i").itemsize
 _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(_DESCRIPTOR_BYTES)
 
 
 class SocketLink(Link):
-    """A link over a connected SEQPACKET socket, which it takes over."""
+    """A link over a connected SEQPACKET socket, which it owns. Used by one thread."""
 
     def __init__(self, name: str, connection: socket.socket) -> None:
         super().__init__(name)
@@ -115,7 +115,7 @@ class SocketLink(Link):
                 return False
             except OSError as error:
                 outgoing.clear()
-                # It may have ended the link in good order: what it said last is still to be read.
+                # The peer may have closed the link in good order: its last frames are still to be read.
                 while self.poll():
                     pass
                 raise self._lost(f"nothing can be sent ({error.strerror})") from error
@@ -136,7 +136,7 @@ class SocketLink(Link):
         self._shared.clear()
         self._relay.close()
 
-    # -- sending
+    # --- Sending ------------------------------------------------------------------------------------------------------
 
     def _queue(self, frame: Frame, payload: memoryview | None = None) -> None:
         self._outgoing.append((frame.header(payload or b""), payload, None))
@@ -159,13 +159,13 @@ class SocketLink(Link):
             self._queue(Frame(kind, group, 0, step, offset, len(chunk), total), chunk)
 
     def _queue_copy(self, message: Message) -> None:
-        place = self._relay.place(message.group, message.view)
-        # The next link that the message is passed on to finds it in shared memory.
-        message.memory, message.offset = place.memory, place.offset
-        self._queue_reference(message.group, message.step, place)
+        buffer = self._relay.copy(message.group, message.view)
+        # The next link that forwards the message finds it in shared memory.
+        message.memory, message.offset = buffer.memory, buffer.offset
+        self._queue_reference(message.group, message.step, buffer)
 
     def _share(self, memory: SharedMemory) -> int:
-        """Sends shared memory's descriptor, once; and says which of those before are no more."""
+        """Queues the descriptor of shared memory, and releases of memory that was closed; returns its number."""
         for other in [other for other in self._shared if other.closed]:
             self._queue(Frame(FrameKind.RELEASE, memory=self._shared.pop(other)))
         self._next_number += 1
@@ -174,7 +174,7 @@ class SocketLink(Link):
         self._outgoing.append((header, None, memory))
         return number
 
-    # -- receiving
+    # --- Receiving ----------------------------------------------------------------------------------------------------
 
     def poll(self) -> bool:
         try:
@@ -184,7 +184,7 @@ class SocketLink(Link):
         except BlockingIOError:
             return False
         except ConnectionResetError:
-            # It closed with frames of ours unread. What it sent before is still there, and then the end of file.
+            # The peer closed its socket with unread frames. Its own frames are still to be read, then the end of file.
             return True
         except OSError as error:
             raise self._lost(error.strerror or str(error)) from error
@@ -192,7 +192,7 @@ class SocketLink(Link):
             self._take_memory(count, ancillary)
             return True
         if count == 0:
-            # An end of file. After a CLOSE it is the orderly end.
+            # An end of file, which is in good order only after a CLOSE.
             if not self.ended:
                 raise self._lost("the process is gone")
             return False
@@ -218,7 +218,7 @@ class SocketLink(Link):
         return True
 
     def _take_memory(self, count: int, ancillary: list[tuple[int, int, bytes]]) -> None:
-        """A frame with file descriptors; every one of them is owned here, or closed."""
+        """Takes a frame with file descriptors; each of them is owned by this link, or closed."""
         descriptors = array.array("i")
         for level, kind, data in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

@@ -1,8 +1,8 @@
-"""Where the sockets of links within a host have their names.
+"""The names of the sockets of links within a host.
 
 Processes of one network namespace find each other by abstract names, which leave no file behind. Containers of one host
-have namespaces of their own: they find each other by files in a folder that all of them see, a volume in memory, where
-WAFERBOX_SOCKETS names one. What a process leaves there that is killed, the next one to listen removes.
+have namespaces of their own: they find each other by files in a folder that all of them see, a volume in memory, which
+WAFERBOX_SOCKETS names. The next process that listens there removes the files of processes that were killed.
 """
 
 import contextlib
@@ -21,38 +21,46 @@ logger = logging.getLogger(__name__)
 
 FOLDER_VARIABLE: Final = "WAFERBOX_SOCKETS"
 BACKLOG: Final = 1024
-YOUNG_SECONDS: Final = 5.0  # for which a socket may have a name already and refuse, as its process is about to listen
+YOUNG_SECONDS: Final = 5.0  # for which a socket with a name may refuse connections, as its process is about to listen
 _PREFIX: Final = "waferbox-"
 
 
 class UnusableFolderError(OSError):
-    """No socket can have its name in the folder; the message says why, and the way out."""
+    """Raised where no socket can have its name in the folder; the message has the reason and the way out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SocketDirectory:
-    """Where sockets have names. host: equal for two processes exactly if they can use each other's."""
+    """The folder, or the abstract namespace, in which sockets have names.
+
+    Attributes:
+        host: equal for two processes exactly if they can use each other's sockets.
+        folder: the folder; None for abstract names.
+    """
 
     host: str
-    folder: Path | None  # None: names are abstract
+    folder: Path | None
 
     def address(self, name: str) -> str:
-        """Of the socket of this name, as the kernel takes it; a name does not lead out of the folder."""
+        """The address of a socket for the kernel. A peer sends the name, which must not lead out of the folder."""
         return f"\0{name}" if self.folder is None else str(self.folder / Path(name).name)
 
 
 def host_id() -> str:
-    """Equal for two processes exactly if they can use each other's abstract sockets: host, user, network namespace."""
+    """An identity that processes share exactly if they can use each other's abstract sockets.
+
+    It is of the host, the user and the network namespace.
+    """
     return _hashed(f"{os.stat('/proc/self/ns/net').st_ino}")
 
 
-def own_place() -> SocketDirectory:
-    """Where this process looks for the sockets of others: in the folder, if there is one."""
+def own_directory() -> SocketDirectory:
+    """The directory in which this process looks for the sockets of others: the folder, if there is one."""
     name = os.environ.get(FOLDER_VARIABLE)
     if name:
         with contextlib.suppress(OSError):
             status = os.stat(name)
-            # What the kernel knows the folder by, whatever it is called in each container.
+            # The kernel's identity of the folder: its path may differ between containers.
             return SocketDirectory(host=_hashed(f"folder {status.st_dev} {status.st_ino}"), folder=Path(name))
     return SocketDirectory(host=host_id(), folder=None)
 
@@ -63,47 +71,47 @@ def _hashed(shared: str) -> str:
 
 
 class NamedSocket:
-    """A socket that listens, under a name that nobody can guess. `close` takes the name away too."""
+    """A listening socket with a name that cannot be guessed. Used by one thread."""
 
     def __init__(self) -> None:
-        """Where WAFERBOX_SOCKETS names a folder that cannot be used that is logged, and the name is an abstract one."""
+        """Listens, under an abstract name where the folder that WAFERBOX_SOCKETS names cannot be used."""
         self.name = f"{_PREFIX}{secrets.token_hex(16)}"
         try:
-            self.place, self.socket = _listen_in_folder(self.name)
+            self.directory, self.socket = _listen_in_folder(self.name)
         except UnusableFolderError as error:
-            logger.warning("links between containers of this host take gRPC: %s", error)
-            self.place = SocketDirectory(host=host_id(), folder=None)
-            self.socket = _listen(self.place.address(self.name))
+            logger.warning("Links between containers of this host take gRPC: %s", error)
+            self.directory = SocketDirectory(host=host_id(), folder=None)
+            self.socket = _listen(self.directory.address(self.name))
 
     def close(self) -> None:
-        """Nobody can connect any more."""
-        if self.place.folder is not None:
+        """Closes the socket and removes its name."""
+        if self.directory.folder is not None:
             with contextlib.suppress(OSError):
-                os.unlink(self.place.address(self.name))
+                os.unlink(self.directory.address(self.name))
         self.socket.close()
 
 
 def _listen_in_folder(name: str) -> tuple[SocketDirectory, socket.socket]:
-    """Likewise with an abstract name where no folder is named. Raises UnusableFolderError."""
-    place = own_place()
+    """A listening socket in the folder, or with an abstract name if there is none. Raises UnusableFolderError."""
+    directory = own_directory()
     named = os.environ.get(FOLDER_VARIABLE)
-    if place.folder is None and named:
+    if directory.folder is None and named:
         raise UnusableFolderError(f"{FOLDER_VARIABLE} names {named}, which is not there; mount it in every container")
-    if place.folder is None:
-        return place, _listen(place.address(name))
+    if directory.folder is None:
+        return directory, _listen(directory.address(name))
     try:
-        status = os.stat(place.folder)
+        status = os.stat(directory.folder)
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
             raise UnusableFolderError(
-                f"{place.folder}, which {FOLDER_VARIABLE} names, must be a folder of user {os.getuid()} that nobody "
-                "else may open (mode 0700)"
+                f"{directory.folder}, which {FOLDER_VARIABLE} names, must be a folder of user {os.getuid()} that "
+                "nobody else may open (mode 0700)"
             )
-        _remove_left_sockets(place.folder)
-        return place, _listen(place.address(name))
+        _remove_left_sockets(directory.folder)
+        return directory, _listen(directory.address(name))
     except UnusableFolderError:
         raise
     except OSError as error:
-        raise UnusableFolderError(f"no socket can be made in {place.folder}: {error}") from error
+        raise UnusableFolderError(f"no socket can be made in {directory.folder}: {error}") from error
 
 
 def _listen(address: str) -> socket.socket:
@@ -119,7 +127,7 @@ def _listen(address: str) -> socket.socket:
 
 
 def _remove_left_sockets(folder: Path) -> None:
-    """Of processes that are gone: the kernel refuses connections where nobody listens."""
+    """Removes the sockets of dead processes, to which the kernel refuses connections."""
     for path in folder.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
             probe.setblocking(False)

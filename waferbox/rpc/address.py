@@ -1,4 +1,4 @@
-"""Addresses of the form host:port: which are well-formed, and which one a server has after it was bound."""
+"""Addresses of the form host:port: parsing them, and binding a server to one."""
 
 import re
 import socket
@@ -12,7 +12,7 @@ _WILDCARD_HOSTS = frozenset({"0.0.0.0", "[::]"})
 
 
 def split_address(address: str, *, any_port: bool = False) -> tuple[str, int]:
-    """Host and port. any_port: port 0 is allowed too. Raises ValueError saying what is wrong."""
+    """Host and port. any_port: whether port 0 is allowed too. Raises ValueError, with the expected form."""
     match = _ADDRESS.fullmatch(address)
     if match is None or not (0 if any_port else 1) <= int(match[2]) <= 65535:
         example = "127.0.0.1:0" if any_port else "127.0.0.1:9000"
@@ -21,7 +21,7 @@ def split_address(address: str, *, any_port: bool = False) -> tuple[str, int]:
 
 
 def bind(server: grpc.Server | grpc.aio.Server, listen: str) -> str:
-    """Add the port to a server; returns the address at which others reach it. Raises OSError if it cannot be had."""
+    """Adds a port to a server; returns the address at which others reach it. Raises OSError if that is impossible."""
     try:
         host, port = split_address(listen, any_port=True)
         bound = add_port(server, listen)
@@ -33,5 +33,5 @@ def bind(server: grpc.Server | grpc.aio.Server, listen: str) -> str:
 
 
 def reached_at(host: str, port: int) -> str:
-    """The address at which others reach who listens there."""
+    """The address at which other hosts reach a server that listens there."""
     return f"{socket.gethostname() if host in _WILDCARD_HOSTS else host}:{port}"

@@ -1,5 +1,6 @@
-"""A gRPC server, and channels, on an event loop, for a process with many open streams; and messages from threads to a
-coroutine.
+"""gRPC servers and channels on an event loop, for processes with many open streams; and messages to coroutines.
+
+An open stream costs a coroutine here, and a thread in a server of `waferbox.rpc.server`.
 """
 
 import asyncio
@@ -16,20 +17,22 @@ from waferbox.rpc.server import SMALL_MESSAGE_BYTES, channel_options, server_opt
 from waferbox.security.guard import AsyncServerGuard, Guard
 from waferbox.security.tls import open_async_channel
 
-# ----------------------------------------------------------------------------------------------------------------------
-# A gRPC server, and channels, on an event loop, for a process with many open streams: each costs a coroutine
+# --- The server and channels ------------------------------------------------------------------------------------------
 
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 _Result = TypeVar("_Result")
 
-STOP_SECONDS: Final = 5.0  # beyond the grace of stop: handlers that were cancelled have ended by then
-SETTLE_SECONDS: Final = 1.0  # in which calls that were ended with the server are over
+STOP_SECONDS: Final = 5.0  # beyond the grace of `stop`, for cancelled handlers to end
+SETTLE_SECONDS: Final = 1.0  # for calls that have ended with the server to be over
 
 
 class AsyncServer:
-    """Owns the event loop and its thread, from `start` until `stop`. `server` gets its services and ports before."""
+    """A gRPC server with an event loop and its thread. Services and ports are added to `server` before `start`.
+
+    Used by one thread, beside that of the loop.
+    """
 
     def __init__(
         self,
@@ -39,9 +42,13 @@ class AsyncServer:
         for_scripts: bool = False,
         owner_of: Callable[[str], str | None] | None = None,
     ) -> None:
-        """on_defect: as of GuardedThread. max_message_bytes: larger requests are refused unread.
+        """Makes the server and its event loop.
 
-        for_scripts: as server_options has it. owner_of: as of Guard.
+        Args:
+            on_defect: as of GuardedThread.
+            max_message_bytes: larger requests are refused unread.
+            for_scripts: as of server_options.
+            owner_of: as of Guard.
         """
         self._loop = asyncio.new_event_loop()
         self._running = False
@@ -56,17 +63,17 @@ class AsyncServer:
         self._running = True
 
     def run(self, coroutine: Coroutine[Any, Any, _Result], timeout_seconds: float | None = None) -> _Result:
-        """Runs a coroutine in the event loop, to its end. Not from the loop's own thread."""
+        """Runs a coroutine in the event loop, and returns its result. Not to be called in the loop's own thread."""
         if self._running:
             return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout_seconds)
         return self._loop.run_until_complete(coroutine)
 
     def stop(self, grace_seconds: float) -> None:
-        """Take no more calls; those under way are cancelled after the grace. No effect if it is not running."""
+        """Takes no more calls, and cancels those under way after the grace. Further calls have no effect."""
         if self._loop.is_closed():
             return
         if self._running:
-            # A warning or an error for each call that it cancels, which is what it is told to do.
+            # gRPC logs a warning or an error for each call that it cancels here on purpose.
             logging.getLogger("grpc._cython.cygrpc").setLevel(logging.CRITICAL)
             self.run(self.server.stop(grace_seconds), grace_seconds + STOP_SECONDS)
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -77,7 +84,7 @@ class AsyncServer:
 
 
 def when_over(context: Context, callback: Callable[[], object]) -> None:
-    """Call callback() in the event loop as soon as a call is over, however it ends."""
+    """Calls `callback` in the event loop once a call is over, however it ends."""
     context.add_done_callback(lambda _: callback())  # type: ignore[arg-type]  # the stubs have a class for it
 
 
@@ -91,9 +98,9 @@ async def _make_server(options: list[tuple[str, int]], guard: Guard) -> grpc.aio
 
 
 async def _settle() -> None:
-    """Ends what still runs in the loop."""
+    """Ends all tasks of the loop."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    # gRPC prints a traceback where one of its own is cancelled, and not by the end of its call.
+    # gRPC prints a traceback where a task of its own is cancelled otherwise than by the end of its call.
     calls = [task for task in tasks if getattr(task.get_coro(), "__name__", "") == "_schedule_rpc_coro"]
     if calls:
         await asyncio.wait(calls, timeout=SETTLE_SECONDS)
@@ -112,7 +119,7 @@ _Message = TypeVar("_Message")
 
 
 class Mailbox(Generic[_Message]):
-    """Messages in the order in which they were put. To be made in the event loop that reads it."""
+    """A queue of messages from threads to a coroutine. To be made in the event loop that reads it. Thread-safe."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -121,25 +128,25 @@ class Mailbox(Generic[_Message]):
         self._closed = False
 
     def __len__(self) -> int:
-        """How many wait to be read."""
+        """The number of unread messages."""
         return len(self._messages)
 
     def put(self, message: _Message) -> None:
-        """From any thread; never blocks. No effect once the mailbox is closed."""
+        """Adds a message, from any thread; never blocks. No effect once the mailbox is closed."""
         if self._closed:
             return
         self._messages.append(message)
         self._wake()
 
     def close(self) -> None:
-        """Nothing more will come: messages() ends after what was put before. From any thread; never blocks."""
+        """Makes `messages` end after the messages that were put before. From any thread; never blocks."""
         self._closed = True
         self._wake()
 
     async def messages(self) -> AsyncIterator[_Message]:
         """All messages, until the mailbox is closed."""
         while True:
-            closed = self._closed  # read first: what was put before the end is not lost
+            closed = self._closed  # read first, so that no message that was put before the end is lost
             while self._messages:
                 yield self._messages.popleft()
             if closed:
@@ -148,5 +155,5 @@ class Mailbox(Generic[_Message]):
             self._changed.clear()
 
     def _wake(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody reads
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and with it the reader
             self._loop.call_soon_threadsafe(self._changed.set)

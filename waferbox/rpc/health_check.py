@@ -1,4 +1,4 @@
-"""`python -m waferbox.rpc.health_check host:port`: exits with 0 if the process there says that it serves."""
+"""`python -m waferbox.rpc.health_check host:port`: exits with 0 if the process at that address serves."""
 
 import argparse
 import sys

@@ -1,8 +1,8 @@
-"""gRPC servers and channels with the options that all of the project's have, and channels through a gateway.
+"""gRPC servers and channels with the options that all servers and channels of a cluster have.
 
-A cluster of containers publishes one port, that of its ingress. Who comes from outside reaches the other processes
-through it: a call to `coordinator:7000 via 127.0.0.1:9000` goes to 127.0.0.1:9000 and bears the address that it is for,
-to which the gateway there (appliance.ingress.gateway) hands it on.
+A cluster of containers publishes one port, that of its ingress, through which scripts reach the other processes. A call
+to `coordinator:7000 via 127.0.0.1:9000` goes to 127.0.0.1:9000 with the address of its target in its metadata, and the
+gateway there (`appliance.ingress.gateway`) forwards it.
 """
 
 import os
@@ -17,33 +17,30 @@ from waferbox.security.guard import Guard, ServerGuard, bearer
 from waferbox.security.tls import open_channel
 from waferbox.security.tokens import command_token
 
-# What gRPC logs of a connection that breaks is no use to a user; read when the first channel or server is made.
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-
-# What a server takes as one message. CIRH text, the plan of a role and a pickled input function are large; all else is
-# small. Larger requests are refused unread, with RESOURCE_EXHAUSTED and the cap.
+# The largest message that a server accepts. CIRH text, the plan of a role and a pickled input function are large; all
+# else is small. Larger requests are refused unread, with RESOURCE_EXHAUSTED and the cap.
 LARGE_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 SMALL_MESSAGE_BYTES: Final = 4 * 1024 * 1024
-# What a client takes: the outputs of a step come in one message.
+# The largest message that a client accepts: the outputs of a step come in one.
 MAX_RESPONSE_BYTES: Final = 256 * 1024 * 1024
-# Every open stream keeps a thread; threads are made when they are needed. A SwarmX node may have 1,024 children, each
-# with a stream; a process with more streams than that has an AsyncServer.
+# Every open stream takes a thread, which starts when it is needed. A SwarmX node may have 1,024 children, each with a
+# stream; a process with more streams has an AsyncServer.
 MAX_THREADS: Final = 2048
 
-# Calls that have arrived and that Python has not looked at yet. By default gRPC cancels some of them when they are more
-# than 1,000, at random: those of a thousand wafers come at once.
+# Calls that have arrived and that Python has not taken yet. By default gRPC cancels some of them at random when they
+# exceed 1,000, which the calls of a thousand wafers do.
 MAX_UNSEEN_CALLS: Final = 16_384
 
-# A peer that is silent for so long gets a ping, and is given up when it does not answer within 5/3 of it: who is cut
-# off, or hangs, is given up within 8 s.
+# A peer that is silent for so long gets a ping, and is given up without an answer within 5/3 of that time: the death of
+# a host or a hanging process is noticed within 8 s.
 KEEPALIVE_VARIABLE: Final = "WAFERBOX_KEEPALIVE_SECONDS"
 KEEPALIVE_SECONDS: Final = 3.0
 TIMEOUT_PER_KEEPALIVE: Final = 5 / 3
-# A host that vanishes without a word keeps its job so long; nothing tells it from a script in a debugger.
+# For which the job of a host that vanishes stays: it cannot be distinguished from a script in a debugger.
 SUSPENDED_SECONDS: Final = 3600.0
 
 GATEWAY_KEY: Final = "wsc-target"
-# On the calls that an ingress hands on to management, and on the errors that it answers with.
+# In the metadata of calls that an ingress forwards to management, and of the errors that it returns.
 INGRESS_KEY: Final = "wsc-ingress"
 _VIA: Final = " via "
 
@@ -51,18 +48,18 @@ _OPTIONS: Final = [
     ("grpc.max_send_message_length", MAX_RESPONSE_BYTES),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.max_reconnect_backoff_ms", 1_000),  # what comes back is found within a second
+    ("grpc.max_reconnect_backoff_ms", 1_000),  # a restarted server is found within a second
 ]
 
 
 def _keepalive(timeout_seconds: float) -> list[tuple[str, int]]:
-    """Options that give up a peer which answers no ping for so long."""
+    """Options by which a peer is given up that answers no ping for so long."""
     timeout = round(timeout_seconds * 1000)
     return [
         ("grpc.keepalive_time_ms", round(_keepalive_seconds() * 1000)),
         ("grpc.http2.min_ping_interval_without_data_ms", round(_keepalive_seconds() * 1000 * 2 / 3)),
         ("grpc.keepalive_timeout_ms", timeout),
-        ("grpc.http2.ping_timeout_ms", timeout),  # a minute by default, whatever the timeout of keepalive is
+        ("grpc.http2.ping_timeout_ms", timeout),  # a minute by default, which overrides the timeout of keepalive
     ]
 
 
@@ -71,9 +68,9 @@ def _keepalive_seconds() -> float:
 
 
 def make_server(*, for_scripts: bool = False, job: str | None = None) -> grpc.Server:
-    """A server without ports and services; the caller adds them, starts it and stops it.
+    """A server without ports and services; the caller adds these, starts the server and stops it.
 
-    for_scripts: as server_options has it. job: as of Guard.
+    for_scripts: as of server_options. job: as of Guard.
     """
     keep_large_blocks()
     pool = ThreadPoolExecutor(max_workers=MAX_THREADS, thread_name_prefix="grpc")
@@ -82,25 +79,30 @@ def make_server(*, for_scripts: bool = False, job: str | None = None) -> grpc.Se
 
 
 def server_options(max_message_bytes: int, *, for_scripts: bool = False) -> list[tuple[str, int]]:
-    """The options of a server that takes requests of so many bytes at most.
+    """The options of a server.
 
-    for_scripts: its clients are scripts, which their users may suspend, for as long as SUSPENDED_SECONDS. One that has
-    ended is noticed all the same, by its closed socket.
+    Args:
+        max_message_bytes: larger requests are refused.
+        for_scripts: whether its clients are scripts, which their users may suspend for as long as SUSPENDED_SECONDS.
+            The end of a script is noticed nevertheless, by its closed socket.
     """
     keepalive = _keepalive(SUSPENDED_SECONDS if for_scripts else _keepalive_seconds() * TIMEOUT_PER_KEEPALIVE)
-    # One port, one process: without so_reuseport=0 a second process could take the same port.
     unseen = [
         ("grpc.server.max_pending_requests", MAX_UNSEEN_CALLS),
         ("grpc.server.max_pending_requests_hard_limit", 2 * MAX_UNSEEN_CALLS),
     ]
     largest = ("grpc.max_receive_message_length", max_message_bytes)
+    # Without so_reuseport=0 a second process could listen at the same port.
+    # Without so_reuseport=0 a second process could listen at the same port.
     return [*_OPTIONS, *keepalive, *unseen, largest, ("grpc.so_reuseport", 0)]
 
 
 def make_channel(address: str, token: str | None = None) -> grpc.Channel:
-    """A channel to host:port, or `through` a gateway; nothing is sent before it is used, and the caller closes it.
+    """A channel, which connects on its first call; the caller closes it.
 
-    token: what its calls show; None: what a command of this user shows.
+    Args:
+        address: host:port, or the address that `through` returns.
+        token: the token that its calls bear; None: that of a command of this user.
     """
     target, _, gateway = address.partition(_VIA)
     entries = [(GATEWAY_KEY, target)] if gateway else []
@@ -115,26 +117,26 @@ def channel_options() -> list[tuple[str, int]]:
     """The options of a channel."""
     keepalive = _keepalive(_keepalive_seconds() * TIMEOUT_PER_KEEPALIVE)
     largest = ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES)
-    # An environment's HTTP proxy has no business between the processes of a cluster.
+    # An HTTP proxy that the environment names is for the internet, not for the processes of a cluster.
     without_proxy = ("grpc.enable_http_proxy", 0)
-    # gRPC repeats calls that a server which stops has not seen; the reader of a stream waits for ever where that fails
-    # (1.76 to 1.85).
+    # gRPC repeats calls that a stopping server has not taken. Where that fails, the reader of a stream waits for ever
+    # (grpcio 1.76 to 1.85).
     without_retries = ("grpc.enable_retries", 0)
     return [*_OPTIONS, *keepalive, largest, without_proxy, without_retries]
 
 
 def through(gateway: str, address: str) -> str:
-    """The address that is reached through a gateway; an empty gateway is none."""
+    """The address for a channel that goes through a gateway; an empty gateway is none."""
     return f"{address}{_VIA}{gateway}" if gateway else address
 
 
 def is_from_ingress(error: grpc.Call) -> bool:
-    """Whether a call failed behind the ingress that it went to, and not on the way there."""
+    """Whether a call has failed behind the ingress that it went to, and not on the way to the ingress."""
     return any(key == INGRESS_KEY for key, _ in error.trailing_metadata() or ())
 
 
 class _MarkedMethod:
-    """A method of a channel, each call of which says for whom it is, and who makes it."""
+    """A method of a channel that adds entries to the metadata of each call."""
 
     def __init__(self, method: Any, entries: Sequence[tuple[str, str]]) -> None:
         self._method = method
@@ -150,8 +152,8 @@ class _MarkedMethod:
 class _MarkedChannel(grpc.Channel):
     """A channel of such methods.
 
-    No interceptors: these look a method up in each call, which ends the process (grpcio 1.80) where another thread has
-    just closed the channel.
+    Interceptors would do the same, but look up a method in each call, which ends the process (grpcio 1.80) where
+    another thread has just closed the channel.
     """
 
     def __init__(self, channel: grpc.Channel, entries: Sequence[tuple[str, str]]) -> None:

@@ -1,1 +1,1 @@
-"""Who may do what: the cluster's secret, tokens derived from it, the rights of each call, and TLS."""
+"""Access control: the cluster's secret, tokens derived from it, the rights of each call, and TLS."""

@@ -1,4 +1,4 @@
-"""A cluster's own certificate authority, and the certificates that it issues. Imported where these are made, only."""
+"""A cluster's own certificate authority, and the certificates that it issues. Imported only where these are made."""
 
 import datetime
 import os
@@ -19,9 +19,9 @@ CERTIFICATE_DAYS: Final = 397
 
 
 def issue(folder: Path) -> None:
-    """Fresh certificates for a cluster's processes and its clients, by the authority in the folder, which it gets.
+    """Writes new certificates for a cluster's processes and its clients into a folder. Raises OSError.
 
-    Raises OSError.
+    The authority in the folder issues them; it is made if the folder has none.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not (folder / AUTHORITY_KEY).exists():
@@ -92,7 +92,7 @@ def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Whole, and for the owner's eyes alone."""
+    """Writes a file that only its owner may read, under another name until it is complete."""
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)

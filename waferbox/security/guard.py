@@ -1,5 +1,6 @@
-"""The check of every call that a server takes, before anything of it is read: by the table of rights; and of requests
-over HTTP.
+"""The guard of a server, which checks each call against the table of rights before the request is read.
+
+Requests over HTTP, for the page and the figures, are checked here too.
 """
 
 import base64
@@ -16,13 +17,10 @@ import grpc
 from waferbox.security.rights import RIGHTS, JobScope
 from waferbox.security.tokens import Caller, Kind, cluster_secret
 
-# ----------------------------------------------------------------------------------------------------------------------
-# How many calls without a valid token come from where: who sends many is answered shortly, and logged once a minute
-#
-# A valid token is never refused for what others at the same address do.
+# --- Calls without a valid token --------------------------------------------------------------------------------------
 
 
-MAX_ADDRESSES: Final = 1024  # that are kept in mind
+MAX_ADDRESSES: Final = 1024  # that are counted at once
 WINDOW_SECONDS: Final = 60.0
 MAX_IN_WINDOW: Final = 30
 
@@ -30,14 +28,17 @@ logger = logging.getLogger(__name__)
 
 
 class WrongTokens:
-    """Thread-safe."""
+    """Counts of the calls without a valid token, by address: an address with many gets short answers. Thread-safe.
+
+    A valid token is never refused for the calls of others at the same address.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._seen: OrderedDict[str, tuple[float, int]] = OrderedDict()  # by address: begin of the window, count
 
     def is_too_many(self, peer: str) -> bool:
-        """Counts a call that gRPC says came from this peer; whether there were too many of late."""
+        """Counts a call of a peer, as gRPC names it; returns whether its address has made too many lately."""
         address = peer.rpartition(":")[0]
         now = time.monotonic()
         with self._lock:
@@ -48,11 +49,11 @@ class WrongTokens:
             if len(self._seen) > MAX_ADDRESSES:
                 self._seen.popitem(last=False)
         if count == 0:
-            logger.warning("a call from %s bore no token of this cluster, and was refused", address or peer)
+            logger.warning("A call from %s bore no token of this cluster, and was refused", address or peer)
         return count >= MAX_IN_WINDOW
 
 
-# --- The check of every call that a server takes, before anything of it is read: by the table of rights ---------------
+# --- Calls ------------------------------------------------------------------------------------------------------------
 
 
 TOKEN_KEY: Final = "authorization"
@@ -70,12 +71,12 @@ _NO_TOKEN: Final = (
 
 
 def bearer(token: str) -> tuple[str, str]:
-    """The entry of a call's metadata that shows a token."""
+    """The entry of a call's metadata that bears a token."""
     return TOKEN_KEY, SCHEME + token
 
 
 def caller_of(metadata: Metadata | None) -> Caller | None:
-    """Who makes a call with this metadata; None if its token is none of this cluster."""
+    """The caller that the token in a call's metadata names; None without a token of this cluster."""
     shown = dict(metadata or ()).get(TOKEN_KEY, "")
     if not isinstance(shown, str) or not shown.startswith(SCHEME):
         return None
@@ -83,12 +84,17 @@ def caller_of(metadata: Metadata | None) -> Caller | None:
 
 
 class Guard:
-    """What is checked of a call to one server."""
+    """The checks of calls to one server. Thread-safe."""
 
     def __init__(self, *, job: str | None = None, owner_of: Callable[[str], str | None] | None = None) -> None:
-        """job: that the process works for, if it is a coordinator. owner_of: the user whose job it is; None: nobody's.
+        """Makes the guard.
 
-        Raises OSError: there is no secret, and none can be made.
+        Args:
+            job: the job of a coordinator; None for another process.
+            owner_of: returns the user who owns a job; None for an unknown job.
+
+        Raises:
+            OSError: there is no cluster secret, and none can be made.
         """
         cluster_secret()
         self._job = job
@@ -96,7 +102,7 @@ class Guard:
         self._wrong = WrongTokens()
 
     def refusal_of(self, method: str, caller: Caller | None) -> _Refusal | None:
-        """Why nobody so may call a method, whatever the request says; None if he may."""
+        """Reason to refuse this caller, whatever the request contains; None if allowed."""
         right = RIGHTS.get(method)
         if right is None:
             return grpc.StatusCode.PERMISSION_DENIED, f"nobody may call {method}"
@@ -106,12 +112,12 @@ class Guard:
             return grpc.StatusCode.UNAUTHENTICATED, f"the call {_NO_TOKEN}"
         if caller.kind not in right.kinds:
             return grpc.StatusCode.PERMISSION_DENIED, f"a token of kind {caller.kind.value} does not open {method}"
-        if right.whose is JobScope.SERVED and self._job is not None and caller.name != self._job:
+        if right.job_scope is JobScope.SERVED and self._job is not None and caller.name != self._job:
             return grpc.StatusCode.PERMISSION_DENIED, f"the token is of another job than {self._job}"
         return None
 
     def refusal_of_request(self, caller: Caller, job: str) -> _Refusal | None:
-        """Why a caller who may call a method may not call it for a job; None if he may."""
+        """Reason to refuse a request for a job, of a caller with a right to the method; None if allowed."""
         if caller.kind in (Kind.JOB, Kind.MEMBER) and caller.name != job:
             return grpc.StatusCode.PERMISSION_DENIED, "the token is of another job"
         if caller.kind is Kind.USER:
@@ -121,14 +127,14 @@ class Guard:
         return None
 
     def refusal(self, refusal: _Refusal, peer: str) -> _Refusal:
-        """What is answered; less to who asks again and again."""
+        """The answer for a refused call; a shorter one to an address with many calls without a token."""
         if refusal[0] is grpc.StatusCode.UNAUTHENTICATED and self._wrong.is_too_many(peer):
             return grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls without a valid token came from this address"
         return refusal
 
 
 class ServerGuard(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic for mypy only
-    """A Guard of a server with threads."""
+    """The interceptor that puts a Guard before a server with threads. Thread-safe."""
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
@@ -148,7 +154,7 @@ class ServerGuard(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic 
                 context.abort(*guard.refusal(refusal, context.peer()))
 
             return grpc.stream_stream_rpc_method_handler(refuse)
-        if caller is None or RIGHTS[method].whose is not JobScope.OWN or handler.request_streaming:
+        if caller is None or RIGHTS[method].job_scope is not JobScope.OWN or handler.request_streaming:
             return handler
 
         def checked(behaviour: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -163,7 +169,7 @@ class ServerGuard(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic 
 
 
 class AsyncServerGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """A Guard of a server in an event loop."""
+    """The interceptor that puts a Guard before a server in an event loop."""
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
@@ -183,7 +189,7 @@ class AsyncServerGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 await context.abort(*guard.refusal(refusal, context.peer()))
 
             return grpc.stream_stream_rpc_method_handler(refuse)
-        if caller is None or RIGHTS[method].whose is not JobScope.OWN or handler.request_streaming:
+        if caller is None or RIGHTS[method].job_scope is not JobScope.OWN or handler.request_streaming:
             return handler
 
         async def check(request: Any, context: Any) -> None:
@@ -213,7 +219,7 @@ class AsyncServerGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 def _with_behaviour(
     handler: Any, checked: Callable[[Any], Callable[[Any, Any], Any]], checked_stream: Callable[[Any], Any]
 ) -> _Handler:
-    """The handler of a request that is no stream, behind a check."""
+    """A copy of the handler of a single request, with a check before it."""
     codecs = {
         "request_deserializer": handler.request_deserializer,
         "response_serializer": handler.response_serializer,
@@ -223,8 +229,7 @@ def _with_behaviour(
     return grpc.unary_unary_rpc_method_handler(checked(handler.unary_unary), **codecs)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Who may look at a page or at figures over HTTP, from beyond this machine: who shows the token of a viewer
+# --- Requests over HTTP -----------------------------------------------------------------------------------------------
 
 
 LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
@@ -232,7 +237,10 @@ CHALLENGE: Final = ("WWW-Authenticate", 'Basic realm="waferbox: the password is 
 
 
 def may_view(authorization: str) -> bool:
-    """Whether the header Authorization of a request shows such a token: as Bearer, or as the password of Basic."""
+    """Whether the header Authorization of a request from another machine bears the token of a viewer or an admin.
+
+    The token is that of Bearer, or the password of Basic.
+    """
     scheme, _, shown = authorization.partition(" ")
     if scheme.lower() == "basic":
         try:

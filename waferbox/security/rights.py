@@ -1,4 +1,4 @@
-"""The one table of rights: for every method of every service, who may call it, and for whose job."""
+"""The table of rights: for each method of each service, the kinds of callers that it is open to, and their jobs."""
 
 import enum
 from collections.abc import Mapping
@@ -9,31 +9,37 @@ from waferbox.security.tokens import Kind
 
 
 class JobScope(enum.Enum):
-    """Which jobs a caller may call a method for."""
+    """The jobs for which a caller may call a method."""
 
-    ANY = "any"  # or the method is for none
-    OWN = "own"  # the request names it: users their own jobs, a script and a member its own, admin and viewer any
-    SERVED = "served"  # the one that the process works for, or, where messages are handed on, whoever gets them
+    ANY = "any"  # any job, or the method is for none
+    OWN = "own"  # the job in the request: one of a user, the job of a script or a member, any of admin and viewer
+    SERVED = "served"  # the job that the serving process works for; an ingress leaves the check to the coordinator
 
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """What a method requires. kinds: one of these; none: everybody may, without a token."""
+    """The condition for calling a method.
+
+    Attributes:
+        kinds: the kinds of tokens that it is open to; none: it is open without a token.
+        job_scope: the jobs that a caller may name.
+        note: a further condition, which the method itself checks, for the page.
+    """
 
     kinds: frozenset[Kind]
-    whose: JobScope = JobScope.ANY
-    note: str = ""  # what is checked besides, by the method itself
+    job_scope: JobScope = JobScope.ANY
+    note: str = ""
 
 
-def _right(*kinds: Kind, whose: JobScope = JobScope.ANY, note: str = "") -> Right:
-    return Right(frozenset(kinds), whose, note)
+def _right(*kinds: Kind, job_scope: JobScope = JobScope.ANY, note: str = "") -> Right:
+    return Right(frozenset(kinds), job_scope, note)
 
 
 _MEMBERS: Final = (Kind.NODE, Kind.MANAGEMENT, Kind.COORDINATOR)
 _READ: Final = _right(*_MEMBERS, Kind.USER, Kind.ADMIN, Kind.VIEWER)
-_OWN_JOB: Final = _right(Kind.USER, Kind.ADMIN, whose=JobScope.OWN)
-_SCRIPT: Final = _right(Kind.JOB, whose=JobScope.SERVED)
-_STATE: Final = _right(Kind.JOB, whose=JobScope.OWN)
+_OWN_JOB: Final = _right(Kind.USER, Kind.ADMIN, job_scope=JobScope.OWN)
+_SCRIPT: Final = _right(Kind.JOB, job_scope=JobScope.SERVED)
+_STATE: Final = _right(Kind.JOB, job_scope=JobScope.OWN)
 _ANY_CALLER: Final = _right()
 
 RIGHTS: Final[Mapping[str, Right]] = {
@@ -48,7 +54,7 @@ RIGHTS: Final[Mapping[str, Right]] = {
     "/wsc.v1.Management/SetPriority": _OWN_JOB,
     "/wsc.v1.Management/LabelJob": _OWN_JOB,
     "/wsc.v1.Management/Shutdown": _right(Kind.ADMIN),
-    "/wsc.v1.Observation/WatchJob": _right(Kind.USER, Kind.ADMIN, Kind.VIEWER, whose=JobScope.OWN),
+    "/wsc.v1.Observation/WatchJob": _right(Kind.USER, Kind.ADMIN, Kind.VIEWER, job_scope=JobScope.OWN),
     "/wsc.v1.Observation/TraceJob": _OWN_JOB,
     "/wsc.v1.Ingress/RunCoordinator": _right(Kind.MANAGEMENT),
     "/wsc.v1.Ingress/EndCoordinator": _right(Kind.MANAGEMENT),
@@ -66,7 +72,7 @@ RIGHTS: Final[Mapping[str, Right]] = {
     "/wsc.v1.StateService/WriteState": _STATE,
     "/wsc.v1.StateService/StageStates": _STATE,
     "/wsc.v1.StateService/InitialiseStates": _STATE,
-    "/wsc.v1.StateService/ReadRecoveryPoint": _right(Kind.MEMBER, whose=JobScope.OWN),
+    "/wsc.v1.StateService/ReadRecoveryPoint": _right(Kind.MEMBER, job_scope=JobScope.OWN),
     "/wsc.v1.Link/Stream": _right(Kind.NODE, Kind.JOB, note="both ends prove that they know the link's own token"),
     "/grpc.health.v1.Health/Check": _ANY_CALLER,
     "/grpc.health.v1.Health/Watch": _ANY_CALLER,

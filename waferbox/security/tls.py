@@ -1,8 +1,8 @@
 """TLS between all processes of a cluster, and for its clients: mutual, by an authority of the cluster's own.
 
 The folder that WAFERBOX_TLS_DIR names has authority.pem, and a key with its certificate: node.pem for processes of the
-cluster, client.pem for scripts and commands. Every server asks for a certificate of the authority. A client knows a
-process of the cluster by the name in its certificate, which client.pem has not got, whatever its address.
+cluster, client.pem for scripts and commands. Every server requires a certificate of the authority. A client recognises
+a process of the cluster by the name in its certificate, whatever its address; client.pem does not have that name.
 """
 
 import functools
@@ -16,16 +16,16 @@ TLS_VARIABLE: Final = "WAFERBOX_TLS_DIR"
 AUTHORITY: Final = "authority.pem"
 NODE: Final = "node.pem"
 CLIENT: Final = "client.pem"
-NODE_NAME: Final = "node.waferbox.internal"  # that certificates of processes are for
+NODE_NAME: Final = "node.waferbox.internal"  # in the certificates of processes
 _CERTIFICATE: Final = b"-----BEGIN CERTIFICATE-----"
 
 
 class TlsError(OSError):
-    """There is no TLS without these files; the message names them, and the way out."""
+    """Raised where a file for TLS is missing or wrong; the message names the file and the way out."""
 
 
 def add_port(server: grpc.Server | grpc.aio.Server, listen: str) -> int:
-    """Has a server listen; returns the port, or 0. Raises RuntimeError if it cannot, TlsError."""
+    """Adds a port to a server; returns its number, or 0. Raises RuntimeError if that fails; TlsError."""
     folder = tls_folder()
     if folder is None:
         return server.add_insecure_port(listen)
@@ -41,7 +41,7 @@ def open_channel(address: str, options: list[tuple[str, int]]) -> grpc.Channel:
 
 
 def open_async_channel(address: str, options: list[tuple[str, int]]) -> grpc.aio.Channel:
-    """The same for the event loop in which it is made."""
+    """A channel to host:port for the event loop in which it is made. Raises TlsError."""
     folder = tls_folder()
     if folder is None:
         return grpc.aio.insecure_channel(address, options=options)
@@ -49,7 +49,7 @@ def open_async_channel(address: str, options: list[tuple[str, int]]) -> grpc.aio
 
 
 def tls_folder() -> Path | None:
-    """Where the certificates are that this process uses; None: it uses no TLS."""
+    """The folder of the certificates that this process uses; None if it uses no TLS."""
     named = os.environ.get(TLS_VARIABLE)
     return Path(named) if named else None
 

@@ -1,6 +1,4 @@
-"""Tokens: text that says who bears it, proved by the cluster's secret; and which secret and which token this process
-has.
-"""
+"""Tokens, which name their bearer and prove it by the cluster's secret; and the secret and token of this process."""
 
 import contextlib
 import enum
@@ -18,8 +16,7 @@ from urllib.parse import quote, unquote
 
 from waferbox.host.folders import cache_root, read_secret_key, secret_key
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Tokens: text that says who bears it, and proves that it was made by somebody who has the cluster's secret
+# --- Tokens -----------------------------------------------------------------------------------------------------------
 #
 # A token is `kind:name:...:proof`. The proof is a keyed hash of all before it, so a token is good for what it names and
 # for nothing else, and the secret itself never travels.
@@ -29,45 +26,45 @@ MAX_TOKEN_CHARACTERS: Final = 1024
 
 
 class Kind(enum.Enum):
-    """What the bearer of a token is."""
+    """The kind of a token's bearer. The comments have the names in the token."""
 
     NODE = "node"  # a process that registers as a node, or an ingress
     MANAGEMENT = "management"  # the management service
-    COORDINATOR = "coordinator"  # of the job that is named
-    LEASE = "lease"  # a coordinator that was given a node: job, instance of the node, number of the lease
-    MEMBER = "member"  # a node that works for a job, to the others: job, member
-    JOB = "job"  # the script whose job is named
-    USER = "user"  # the user who is named
+    COORDINATOR = "coordinator"  # a coordinator: its job
+    LEASE = "lease"  # a coordinator with a lease: job, registration of the node, number of the lease
+    MEMBER = "member"  # a node that works for a job, to the other members: job, member
+    JOB = "job"  # a script: its job
+    USER = "user"  # a user: the name
     ADMIN = "admin"  # the owner of the cluster
-    VIEWER = "viewer"  # somebody who may look, and change nothing
+    VIEWER = "viewer"  # a person or program that only reads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Who bears a valid token."""
+    """The bearer of a valid token."""
 
     kind: Kind
     names: tuple[str, ...]
 
     @property
     def name(self) -> str:
-        """The first of its names: a user or a job; empty where there is none."""
+        """The first name, a user or a job; empty if there is none."""
         return self.names[0] if self.names else ""
 
 
 class ClusterSecret:
-    """Makes and checks the tokens of one cluster."""
+    """The secret of one cluster, which makes and checks its tokens. Thread-safe."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
 
     def token(self, kind: Kind, *names: str) -> str:
-        """The token of whoever is so and is called so."""
+        """The token of a bearer of this kind with these names."""
         text = ":".join((kind.value, *(quote(name, safe="") for name in names)))
         return f"{text}:{self._proof(text)}"
 
     def caller(self, token: str) -> Caller | None:
-        """Who bears the token; None if it is not one of this cluster."""
+        """The bearer of a token; None if the token is not one of this cluster."""
         if len(token) > MAX_TOKEN_CHARACTERS or not token.isascii():
             return None
         text, _, proof = token.rpartition(":")
@@ -80,8 +77,7 @@ class ClusterSecret:
         return hmac.digest(self._key, text.encode(), "sha256").hex()
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Which secret and which token this process has: from its environment, or from a file that its user alone may read
+# --- The secret and the token of this process -------------------------------------------------------------------------
 
 
 SECRET_VARIABLE: Final = "WAFERBOX_SECRET_FILE"
@@ -91,32 +87,32 @@ SECRET_FILE: Final = "cluster.key"
 
 
 def cluster_secret() -> ClusterSecret:
-    """The secret of the clusters of this user, for their processes; it is made where there is none. Raises OSError.
+    """The secret of this user's clusters, for their processes; it is made if there is none. Raises OSError.
 
-    It lies in the file that $WAFERBOX_SECRET_FILE names, or in the cache folder; where that takes nothing, in the
+    It lies in the file that WAFERBOX_SECRET_FILE names, or in the cache folder; where that is not writable, in the
     folder for temporary files.
     """
     return ClusterSecret(cluster_secret_key())
 
 
 def cluster_secret_key() -> bytes:
-    """What that secret is made of, for who takes it to other hosts. Raises OSError."""
-    return _kept_key(_places())
+    """The bytes of that secret, to be copied to other hosts. Raises OSError."""
+    return _kept_key(_secret_files())
 
 
 def known_secret() -> ClusterSecret | None:
-    """The same for users' processes: None where there is none."""
-    keys = (read_secret_key(path) for path in _places())
+    """The secret of this user's clusters, for scripts and commands; None if there is none."""
+    keys = (read_secret_key(path) for path in _secret_files())
     return next((ClusterSecret(key) for key in keys if key is not None), None)
 
 
 def without_tokens(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a process of the cluster: what a user shows is not for it, and can be read while it runs."""
+    """The environment for a process of the cluster, without the user's token: other processes could read it there."""
     return {name: value for name, value in environment.items() if name not in (TOKEN_VARIABLE, TOKEN_FILE_VARIABLE)}
 
 
 def user_name() -> str:
-    """Who runs this process, by name; in a container there may be none."""
+    """The name of the user of this process; the number in a container without a name for it."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -124,33 +120,33 @@ def user_name() -> str:
 
 
 def user_token(address: str) -> str:
-    """What a script shows the cluster at host:port; empty if it has nothing to show."""
+    """The token of a script for the cluster at host:port; empty if it has none."""
     return _own_token(address, Kind.USER, user_name())
 
 
 def command_token(address: str) -> str:
-    """What a command shows the cluster at host:port, as its owner where it can; empty if it has nothing to show."""
+    """The token of a command for the cluster at host:port, the owner's if possible; empty if it has none."""
     return _own_token(address, Kind.ADMIN)
 
 
 def own_clusters_token(kind: Kind) -> str:
-    """What is shown to a cluster that this user started here, whatever token he was given for another."""
+    """A token for a cluster that this user has started on this machine, whatever token the environment has."""
     return cluster_secret().token(kind, *((user_name(),) if kind is Kind.USER else ()))
 
 
 def _own_token(address: str, kind: Kind, *names: str) -> str:
-    """The token that was given to this process, or else one for a cluster of this machine."""
+    """The token in the environment of this process, or else one for a cluster of this machine."""
     if token := os.environ.get(TOKEN_VARIABLE):
         return token.strip()
     if file := os.environ.get(TOKEN_FILE_VARIABLE):
         return Path(file).read_text(encoding="ascii").strip()
-    # Nobody elsewhere is shown a token of the clusters here, whatever address a script was given.
+    # No other machine gets a token of the clusters here, whatever address a script was given.
     secret = known_secret() if is_here(address.rpartition(":")[0].strip("[]")) else None
     return "" if secret is None else secret.token(kind, *names)
 
 
 def is_here(host: str) -> bool:
-    """Whether a host is this machine: its address can be listened at."""
+    """Whether a host is this machine, which can listen at its own addresses alone."""
     if host in ("localhost", "127.0.0.1", "::1", socket.gethostname()):
         return True
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -163,18 +159,19 @@ def is_here(host: str) -> bool:
 
 
 @functools.lru_cache(maxsize=8)
-def _kept_key(places: Sequence[Path]) -> bytes:
-    for path in places:
+def _kept_key(paths: Sequence[Path]) -> bytes:
+    """The key of the first file that has one, or else a new one in the first file that can be written."""
+    for path in paths:
         if (key := read_secret_key(path)) is not None:
             return key
-    for path in places[:-1]:
+    for path in paths[:-1]:
         with contextlib.suppress(OSError):
             return secret_key(path)
-    return secret_key(places[-1])
+    return secret_key(paths[-1])
 
 
-def _places() -> tuple[Path, ...]:
-    """Where the secret may lie: the first that has it, or else that takes it."""
+def _secret_files() -> tuple[Path, ...]:
+    """The files that the secret may lie in."""
     if named := os.environ.get(SECRET_VARIABLE):
         return (Path(named),)
     temporary = Path(tempfile.gettempdir()) / f"waferbox-{os.getuid()}"

@@ -13,7 +13,7 @@ import numpy
 from waferbox.host.threads import GuardedThread
 from waferbox.links.elements import tensor_bytes, torch_dtype
 from waferbox.links.hub import Hub, Stopped
-from waferbox.links.link import Link, LinkLost
+from waferbox.links.link import HELD_STEPS, Link, LinkLost
 from waferbox.runtime.schedule import StepSchedule
 from wsc.v1 import coordinator_pb2, node_pb2, plan_pb2
 
@@ -136,7 +136,8 @@ class Results:
         self._on_failure = on_failure
         self._hub = Hub()
         for link in links.values():
-            link.expect({group: self._sizes[group] for group, source in self._groups if source is link})
+            sizes = {group: self._sizes[group] for group, source in self._groups if source is link}
+            link.expect(sizes, steps=max(HELD_STEPS, 2 * schedule.run_ahead_steps))
             self._hub.add(link)
         self._all_links = tuple(links.values())
         self._changed = threading.Condition()

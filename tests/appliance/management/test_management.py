@@ -324,7 +324,7 @@ def test_a_defect_in_the_watch_ends_the_service_loudly(
 
     monkeypatch.setattr(cluster.service._registry, "review", broken)
     cluster.until(lambda: cluster.defects)
-    assert "a defect in thread watch" in caplog.text
+    assert "A defect in thread watch" in caplog.text
     assert [str(defect) for defect in cluster.defects] == ["a defect"]
     cluster.defects.clear()
 

@@ -8,16 +8,17 @@ from probe import PROBE
 
 from benchmarks.process_hooks import hook_variables
 
-sys.path.append(str(Path(__file__).parents[1] / "appliance"))
+sys.path.append(str(Path(__file__).parents[2] / "appliance"))
 
 
 @pytest.fixture
-def probe_variables(tmp_path: Path) -> dict[str, str]:
-    """The environment in which the processes of a cluster find the probe as the module `swarmx`."""
-    package = tmp_path / "swarmx"
-    package.mkdir()
+def probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process of SwarmX that the test starts runs the probe instead."""
+    package = tmp_path / "probe" / "swarmx"
+    package.mkdir(parents=True)
     (package / "__init__.py").touch()
     (package / "__main__.py").write_text(PROBE)
     hook = tmp_path / "hook.py"
-    hook.write_text(f"import sys\n\n\ndef install(module):\n    sys.path.insert(0, {str(tmp_path)!r})\n")
-    return hook_variables(hook)
+    hook.write_text(f"import sys\n\ndef install(module):\n    sys.path.insert(0, {str(package.parent)!r})\n")
+    for name, value in hook_variables(hook).items():
+        monkeypatch.setenv(name, value)

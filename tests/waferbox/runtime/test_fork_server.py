@@ -26,17 +26,12 @@ pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture(params=["forked", "python"])
-def way(
-    request: pytest.FixtureRequest, probe_variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[str]:
-    environment = {**os.environ, **probe_variables}
+def way(request: pytest.FixtureRequest, probe: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     if request.param == "python":
         monkeypatch.delenv(SOCKET_VARIABLE, raising=False)
-        for name, value in probe_variables.items():
-            monkeypatch.setenv(name, value)
         yield request.param
         return
-    server = ForkServerProcess(["json"], environment)
+    server = ForkServerProcess(["json"], os.environ)
     monkeypatch.setenv(SOCKET_VARIABLE, server.name)
     yield request.param
     assert readable([server.ready_fileno()], 60)  # before that it would be killed
@@ -134,8 +129,8 @@ def test_a_process_can_outlive_the_one_that_asked_for_it(way: str) -> None:
     assert gone(outliving)
 
 
-def test_everything_dies_with_the_fork_server(probe_variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    server = ForkServerProcess([], {**os.environ, **probe_variables})
+def test_everything_dies_with_the_fork_server(probe: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = ForkServerProcess([], os.environ)
     monkeypatch.setenv(SOCKET_VARIABLE, server.name)
     child, (end,) = run(["stubborn"])
     assert end.recv(100) == b"here"
@@ -150,9 +145,9 @@ def test_everything_dies_with_the_fork_server(probe_variables: dict[str, str], m
 
 
 def test_the_fork_server_outlives_children_that_are_ended_as_soon_as_they_are_there(
-    probe_variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    probe: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = ForkServerProcess([], {**os.environ, **probe_variables})
+    server = ForkServerProcess([], os.environ)
     monkeypatch.setenv(SOCKET_VARIABLE, server.name)
     for _ in range(20):
         child, (end,) = run(["stay"])
@@ -162,10 +157,8 @@ def test_the_fork_server_outlives_children_that_are_ended_as_soon_as_they_are_th
     server.close()
 
 
-def test_closing_the_fork_server_ends_all_within_its_deadline(
-    probe_variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = ForkServerProcess([], {**os.environ, **probe_variables})
+def test_closing_the_fork_server_ends_all_within_its_deadline(probe: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = ForkServerProcess([], os.environ)
     monkeypatch.setenv(SOCKET_VARIABLE, server.name)
     children = [run([kind]) for kind in ("stay", "stubborn")]
     for _, (end,) in children:
@@ -193,9 +186,9 @@ def test_a_preloaded_module_that_imports_grpc_is_refused(
 
 @pytest.mark.parametrize("message", [b"", b"{", b"[]", b'{"module": "os", "argv": []}', b'{"module": "swarmx"}'])
 def test_the_fork_server_survives_foreign_messages(
-    probe_variables: dict[str, str], monkeypatch: pytest.MonkeyPatch, message: bytes
+    probe: None, monkeypatch: pytest.MonkeyPatch, message: bytes
 ) -> None:
-    server = ForkServerProcess([], {**os.environ, **probe_variables})
+    server = ForkServerProcess([], os.environ)
     monkeypatch.setenv(SOCKET_VARIABLE, server.name)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as channel:
         channel.connect(f"\0{server.name}")
@@ -211,8 +204,8 @@ def test_the_fork_server_survives_foreign_messages(
 
 
 @pytest.fixture
-def server(probe_variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServerProcess]:
-    server = ForkServerProcess([], {**os.environ, **probe_variables})
+def server(probe: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServerProcess]:
+    server = ForkServerProcess([], os.environ)
     monkeypatch.setenv(SOCKET_VARIABLE, server.name)
     yield server
     server.close()
@@ -247,11 +240,11 @@ def test_a_suspended_fork_server_is_ended_with_all_that_it_forked(
 
 
 def test_the_fork_server_outlives_a_shortage_of_descriptors(
-    probe_variables: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    probe: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     output = tmp_path / "output"
     with output.open("wb") as file:
-        server = ForkServerProcess([], {**os.environ, **probe_variables}, file.fileno())
+        server = ForkServerProcess([], os.environ, file.fileno())
     monkeypatch.setenv(SOCKET_VARIABLE, server.name)
     _, hard = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
     child, (end,) = run(["status", "0"])  # it is up

@@ -22,11 +22,9 @@ PRELOAD = ["colorsys"]  # which nobody imports otherwise
 
 
 @pytest.fixture(autouse=True)
-def _started_by_hand(probe_variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def _started_by_hand(probe: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a launcher's fork server."""
     monkeypatch.delenv(SOCKET_VARIABLE, raising=False)
-    for name, value in probe_variables.items():
-        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture
