@@ -281,8 +281,8 @@ class VendorExecution:
         """Only by its next request does the client say that it is done with a step."""
         shown, checkpoints = self._outputs.take_passed(step)
         for taken in checkpoints:
-            request = coordinator_pb2.CheckpointTaken(step=taken)
-            self._stream.send(coordinator_pb2.ExecuteRequest(checkpoint_taken=request))
+            request = coordinator_pb2.CheckpointReleased(step=taken)
+            self._stream.send(coordinator_pb2.ExecuteRequest(checkpoint_released=request))
         if shown:
             self._stream.send(coordinator_pb2.ExecuteRequest(consumed=coordinator_pb2.Consumed(step=shown)))
 

@@ -205,11 +205,11 @@ class WorkerJob(RoleJob):
         ((_, link),) = ((key, link) for key, link in links.items() if key[0] == node_pb2.LINK_PURPOSE_WAFER)
 
         def emit(step: int, state: bytes) -> None:
-            response = node_pb2.InputState(execution=request.execution, step=step, state=state)
+            response = node_pb2.InputState(epoch=request.epoch, step=step, state=state)
             self.context.emit(node_pb2.AttachResponse(input_state=response))
 
         def emit_digests(digests: list[bytes]) -> None:
-            response = node_pb2.InputDigests(execution=request.execution, digests=digests)
+            response = node_pb2.InputDigests(epoch=request.epoch, digests=digests)
             self.context.emit(node_pb2.AttachResponse(input_digests=response))
 
         process = self._waiting[request.loader]
@@ -221,7 +221,7 @@ class WorkerJob(RoleJob):
         return program
 
     def keep_recovery_point(self, request: node_pb2.KeepRecoveryPoint) -> None:
-        if isinstance(self._program, WorkerProgram) and request.execution == self._number:
+        if isinstance(self._program, WorkerProgram) and request.epoch == self._epoch:
             self._program.keep_state(request.step)
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from waferbox.cirh.dialect import types
 from wsc.v1 import plan_pb2
 
 # Version of the messages in plan.proto and of their meaning. A cached plan of another format is compiled again.
-PLAN_FORMAT = 9
+PLAN_FORMAT = 10
 
 
 def make_plan(cut: Cut, target: Target) -> plan_pb2.Plan:

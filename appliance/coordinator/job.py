@@ -226,17 +226,14 @@ class CoordinatedJob:
             verdict=self.verdict,
             points=self._points.points if self._recovers else None,
             is_interrupted=lambda: self.recovery.is_interrupted,
-            next_number=self._next_epoch,
+            next_number=self._executions.next_epoch,
+            on_epoch=lambda epoch: self.observation.epoch_began(index, epoch),
             on_started=self._record.started,
             on_failure=self._report_failure,
             on_progress=lambda step: self._reporter.phase(management_pb2.JOB_PHASE_RUNNING, step, begin.num_steps),
             on_scalars=self.observation.scalars,
             on_advice=self._advise_once,
         )
-
-    def _next_epoch(self) -> int:
-        self.observation.began(number := self._executions.next_epoch())
-        return number
 
     def end_execution(self, execution: CoordinatedExecution) -> None:
         """The execution is over; the job can take another one. To be called once or more."""

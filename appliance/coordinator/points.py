@@ -63,16 +63,16 @@ class PointSchedule:
         self._keep = keep
         self._interval = recovery_seconds()
         self._last = time.monotonic()
-        self._execution = 0
+        self._epoch = 0
 
-    def tick(self, execution: int) -> None:
-        """To be called once a second while an execution runs. execution: the number that nodes have for it."""
+    def tick(self, epoch: int) -> None:
+        """To be called once a second while an execution runs, with the number of its epoch."""
         now = time.monotonic()
-        if execution != self._execution:
-            self._execution, self._last = execution, now
+        if epoch != self._epoch:
+            self._epoch, self._last = epoch, now
         if now - self._last < self._interval:
             return
-        step = self._pace.step_after(LEAD_SECONDS, execution)
+        step = self._pace.step_after(LEAD_SECONDS, epoch)
         if step is not None and self._keep(step):
             self._last = now
 

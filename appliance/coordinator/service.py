@@ -234,8 +234,8 @@ def _read_requests(execution: CoordinatedExecution, requests: Iterator[coordinat
                     execution.state_sent(request.state_sent)
                 case "consumed":
                     execution.consumed(request.consumed.step)
-                case "checkpoint_taken":
-                    execution.checkpoint_taken(request.checkpoint_taken.step)
+                case "checkpoint_released":
+                    execution.checkpoint_released(request.checkpoint_released.step)
         execution.requests_ended()
     except grpc.RpcError:
         pass  # the call is over, which the execution hears of otherwise

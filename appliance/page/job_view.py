@@ -161,15 +161,19 @@ class JobView:
 def _append(nodes: _Reports, report: observation_pb2.NodeReport) -> None:
     if report.node not in nodes and len(nodes) >= MAX_NODES:
         return
-    nodes.setdefault(report.node, deque(maxlen=RATE_REPORTS)).append(report)
+    reports = nodes.setdefault(report.node, deque(maxlen=RATE_REPORTS))
+    if reports and reports[-1].epoch != report.epoch:
+        reports.clear()  # seconds and bytes begin anew with each epoch
+    reports.append(report)
 
 
 def _split(role: str, reports: Sequence[observation_pb2.NodeReport]) -> RoleSplit | None:
     seconds: dict[str, float] = {}
     for report in reports:
+        steps = max(1, report.step - report.done_steps)  # of the epoch, as the seconds are
         for name, amount in report.seconds.items():
             if name != _TOTAL and math.isfinite(amount) and amount > 0:
-                seconds[name] = seconds.get(name, 0.0) + amount / report.step / len(reports)
+                seconds[name] = seconds.get(name, 0.0) + amount / steps / len(reports)
     total = sum(seconds.values())
     if not 0 < total < math.inf:
         return None
@@ -182,8 +186,7 @@ def _split(role: str, reports: Sequence[observation_pb2.NodeReport]) -> RoleSpli
 
 
 def _load(reports: Sequence[observation_pb2.NodeReport]) -> NodeLoad:
-    last = reports[-1]
-    first = next(report for report in reports if report.execution == last.execution)
+    first, last = reports[0], reports[-1]
     seconds = last.time - first.time
 
     def rate(amount: float) -> float | None:

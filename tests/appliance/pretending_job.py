@@ -144,7 +144,7 @@ class PretendingJob(RoleJob):
 
     def missing_states(self) -> list[str]:
         load = self.behaviour.loads[self.context.node][-1]
-        return [state.name for state in load.memoryx.states] if load.execution == 1 else []
+        return [state.name for state in load.memoryx.states] if load.epoch == 1 else []
 
     def load(self, request: node_pb2.Load, cancellation: CancellationToken) -> Sequence[str]:
         if request.links:
@@ -162,9 +162,9 @@ class PretendingJob(RoleJob):
             program.keep(request.recovery_point)
         super().start(request)
 
-    def stop(self, execution: int) -> None:
+    def stop(self, epoch: int) -> None:
         self.behaviour.on_stop.get(self.context.node, lambda: None)()
-        super().stop(execution)
+        super().stop(epoch)
 
     def keep_recovery_point(self, request: node_pb2.KeepRecoveryPoint) -> None:
         if isinstance(self._program, PretendingProgram) and self.behaviour.keeps_points:

@@ -157,7 +157,7 @@ def _watch_role(hook: Hook) -> None:
         hook.attached(context.node)
 
     def load(job: RoleJob, request: Any, *_: Any) -> None:
-        hook.again, hook.epoch = " again" if request.execution > 1 else "", request.execution
+        hook.again, hook.epoch = " again" if request.epoch > 1 else "", request.epoch
         hook.reached("load" + hook.again)
 
     before(RoleJob, "__init__", attach)

@@ -44,7 +44,7 @@ def test_a_job_can_be_watched_and_traced(start_script: StartScript, tmp_path: Pa
 
     logs = {(event.log.node, event.log.message) for event in events if event.HasField("log")}
     assert {("worker-0", "the input function prints"), ("worker-0", "the input function logs")} <= logs
-    assert ("wafer-0", f"execution 1 begins: {NUM_STEPS} steps") in logs
+    assert ("wafer-0", f"epoch 1 begins: {NUM_STEPS} steps") in logs
 
     last = {event.report.node: event.report for event in events if event.HasField("report")}
     assert last.keys() >= {"memoryx-0", "swarmx-0", "wafer-0", "worker-0"}

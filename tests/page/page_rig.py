@@ -118,6 +118,7 @@ def report(node: str, step: int, at: float, execution: int = 1) -> observation_p
             node=node,
             time=at,
             execution=execution,
+            epoch=execution,
             step=step,
             seconds={"total": step * 0.01, work: step * 0.007, "wait": step * 0.002, "send": step * 0.001},
             bytes={"received": step * 1_000_000, "sent": step * 500_000},

@@ -214,7 +214,7 @@ def test_losses_and_weights_are_those_of_the_whole_batch(make_rig: Callable[[int
     """The gradient of y is b itself, which is updated before the other region reads that."""
     rig = make_rig(num_threads)
     spans: list[node_pb2.AttachResponse] = []
-    trace = observation_pb2.Trace(execution=1, first_step=2, num_steps=1)
+    trace = observation_pb2.Trace(epoch=1, first_step=2, num_steps=1)
     rig.program.progress.recorder = Recorder("wafer-0", trace, spans.append)
     running = Running(rig)
     a, b = (torch.linspace(-scale, scale, SIZE) for scale in (1, 2))
@@ -284,7 +284,7 @@ def test_what_is_told_of_an_epoch_are_steps_of_the_execution(make_rig: Callable[
     )
     rig = make_rig(2)
     spans: list[node_pb2.AttachResponse] = []
-    trace = observation_pb2.Trace(execution=1, first_step=5, num_steps=2)
+    trace = observation_pb2.Trace(epoch=1, first_step=5, num_steps=2)
     rig.program.progress.recorder = Recorder("wafer-0", trace, spans.append)
     running = Running(rig, schedule)
     for step in range(1, 6):

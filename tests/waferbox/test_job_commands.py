@@ -271,7 +271,7 @@ def test_what_a_job_uses(fake: FakeManagement) -> None:
     assert "Nothing is reported of it yet" in shown("top", "1a2b")
 
 
-def test_rates_are_of_one_execution_and_recent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rates_are_of_one_epoch_and_recent(monkeypatch: pytest.MonkeyPatch) -> None:
     metrics = JobMetrics()
     metrics.add(reports()[:3])
     assert [one.steps for one in metrics.nodes()] == [None] * 3
@@ -280,7 +280,7 @@ def test_rates_are_of_one_execution_and_recent(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(top, "STALE_SECONDS", -1.0)
     assert [(one.steps, one.memory_bytes) for one in metrics.nodes()] == [(None, 250_000_000)] * 3
     monkeypatch.undo()
-    metrics.add([report("wafer-0", 4.0, execution=2, step=1)])
+    metrics.add([report("wafer-0", 4.0, epoch=2, step=1)])
     assert metrics.nodes()[0].steps is None
 
 

@@ -43,7 +43,7 @@ def supply(
     job.prepare_input(request)
     wafer.load(job, worker_plan(3, num_csx), done_steps=done_steps, **load)
     if recovery_step:
-        job.keep_recovery_point(node_pb2.KeepRecoveryPoint(execution=1, step=recovery_step))
+        job.keep_recovery_point(node_pb2.KeepRecoveryPoint(epoch=1, step=recovery_step))
     start(job, NUM_STEPS, done_steps=done_steps)
     steps = range(1 + request.worker, NUM_STEPS - done_steps + 1, NUM_WORKERS)
     labels = [wafer.receive(step) for step in steps]
@@ -114,7 +114,7 @@ def test_a_loader_that_can_be_resumed_skips_nothing(
             state_steps=[NUM_STEPS],
         )
         assert rest == whole[DONE_STEPS // NUM_WORKERS :]
-        assert (later.execution, later.step) == (1, NUM_STEPS)
+        assert (later.epoch, later.step) == (1, NUM_STEPS)
 
 
 def test_a_loader_that_cannot_be_resumed_has_no_state_for_a_recovery_point(stack: ExitStack, prepare: Prepare) -> None:

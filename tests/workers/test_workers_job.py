@@ -44,18 +44,18 @@ def test_two_workers_of_the_second_of_two_wafers(wafer: Wafer, job: WorkerJob, p
         batch = (step - 1) % 5
         assert wafer.receive(step) == [batch * 100 + row for row in range(4, 8)]
     finished = wafer.response().finished
-    assert finished.execution == 1
+    assert finished.epoch == 1
     assert set(finished.seconds) == {"total", "input", "wait", "send"}
 
 
 def test_a_second_execution_begins_anew(wafer: Wafer, job: WorkerJob, prepare: Prepare) -> None:
     job.prepare_input(prepare(input_functions.counting, ROWS, loader="train"))
-    for execution in (1, 2):
-        wafer.load(job, worker_plan(3, 1), execution)
-        start(job, 3, execution)
+    for epoch in (1, 2):
+        wafer.load(job, worker_plan(3, 1), epoch)
+        start(job, 3, epoch)
         assert [wafer.receive(step)[0] for step in (1, 2, 3)] == [0, 100, 200]
-        assert wafer.response().finished.execution == execution
-        job.stop(execution)
+        assert wafer.response().finished.epoch == epoch
+        job.stop(epoch)
 
 
 def test_slots_are_not_written_before_they_are_acknowledged(wafer: Wafer, job: WorkerJob, prepare: Prepare) -> None:
@@ -122,11 +122,11 @@ def test_a_position_that_is_wanted_comes_with_its_execution(wafer: Wafer, job: W
             input_functions.restartable, ROWS, loader="train", worker=1, num_workers=2, position=({"batch": 2}, True)
         )
     )
-    wafer.load(job, worker_plan(3, 1), execution=4, state_steps=[1, 3])
-    start(job, 4, execution=4)
+    wafer.load(job, worker_plan(3, 1), epoch=4, state_steps=[1, 3])
+    start(job, 4, epoch=4)
     assert [wafer.receive(step)[0] for step in (2, 4)] == [300, 500]
     states = [wafer.response().input_state for _ in range(2)]
-    assert [(state.execution, state.step, state.state) for state in states] == [
+    assert [(state.epoch, state.step, state.state) for state in states] == [
         (4, 1, b'["dict", ["batch", 3]]'),
         (4, 3, b'["dict", ["batch", 5]]'),
     ]

@@ -53,7 +53,7 @@ class Wafer:
         self.hub = Hub()
         self.link: Link | None = None
 
-    def load(self, job: WorkerJob, plan: plan_pb2.WorkerPlan, execution: int = 1, **fields: Any) -> None:
+    def load(self, job: WorkerJob, plan: plan_pb2.WorkerPlan, epoch: int = 1, **fields: Any) -> None:
         token = secrets.token_hex(8)
         pending = self.listener.expect(token, "worker-0")
         spec = node_pb2.LinkSpec(
@@ -63,7 +63,7 @@ class Wafer:
             dial=True,
             purpose=node_pb2.LINK_PURPOSE_WAFER,
         )
-        request = node_pb2.Load(execution=execution, worker=plan, links=[spec], loader="train", **fields)
+        request = node_pb2.Load(epoch=epoch, worker=plan, links=[spec], loader="train", **fields)
         job.load(request, CancellationToken())
         self.link = pending.wait(10)
         self.link.expect({GROUP: plan.batch.nbytes})
@@ -95,5 +95,5 @@ class Wafer:
         self.listener.close()
 
 
-def start(job: WorkerJob, num_steps: int, execution: int = 1, done_steps: int = 0) -> None:
-    job.start(node_pb2.Start(execution=execution, num_steps=num_steps, done_steps=done_steps))
+def start(job: WorkerJob, num_steps: int, epoch: int = 1, done_steps: int = 0) -> None:
+    job.start(node_pb2.Start(epoch=epoch, num_steps=num_steps, done_steps=done_steps))

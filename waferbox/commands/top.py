@@ -84,7 +84,7 @@ class JobMetrics:
 
 def _rates(former: observation_pb2.NodeReport | None, report: observation_pb2.NodeReport) -> NodeMetrics:
     seconds = 0.0
-    if former is not None and former.execution == report.execution:
+    if former is not None and former.epoch == report.epoch:
         seconds = report.time - former.time
     if former is None or seconds <= 0.0:
         return NodeMetrics(

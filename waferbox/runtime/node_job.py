@@ -108,8 +108,8 @@ class NodeJob(Protocol):
     def start(self, request: node_pb2.Start) -> None:
         """Start the thread of the execution (waferbox.runtime.role_job), which reports Finished or Failed by itself."""
 
-    def stop(self, execution: int) -> None:
-        """End the execution, whether it runs, has finished or is only loaded: thread and links. State stays."""
+    def stop(self, epoch: int) -> None:
+        """Ends the epoch, whether it runs, has finished or is only loaded: thread and links. States stay."""
 
     def release_snapshot(self, step: int) -> None:
         """MemoryX: the snapshot of this step is no longer wanted."""

@@ -170,12 +170,12 @@ class _Commands:
         self._read: queue.Queue[tuple[node_pb2.AttachRequest, CancellationToken] | None] = queue.Queue(MAX_COMMANDS)
         self._ended = CancellationToken()
         self._load = CancellationToken()  # of the last Load
-        self._loaded = 0  # its execution
+        self._loaded = 0  # its epoch
 
     def __iter__(self) -> Iterator[tuple[node_pb2.AttachRequest, CancellationToken]]:
         """Once. A command's token is cancelled when nobody wants its answer any more.
 
-        That is at the end of the stream, and for a Load when its execution is stopped or another is loaded instead.
+        That is at the end of the stream, and for a Load when its epoch is stopped or another is loaded instead.
         """
         reader = GuardedThread(self._read_ahead, name="commands", on_defect=self._failed)
         reader.start()
@@ -192,9 +192,9 @@ class _Commands:
         match request.WhichOneof("kind"):
             case "load":
                 self._load.cancel()
-                self._load, self._loaded = CancellationToken(), request.load.execution
+                self._load, self._loaded = CancellationToken(), request.load.epoch
                 return self._load
-            case "stop" if request.stop.execution == self._loaded:
+            case "stop" if request.stop.epoch == self._loaded:
                 self._load.cancel()
         return self._ended
 
@@ -214,13 +214,13 @@ def _dispatch(job: NodeJob, request: node_pb2.AttachRequest, cancellation: Cance
             job.prepare_input(request.prepare_input)
         case "load":
             missing = job.load(request.load, cancellation)
-            loaded = node_pb2.Loaded(execution=request.load.execution, missing_states=missing)
+            loaded = node_pb2.Loaded(epoch=request.load.epoch, missing_states=missing)
             outbox.put(node_pb2.AttachResponse(loaded=loaded))
         case "start":
             job.start(request.start)
         case "stop":
-            job.stop(request.stop.execution)
-            stopped = node_pb2.Stopped(execution=request.stop.execution)
+            job.stop(request.stop.epoch)
+            stopped = node_pb2.Stopped(epoch=request.stop.epoch)
             outbox.put(node_pb2.AttachResponse(stopped=stopped))
         case "release_snapshot":
             job.release_snapshot(request.release_snapshot.step)

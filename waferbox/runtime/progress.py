@@ -137,11 +137,11 @@ def process_report(node: str) -> observation_pb2.NodeReport:
     )
 
 
-def node_report(node: str, execution: int, progress: Progress, links: Iterable[Link]) -> observation_pb2.NodeReport:
+def node_report(node: str, epoch: int, progress: Progress, links: Iterable[Link]) -> observation_pb2.NodeReport:
     """What can be said of one that runs an execution."""
     links = list(links)
     report = process_report(node)
-    report.execution, report.step, report.done_steps = execution, progress.step, progress.done_steps
+    report.epoch, report.step, report.done_steps = epoch, progress.step, progress.done_steps
     report.seconds.update(progress.seconds())
     report.bytes["received"] = sum(link.received_bytes for link in links)
     report.bytes["sent"] = sum(link.sent_bytes for link in links)

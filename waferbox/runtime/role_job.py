@@ -39,11 +39,11 @@ class StepThread:
     """
 
     def __init__(
-        self, context: JobContext, number: int, steps: Callable[[], Mapping[str, float]], interrupt: Callable[[], None]
+        self, context: JobContext, epoch: int, steps: Callable[[], Mapping[str, float]], interrupt: Callable[[], None]
     ) -> None:
         """interrupt makes every wait inside steps raise Stopped: Hub.stop, and whatever else steps waits for."""
         self._context = context
-        self._number = number
+        self._epoch = epoch
         self._steps = steps
         self._interrupt = interrupt
         self._interrupted = False
@@ -83,7 +83,7 @@ class StepThread:
         except (JobFailure, LinkLost) as error:
             self._failed(error)
         else:
-            finished = node_pb2.Finished(execution=self._number, seconds=seconds)
+            finished = node_pb2.Finished(epoch=self._epoch, seconds=seconds)
             self._context.emit(node_pb2.AttachResponse(finished=finished))
 
     def _run_steps(self) -> Mapping[str, float]:
@@ -144,7 +144,7 @@ class RoleJob(ABC):
 
     def __init__(self, context: JobContext) -> None:
         self.context = context
-        self._number: int | None = None
+        self._epoch: int | None = None
         self._hub: Hub | None = None
         self._links: dict[LinkKey, Link] = {}
         self._program: StepProgram | None = None
@@ -167,9 +167,9 @@ class RoleJob(ABC):
         return self._execution is not None and self._execution.running
 
     @property
-    def running_execution(self) -> int | None:
-        """The number of the execution whose steps are being run."""
-        return self._number if self.running else None
+    def running_epoch(self) -> int | None:
+        """The number of the epoch whose steps are being run."""
+        return self._epoch if self.running else None
 
     def prepare_input(self, request: node_pb2.PrepareInput) -> None:
         raise JobFailure(node_pb2.Failure.KIND_INTERNAL, f"{self.context.node} takes no input function")
@@ -186,15 +186,15 @@ class RoleJob(ABC):
         for link in self._links.values():
             self._hub.add(link)
         self._program = self.compile(request, self._hub, self._links)
-        self._number = request.execution
-        logger.info("execution %d is loaded, after %.2f s", request.execution, time.monotonic() - begin)
+        self._epoch = request.epoch
+        logger.info("epoch %d is loaded, after %.2f s", request.epoch, time.monotonic() - begin)
         return self.missing_states()
 
     def start(self, request: node_pb2.Start) -> None:
         program, hub = self._program, self._hub
-        if program is None or hub is None or request.execution != self._number or self._execution is not None:
+        if program is None or hub is None or request.epoch != self._epoch or self._execution is not None:
             raise JobFailure(
-                node_pb2.Failure.KIND_INTERNAL, f"execution {request.execution} cannot start: {self._number} is loaded"
+                node_pb2.Failure.KIND_INTERNAL, f"epoch {request.epoch} cannot start: {self._epoch} is loaded"
             )
         schedule = StepSchedule.from_start(request)
 
@@ -203,14 +203,14 @@ class RoleJob(ABC):
             program.interrupt()
 
         program.progress.begin(schedule.done_steps)
-        self._execution = StepThread(self.context, request.execution, lambda: program.run(schedule), interrupt)
+        self._execution = StepThread(self.context, request.epoch, lambda: program.run(schedule), interrupt)
         self._watchdog = ProgressWatchdog(hang_seconds())
         self._execution.start()
         done = f", of which {request.done_steps} are done" if request.done_steps else ""
-        logger.info("execution %d begins: %d steps%s", request.execution, request.num_steps, done)
+        logger.info("epoch %d begins: %d steps%s", request.epoch, request.num_steps, done)
 
-    def stop(self, execution: int) -> None:
-        if execution == self._number:
+    def stop(self, epoch: int) -> None:
+        if epoch == self._epoch:
             self._drop()
 
     def release_snapshot(self, step: int) -> None:
@@ -227,10 +227,10 @@ class RoleJob(ABC):
 
     def report(self) -> observation_pb2.NodeReport | None:
         # From another thread: what is dropped meanwhile still has its figures.
-        program, number, links = self._program, self._number, self._links
-        if program is None or number is None or self._execution is None:
+        program, epoch, links = self._program, self._epoch, self._links
+        if program is None or epoch is None or self._execution is None:
             return None
-        return node_report(self.context.node, number, program.progress, links.values())
+        return node_report(self.context.node, epoch, program.progress, links.values())
 
     def check_progress(self) -> None:
         # From another thread, as report.
@@ -252,7 +252,7 @@ class RoleJob(ABC):
 
     def trace(self, request: observation_pb2.Trace) -> None:
         recorder = Recorder(self.context.node, request, self.context.emit)
-        if self._program is None or request.execution != self._number or not self.running:
+        if self._program is None or request.epoch != self._epoch or not self.running:
             recorder.close()
             return
         self._program.progress.end_trace()
@@ -280,5 +280,5 @@ class RoleJob(ABC):
             link.close()
         if self._program is not None:
             self._program.close()
-        self._number = self._hub = self._program = self._execution = self._watchdog = None
+        self._epoch = self._hub = self._program = self._execution = self._watchdog = None
         self._links = {}

@@ -104,7 +104,7 @@ class StateJob(RoleJob):
         self._states.snapshots.release(step)
 
     def keep_recovery_point(self, request: node_pb2.KeepRecoveryPoint) -> None:
-        if self.running_execution == request.execution:
+        if self.running_epoch == request.epoch:
             self._states.recovery_points.expect_after(request.step, request.recovery_point)
 
     def drop_recovery_points(self, before: int) -> None:

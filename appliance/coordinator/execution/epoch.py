@@ -1,4 +1,4 @@
-"""An epoch: a plan loaded into all nodes and run, for as long as nobody dies. To the nodes it is an execution."""
+"""An epoch of an execution: a plan is loaded into all nodes and run, until the steps end or a node dies."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -29,16 +29,17 @@ SAME_NUMBERS = (
 
 
 def _works_over_samples(plan: plan_pb2.Plan) -> bool:
-    """Whether wafers get what others have made of their samples, row by row.
-
-    It is put together by a sum, in which each wafer's rows are zero but for its own: to a shape with the rows of all.
-    """
+    """Whether a wafer receives rows that other wafers computed from their samples."""
+    # SwarmX gathers such rows by a sum of tensors with the rows of the whole batch, zero but for the sender's own.
     members = (member for group in plan.swarmx.groups if group.to_wafers for member in group.members)
     return any(plan.batch_rows in member.type.shape for member in members)
 
 
 class Epoch:
-    """load, start, stop, close: from one thread at a time. responded, finish: from any."""
+    """One epoch on the nodes of the job: loads the plan, starts the steps, and notes the nodes' responses.
+
+    load, restore, start, stop and close are called from one thread at a time, responded and finish from any.
+    """
 
     def __init__(
         self,
@@ -55,20 +56,30 @@ class Epoch:
         on_scalars: OnScalars,
         on_advice: Callable[[str], None],
     ) -> None:
-        """start: with its number, and with the steps that were done before.
+        """Prepares an epoch; load begins it.
 
-        point: what the nodes that keep states put back; None: what they have is right. on_failure: the coordinator's
-        own links have failed. on_advice: what the user should know.
+        Args:
+            begin: the client's request.
+            plan: of the step.
+            start: the message for the nodes, with the number of the epoch and the steps that are done.
+            point: the recovery point that state keepers restore; None: their states are valid.
+            nodes: the members of the job.
+            listener: accepts the coordinator's links.
+            verdict: the reason why the job ends.
+            waiting: the condition of the execution.
+            on_failure: called when a link of the coordinator fails.
+            on_scalars: called with sampled outputs.
+            on_advice: called with a warning for the user.
         """
-        self.number = start.execution
-        self.over = False  # links end now, and nobody is to blame
+        self.number = start.epoch
+        self.over = False  # from now on the end of a link is no failure
         self.started = False
         self.last_recovery_point = 0
-        self.finished: set[str] = set()  # members, as in the following
-        self.missing: set[str] = set()  # states
+        self.finished: set[str] = set()  # names of members
+        self.missing: set[str] = set()  # names of states
         self.seconds: dict[str, float] = {}
         self._snapshots: dict[int, set[str]] = defaultdict(set)
-        self._input_states: dict[int, dict[str, bytes]] = defaultdict(dict)  # step, worker
+        self._input_states: dict[int, dict[str, bytes]] = defaultdict(dict)  # by step and worker
         self._loaded: set[str] = set()
         self._stopped: set[str] = set()
         self._begin = begin
@@ -91,19 +102,19 @@ class Epoch:
         return len(self.finished) == len(self._nodes.topology.members())
 
     def has_snapshot(self, step: int) -> bool:
-        """Whether all who keep states have the snapshot of a step."""
+        """Whether all state keepers have the snapshot of a step."""
         return len(self._snapshots[step]) == len(self._nodes.topology.state_keepers)
 
     def input_states(self, step: int) -> list[bytes]:
-        """Where the loaders of all workers stand after a step, wafer by wafer; empty until all have said it."""
+        """The states of all workers' loaders after a step, wafer by wafer; empty until all are known."""
         if self._point is not None and step == self._start.done_steps:
             return list(self._point.input_states)
         states, workers = self._input_states[step], self._nodes.topology.workers
         return [states[worker.name] for worker in workers] if len(states) == len(workers) else []
 
     def load(self) -> None:
-        """Load the plan into all nodes and open all links. Raises JobFailed, Abandoned, EpochOver."""
-        self._waiting.until(lambda: True, epoch=self)  # all are there
+        """Loads the plan into all nodes and opens all links. Raises JobFailed, Abandoned, EpochOver."""
+        self._waiting.until(lambda: True, epoch=self)  # raises if a node is missing
         specs = self._nodes.links()
         pending = {spec.purpose: self._listener.expect(spec.token, spec.peer) for spec in specs[COORDINATOR]}
         links: dict[int, Link] = {}
@@ -111,7 +122,7 @@ class Epoch:
             members = self._nodes.topology.members()
             self._nodes.load(members, self._plan, lambda member: self._load_of(member, specs[member.name]))
             self._wait_for_loaded(members)
-            # A node that has loaded has opened its links: they are there.
+            # A node that has loaded has opened its links, so that these waits are short.
             for purpose, one in pending.items():
                 links[purpose] = one.wait(LINK_SECONDS)
             self.results = Results(
@@ -128,18 +139,23 @@ class Epoch:
             for one in pending.values():
                 one.close()
             if isinstance(error, LinkLost):
-                raise EpochOver from error  # who has died is told by others
+                raise EpochOver from error  # the death of the node is reported elsewhere
             raise
 
     def restore(self) -> None:
-        """Load the plan into those who keep states, without links: nothing is run. Raises as load."""
+        """Loads the plan into the state keepers only, without links, to restore their states. Raises as load."""
         keepers = self._nodes.topology.state_keepers
         self._nodes.load(keepers, self._plan, lambda member: self._load_of(member, []))
         self._wait_for_loaded(keepers)
         self.over = True
 
     def start(self, recovery_point: int = 0, last_recovery_point: int = 0) -> None:
-        """Let all nodes begin; the states have been written. The recovery points are to be kept before and after."""
+        """Starts the steps on all nodes, after the client has written the states.
+
+        Args:
+            recovery_point: number of the point to write before the first step; 0: none.
+            last_recovery_point: number of the point to write after the last step; 0: none.
+        """
         assert self.results is not None
         start = self._start
         start.recovery_point, start.last_recovery_point = recovery_point, last_recovery_point
@@ -149,15 +165,22 @@ class Epoch:
         self.started = True
 
     def finish(self) -> None:
-        """It is over: from now on nothing that ends is a failure."""
+        """Marks the epoch as over: from now on the end of a link or a stream is no failure."""
         with self._waiting.changed:
             self.over = True
             self._waiting.changed.notify_all()
 
     def stop(self, members: Sequence[Member]) -> Sequence[Member]:
-        """End it on these nodes, wherever it is; the states stay. Returns those that are late. Raises JobFailed."""
+        """Ends the epoch on these nodes, at any step; the states stay.
+
+        Returns:
+            The nodes that did not answer within STOP_SECONDS.
+
+        Raises:
+            JobFailed: the job has failed.
+        """
         self.finish()
-        stop = node_pb2.AttachRequest(stop=node_pb2.Stop(execution=self.number))
+        stop = node_pb2.AttachRequest(stop=node_pb2.Stop(epoch=self.number))
         self._nodes.send(members, lambda _: stop)
 
         def late() -> list[Member]:
@@ -167,33 +190,33 @@ class Epoch:
         return late()
 
     def close(self) -> None:
-        """Let go of the links; after stop, or because the job is over."""
+        """Closes the links; after stop, or when the job is over."""
         if self.results is not None:
             self.results.close()
 
     def responded(self, member: Member, response: node_pb2.AttachResponse) -> None:
-        """A node has got somewhere."""
+        """Notes a node's response; responses to other epochs are ignored."""
         match response.WhichOneof("kind"):
-            case "loaded" if response.loaded.execution == self.number:
+            case "loaded" if response.loaded.epoch == self.number:
                 self._loaded.add(member.name)
                 self.missing.update(response.loaded.missing_states)
-            case "finished" if response.finished.execution == self.number:
+            case "finished" if response.finished.epoch == self.number:
                 self.finished.add(member.name)
                 for what, seconds in response.finished.seconds.items():
                     self.seconds[f"{member.name}.{what}"] = seconds
             case "snapshot" if not self.over:
                 self._snapshots[response.snapshot.step].add(member.name)
-            case "input_state" if response.input_state.execution == self.number:
+            case "input_state" if response.input_state.epoch == self.number:
                 if response.input_state.step in self._input_state_steps():
                     self._input_states[response.input_state.step][member.name] = response.input_state.state
-            case "input_digests" if response.input_digests.execution == self.number:
+            case "input_digests" if response.input_digests.epoch == self.number:
                 self._digests[member.name] = set(response.input_digests.digests)
                 self._compare_parts()
-            case "stopped" if response.stopped.execution == self.number:
+            case "stopped" if response.stopped.epoch == self.number:
                 self._stopped.add(member.name)
 
     def _compare_parts(self) -> None:
-        """Whether the parts that the input_fn makes for each wafer number their samples alike, and it matters."""
+        """Warns the user if the parts of the wafers number their samples alike and the step mixes samples."""
         workers = self._nodes.topology.workers
         first = [worker.name for worker in workers[:: len(workers) // self._plan.num_csx]]
         if not all(name in self._digests for name in first) or not _works_over_samples(self._plan):
@@ -202,13 +225,13 @@ class Epoch:
             self._on_advice(SAME_NUMBERS.format(num_csx=self._plan.num_csx))
 
     def reporting(self) -> list[str]:
-        """The members that run steps now, and say about once a second how far they are."""
+        """The members that run steps, and so send a report about once a second."""
         if not self.started or self.over:
             return []
         return [m.name for m in self._nodes.topology.members() if m.name not in self.finished]
 
     def _input_state_steps(self) -> set[int]:
-        """The steps after which the client wants to know where the loaders stand."""
+        """The steps after which the client receives the states of the loaders."""
         return {*self.schedule.checkpoint_steps, self._start.num_steps}
 
     def _results_failed(self, error: Exception) -> None:
@@ -223,7 +246,7 @@ class Epoch:
         self._on_failure(failure)
 
     def _wait_for_loaded(self, members: Sequence[Member]) -> None:
-        """Until all have loaded; those that have not in time fail the job."""
+        """Waits until these have loaded the plan; fails the job after LOAD_SECONDS."""
         if self._waiting.until(lambda: len(self._loaded) == len(members), LOAD_SECONDS, self):
             return
         with self._waiting.changed:
@@ -236,8 +259,8 @@ class Epoch:
         raise self._verdict.fail(failure)
 
     def _load_of(self, member: Member, links: list[node_pb2.LinkSpec]) -> node_pb2.Load:
-        """All of a Load but the part of the plan."""
-        load = node_pb2.Load(execution=self.number, links=links)
+        """The Load of a member without its part of the plan."""
+        load = node_pb2.Load(epoch=self.number, links=links)
         topology, point = self._nodes.topology, self._point
         if point is not None and member in topology.state_keepers:
             load.recovery_point = point.number
@@ -248,7 +271,7 @@ class Epoch:
             case node_pb2.ROLE_WORKER:
                 load.loader = self._begin.loader
                 load.done_steps = self._start.done_steps
-                # Those of loaders among which the batches were divided otherwise are worth nothing: these skip them.
+                # With another number of workers the batches are divided differently: the loaders skip batches instead.
                 num_states = 0 if point is None else len(point.input_states)
                 if point is not None and self._start.done_steps and num_states == len(topology.workers):
                     load.input_states.extend(point.input_states)

@@ -1,6 +1,4 @@
-"""Why a job fails, or a node is replaced: one reason out of several reports, and nodes that owe a report and send
-none.
-"""
+"""Why a job fails or a node is replaced: the verdict, the cause shown to the user, and the watch for silent nodes."""
 
 import re
 import threading
@@ -11,21 +9,19 @@ from typing import Final
 from waferbox.host.threads import GuardedTimer
 from wsc.v1 import node_pb2
 
-# --- Which of several reports is the reason why a job failed ----------------------------------------------------------
-#
-# When a node dies, its neighbours report lost links, often before the death itself is seen. So a lost link is taken for
-# the reason only if nothing better comes within GRACE_SECONDS.
+# --- The verdict: the first of several failures that is a cause and not a consequence ---------------------------------
 
-
+# When a node dies its neighbours report lost links, often before the death itself is noticed. A lost link becomes the
+# verdict only if no other failure is reported within this time.
 GRACE_SECONDS = 1.0
-END_GRACE_SECONDS = 0.3
+END_GRACE_SECONDS = 0.3  # likewise for an order to end, which often follows another death
 
 
 class Verdict:
-    """The reason why a job ends, found once. Thread-safe."""
+    """The reason why a job ends, which is set once. Thread-safe."""
 
     def __init__(self, on_reached: Callable[[], None]) -> None:
-        """on_reached() is called once, from any thread, when there is a reason."""
+        """on_reached: called once, from any thread, when there is a reason."""
         self._on_reached = on_reached
         self._lock = threading.Lock()
         self._failure: node_pb2.Failure | None = None
@@ -36,7 +32,7 @@ class Verdict:
         return self._failure
 
     def report(self, failure: node_pb2.Failure) -> None:
-        """Something went wrong."""
+        """Makes this failure the verdict, unless there is one; a lost link only after GRACE_SECONDS."""
         is_lost_link = failure.kind == node_pb2.Failure.KIND_NODE and failure.peer
         if is_lost_link:
             self._reach_after(GRACE_SECONDS, failure)
@@ -44,16 +40,16 @@ class Verdict:
             self._reach(failure)
 
     def fail(self, failure: node_pb2.Failure) -> "JobFailed":
-        """Report what the job cannot go on after, and return what is to be raised then."""
+        """Reports a fatal failure, and returns the exception to raise."""
         self.report(failure)
         return JobFailed(failure)
 
     def report_defect(self, error: Exception) -> None:
-        """A thread of the coordinator ended by an exception that it did not expect."""
+        """Reports an unexpected exception that ended a thread of the coordinator."""
         self._reach(internal_failure(error))
 
     def report_end(self, failure: node_pb2.Failure) -> None:
-        """This process is told to end: often because something else has died, which is then the reason."""
+        """Reports an order to end this process, after END_GRACE_SECONDS: a death reported meanwhile is the verdict."""
         self._reach_after(END_GRACE_SECONDS, failure)
 
     def _reach_after(self, seconds: float, failure: node_pb2.Failure) -> None:
@@ -66,7 +62,7 @@ class Verdict:
             self._timer.start()
 
     def close(self) -> None:
-        """Nothing that is reported from now on counts."""
+        """Ignores all later reports."""
         with self._lock:
             if self._timer is not None:
                 self._timer.cancel()
@@ -94,23 +90,27 @@ def internal_failure(error: Exception) -> node_pb2.Failure:
 
 
 class JobFailed(Exception):
-    """Raised in threads that work for a job which has failed; the reason is in the job's verdict."""
+    """Raised in threads that work for a job that has failed, with its failure."""
 
     def __init__(self, failure: node_pb2.Failure) -> None:
         super().__init__(failure.message)
         self.failure = failure
 
 
-# --- Why a node is replaced, in one line for the user: what it has said, and where in the code it was -----------------
+# --- The cause of a replacement, for the user -------------------------------------------------------------------------
 
-
-MAX_FRAMES: Final = 3  # of a stack that are told
+MAX_FRAMES: Final = 3  # innermost frames of a stack in a message
 
 _FRAME: Final = re.compile(r'^ *File "(?P<path>[^"\n]*)", line (?P<line>\d+), in (?P<function>.*)$', re.MULTILINE)
 
 
 def cause_of_replacement(failure: node_pb2.Failure, description: str) -> str:
-    """description: of the node, in place of its name at the beginning of what it says; see JobMembers.describe."""
+    """One line for the user: the failure that a node has reported, and the place in the code.
+
+    Args:
+        failure: with the traceback of the node's thread.
+        description: replaces the name of the node at the start of the message; see JobMembers.describe.
+    """
     cause = f"{description} {failure.message.removeprefix(f'{failure.node} ')}"
     frames = list(_FRAME.finditer(failure.traceback))[-MAX_FRAMES:]
     where = ", ".join(f"{_name(frame['path'])}:{frame['line']} in {frame['function']}" for frame in frames)
@@ -118,34 +118,40 @@ def cause_of_replacement(failure: node_pb2.Failure, description: str) -> str:
 
 
 def _name(path: str) -> str:
-    """Its last two parts: files of one name are in many folders."""
+    """The last two parts of a path: many folders have files of the same name."""
     return "/".join(path.split("/")[-2:])
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Which nodes owe a report and send none: a process whose interpreter hangs still answers at its socket
+# --- Silent nodes: a process whose interpreter hangs keeps its connections --------------------------------------------
 
 
 class SilenceWatch:
-    """Counts ticks rather than seconds: while this process is suspended nobody else falls silent. Thread-safe."""
+    """Finds nodes that should send reports and do not. Thread-safe.
+
+    Counts ticks rather than seconds: while this process is suspended no node falls silent.
+    """
 
     def __init__(self, seconds: float) -> None:
-        """seconds: that a node may say nothing while it owes reports, with one tick in each; one at least."""
+        """seconds: how long a node may be silent while it should report; at least one tick of a second."""
         self._max_ticks = max(1, round(seconds))
         self._lock = threading.Lock()
         self._silent: dict[str, int] = {}  # ticks, by node
 
     def heard(self, node: str) -> None:
-        """The node has said something."""
+        """Notes any message from a node."""
         with self._lock:
             self._silent.pop(node, None)
 
     def describe(self, node: str) -> str:
-        """What is told of one that has been silent too long."""
+        """The message for the user about a node that has been silent too long."""
         return f"{node} hangs: it has its connections and has said nothing for {self._max_ticks} s"
 
     def tick(self, owing: Iterable[str]) -> list[str]:
-        """To be called once a second. Returns those of the nodes that owe reports which have been silent too long."""
+        """Counts a second; returns the nodes that have been silent too long.
+
+        Args:
+            owing: names of the nodes that should send reports now.
+        """
         with self._lock:
             self._silent = {node: self._silent.get(node, 0) + 1 for node in owing}
             return [node for node, ticks in self._silent.items() if ticks > self._max_ticks]

@@ -1,6 +1,4 @@
-"""The recovery points of a job, from which it is continued after a death; and those of one execution: their numbers,
-who makes them, when they are complete.
-"""
+"""The recovery points of a job, and those of one execution: their numbers, their makers, and when they are complete."""
 
 import os
 import threading
@@ -12,10 +10,9 @@ from typing import Final
 from appliance.coordinator.nodes.job_nodes import JobMembers
 from wsc.v1 import node_pb2
 
-# --- The recovery points of a job: what it goes on from when somebody has died ----------------------------------------
+# --- The recovery points of a job -------------------------------------------------------------------------------------
 
-
-# Numbers of recovery points: that of the epoch, and these bits for the order within it.
+# The number of a recovery point consists of the epoch's number and, in the lowest bits, the order within the epoch.
 POINT_BITS: Final = 32
 FIRST_POINT: Final = 1
 LAST_POINT: Final = (1 << POINT_BITS) - 1
@@ -23,12 +20,12 @@ LAST_POINT: Final = (1 << POINT_BITS) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryPoint:
-    """All states as they were after a step, with everybody who keeps states, under this number."""
+    """A complete recovery point: all states of the job after one step, kept by its state keepers under one number."""
 
     number: int
-    execution: int  # of the job, from 1
+    execution: int  # number of the execution in the job, from 1
     step: int  # of the execution; 0: before its first
-    input_states: Sequence[bytes]  # of the loaders of all workers, wafer by wafer; empty: they skip what they have done
+    input_states: Sequence[bytes]  # of all workers' loaders, wafer by wafer; empty: loaders must skip batches
 
     @property
     def is_last(self) -> bool:
@@ -38,29 +35,31 @@ class RecoveryPoint:
 
 @dataclass(slots=True, kw_only=True)
 class _Making:
+    """A recovery point that is not complete yet."""
+
     number: int
     execution: int
     step: int
-    keepers: frozenset[str]  # members
+    keepers: frozenset[str]  # names of the state keepers
     workers: Sequence[str]
-    kept: dict[str, node_pb2.RecoveryPointKept] = field(default_factory=dict)
-    awaited: set[str] = field(default_factory=set)  # members of whose files copies are being made
-    input_states: dict[str, bytes] = field(default_factory=dict)
-    waits_for_inputs: bool  # whether it is not complete without the states of all workers' loaders
+    kept: dict[str, node_pb2.RecoveryPointKept] = field(default_factory=dict)  # shares, by keeper
+    awaited: set[str] = field(default_factory=set)  # keepers whose shares are being copied
+    input_states: dict[str, bytes] = field(default_factory=dict)  # by worker
+    waits_for_inputs: bool  # whether it needs the states of all workers' loaders to be complete
 
     @property
     def has_inputs(self) -> bool:
-        """Whether it has all states of loaders that it waits for."""
+        """Whether all states of loaders that it needs are known."""
         return not self.waits_for_inputs or self.input_states.keys() >= set(self.workers)
 
     @property
     def is_kept(self) -> bool:
-        """Whether everybody has said that he keeps his states."""
+        """Whether all state keepers have written their shares."""
         return self.keepers <= self.kept.keys()
 
 
 class RecoveryPoints:
-    """The last one that is complete, and those in the making. Thread-safe."""
+    """The recovery points of a job: the last complete one, and those in the making. Thread-safe."""
 
     def __init__(
         self,
@@ -69,12 +68,14 @@ class RecoveryPoints:
         on_complete: Callable[[RecoveryPoint], None],
         on_forgotten: Callable[[int], None],
     ) -> None:
-        """complete: one that there is already.
+        """Begins with the point of an earlier incarnation, if there is one.
 
-        copy(kept): these members keep a point, as they have said: has copies made if they are all; returns the
-        members of whose files.
-        on_complete(point): those before this one are not wanted any more. on_forgotten(number): all before this number
-        are not, and there is none.
+        Args:
+            complete: the last complete point; None: none.
+            copy: called with the shares, by keeper, of a point; orders copies of them if all keepers have written
+                theirs. Returns the names of the keepers whose shares are copied.
+            on_complete: called with a point that is complete: earlier ones can be removed.
+            on_forgotten: called with a number when no point is usable: those before the number can be removed.
         """
         self._copy = copy
         self._on_complete = on_complete
@@ -82,11 +83,11 @@ class RecoveryPoints:
         self._lock = threading.Lock()
         self._complete = complete
         self._making: dict[int, _Making] = {}
-        self._put_back: dict[str, node_pb2.RecoveryPointKept] = {}  # who has gone back to the one that is complete
+        self._put_back: dict[str, node_pb2.RecoveryPointKept] = {}  # shares of the complete point that were restored
 
     @property
     def complete(self) -> RecoveryPoint | None:
-        """What the job goes on from."""
+        """The point that the job would resume from; None: none."""
         return self._complete
 
     def make(
@@ -99,9 +100,15 @@ class RecoveryPoints:
         workers: Iterable[str],
         waits_for_inputs: bool = False,
     ) -> None:
-        """A point is to be made. keepers: of states. workers: whose loaders' states belong to it, wafer by wafer.
+        """Begins a point.
 
-        waits_for_inputs: whether it is not complete without these.
+        Args:
+            number: its number.
+            execution: number of its execution.
+            step: of the execution, after which it is taken.
+            keepers: names of the state keepers.
+            workers: names of the workers whose loaders' states belong to it, wafer by wafer.
+            waits_for_inputs: whether it is complete only with these states.
         """
         making = _Making(
             number=number,
@@ -115,13 +122,13 @@ class RecoveryPoints:
             self._making[number] = making
 
     def give_up(self) -> None:
-        """Those in the making will not be complete: somebody has died."""
+        """Discards unfinished points after the death of a node."""
         with self._lock:
             self._making.clear()
             self._put_back.clear()
 
     def kept(self, member: str, kept: node_pb2.RecoveryPointKept) -> None:
-        """A member keeps its states."""
+        """Notes that a state keeper has written its share."""
         with self._lock:
             making = self._making.get(kept.recovery_point)
             if making is not None:
@@ -129,43 +136,46 @@ class RecoveryPoints:
                 if making.is_kept:
                     making.awaited.update(self._copy(making.kept))
             elif self._complete is not None and kept.recovery_point == self._complete.number:
-                # A copy may have been lost with whoever died.
+                # A restored point: its copies may have been lost with the dead node.
                 self._put_back[member] = kept
                 self._copy(self._put_back)
 
     def copied(self, member: str, number: int) -> None:
-        """There is a copy of a member's file, or there will be none."""
+        """Notes that a member's share was copied, or cannot be."""
         with self._lock:
             if number in self._making:
                 self._making[number].awaited.discard(member)
 
     def given_up(self, number: int) -> None:
-        """A member cannot keep its states: the point is waited for no longer, and an earlier one stays."""
+        """Discards a point whose share a member could not write; the earlier one stays."""
         with self._lock:
             self._making.pop(number, None)
 
     def forget(self, before: int) -> None:
-        """If the last that is complete has a lower number, the job cannot go on from it any more."""
+        """Discards the complete point if its number is lower than `before`: its states are outdated."""
         with self._lock:
             if self._complete is None or self._complete.number < before:
-                self._on_forgotten(before)  # before anybody counts on steps that follow
+                self._on_forgotten(before)  # recorded first: a successor must not resume from it
                 self._complete = None
 
     def is_over(self, number: int) -> bool:
-        """Whether a point is not being made any more: it is complete, or a later one is, or it was given up."""
+        """Whether a point is no longer being made: it or a later one is complete, or it was given up."""
         return number not in self._making
 
     def input_state(self, member: str, execution: int, step: int, state: bytes) -> None:
-        """Where a worker's loader stands after a step."""
+        """Notes the state of a worker's loader after a step."""
         with self._lock:
             for making in self._making.values():
                 if (making.execution, making.step) == (execution, step):
                     making.input_states[member] = state
 
     def settle(self, execution: int, is_received: Callable[[int], bool]) -> None:
-        """Complete what lacks nothing.
+        """Completes the latest point that lacks nothing.
 
-        is_received(step): whether all that the client gets of the steps of this execution up to this one is here.
+        Args:
+            execution: number of the current execution.
+            is_received: whether the client has all outputs and checkpoints of this execution up to a step: steps before
+                a point are not run again, so the client must not need them.
         """
         with self._lock:
             ready = [
@@ -187,30 +197,29 @@ class RecoveryPoints:
                 step=making.step,
                 input_states=input_states if all(input_states) else (),
             )
-            self._on_complete(point)  # before anybody counts on it
+            self._on_complete(point)  # recorded before any thread relies on it
             self._complete = point
             self._making = {later: each for later, each in self._making.items() if later > number}
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The recovery points of one execution: how they are numbered, who makes them, and when they are complete
+# --- The recovery points of one execution -----------------------------------------------------------------------------
 
-
-GIVE_UP_INTERVALS: Final = 10  # after which one that is not complete was asked for too late, or is too much for a disk
+# After so many intervals an incomplete point is given up: it was requested too late, or the disks are too slow for it.
+GIVE_UP_INTERVALS: Final = 10
 INTERVAL_VARIABLE: Final = "WAFERBOX_RECOVERY_SECONDS"
 
 
 def recovery_seconds() -> float:
-    """How long a job runs from one recovery point to the next."""
+    """Seconds from one recovery point to the next."""
     return float(os.environ.get(INTERVAL_VARIABLE, "30"))
 
 
 class NoRecoveryPoint(RuntimeError):
-    """Nothing has been kept that the job could go on from."""
+    """Raised when there is no recovery point that the job could resume from."""
 
 
 class ExecutionPoints:
-    """Thread-safe."""
+    """Makes the recovery points of one execution, and decides which of the job it can resume from. Thread-safe."""
 
     def __init__(
         self,
@@ -223,10 +232,16 @@ class ExecutionPoints:
         wants_input_states: bool,
         is_received: Callable[[int], bool],
     ) -> None:
-        """execution: of the job. follows_left: whether the one before it was left by its client before its end.
+        """Makes no point yet.
 
-        wants_input_states: whether the client wants to know where the loaders stand after the last step.
-        is_received(step): whether the client has all that it gets of the steps up to this.
+        Args:
+            points: the recovery points of the job.
+            nodes: the members of the job.
+            execution: number of the execution in the job.
+            follows_left: whether the client left the previous execution before its end.
+            num_steps: of the execution.
+            wants_input_states: whether the client receives the states of the loaders after the last step.
+            is_received: whether the client has all outputs and checkpoints up to a step.
         """
         self._points = points
         self._nodes = nodes
@@ -236,14 +251,14 @@ class ExecutionPoints:
         self._wants_input_states = wants_input_states
         self._is_received = is_received
         self._order = FIRST_POINT
-        self._next = 0  # the number of the last that was asked for while steps ran
+        self._next = 0  # number of the last point that was requested while steps ran
         self._asked_at = 0.0
 
     def usable(self) -> RecoveryPoint:
-        """What the execution goes on from: a point of its own, or the end of the one before it.
+        """The point to resume from: one of this execution, or the end of the previous one.
 
         Raises:
-            NoRecoveryPoint: what there is, if anything, has states that are not those of this execution.
+            NoRecoveryPoint: there is none, or only one with states of an earlier execution.
         """
         point = self._points.complete
         if point is not None:
@@ -253,19 +268,19 @@ class ExecutionPoints:
         raise NoRecoveryPoint("the states of the job could not be kept anywhere to go on from")
 
     def usable_start(self) -> RecoveryPoint:
-        """What an execution begins with of which no step counts yet. Raises as usable."""
+        """The point with the states before the first step. Raises as usable."""
         point = self.usable()
         if self.done_steps(point):
             raise NoRecoveryPoint("only those after some of its steps are kept")
         return point
 
     def has_start(self) -> bool:
-        """Whether the end of the execution before is kept: what this one begins with, if nothing is written."""
+        """Whether the end of the previous execution is kept, where this one begins unless the client writes states."""
         point = self._points.complete
         return point is not None and point.is_last and point.execution == self._execution - 1
 
     def done_steps(self, point: RecoveryPoint) -> int:
-        """Of this execution, at a point that is usable."""
+        """Steps of this execution that are done at a usable point."""
         return point.step if point.execution == self._execution else 0
 
     def has_end(self) -> bool:
@@ -274,23 +289,26 @@ class ExecutionPoints:
         return point is not None and point.is_last and point.execution == self._execution
 
     def forget_before(self, number: int) -> None:
-        """Points before this one are not to be gone on from: the states are others by now."""
+        """Discards points before this one, as the states have changed."""
         self._points.forget(number)
 
     def make_first(self, epoch: int) -> int:
-        """The number of the one to be made before the first step."""
+        """Begins the point before the first step; returns its number."""
         return self._make(epoch, FIRST_POINT, 0)
 
     def make_last(self, epoch: int) -> int:
-        """The number of the one to be made after the last step."""
+        """Begins the point after the last step; returns its number."""
         return self._make(epoch, LAST_POINT, self._num_steps)
 
     def make_next(self, epoch: int, step: int) -> bool:
-        """Have one made after this step or soon after; False if there is no such step between the first and the last.
+        """Requests a point at this step or soon after, while steps run.
 
-        False as well while the one before is being made: it would be given up.
+        Returns:
+            False if the step would be the last one or later, or while the previous point is being made, which a new
+            request would replace.
         """
         topology = self._nodes.topology
+        # Batch t comes from worker t mod their number: an epoch must begin at a multiple.
         step = -(-step // topology.num_workers_per_wafer) * topology.num_workers_per_wafer
         now = time.monotonic()
         is_early = (
@@ -300,28 +318,28 @@ class ExecutionPoints:
             return False
         self._order += 1
         self._next, self._asked_at = self._make(epoch, self._order, step), now
-        keep = node_pb2.KeepRecoveryPoint(execution=epoch, step=step, recovery_point=self._next)
+        keep = node_pb2.KeepRecoveryPoint(epoch=epoch, step=step, recovery_point=self._next)
         members = [*topology.state_keepers, *topology.workers]
         self._nodes.send(members, lambda _: node_pb2.AttachRequest(keep_recovery_point=keep))
         return True
 
     def has(self, number: int) -> bool:
-        """Whether this point, or a later one, is complete; or cannot be."""
+        """Whether this point, or a later one, is complete, or was given up."""
         self.settle()
         return self._points.is_over(number)
 
     def settle(self) -> None:
-        """A node has kept something, or the client has got something."""
+        """Completes points that lack nothing; after a point share or a message of the client."""
         self._points.settle(self._execution, self._is_received)
 
     def input_state(self, worker: str, step: int, state: bytes) -> None:
-        """Where a worker's loader stands after a step."""
+        """Notes the state of a worker's loader after a step."""
         self._points.input_state(worker, self._execution, step, state)
 
     def _make(self, epoch: int, order: int, step: int) -> int:
         topology = self._nodes.topology
         number = (epoch << POINT_BITS) + order
-        # Who goes on from the last supplies no batch: nobody could say any more where the loaders stood.
+        # An epoch that begins at the last point has no batches: the states of the loaders cannot be found out again.
         waits_for_inputs = order == LAST_POINT and self._wants_input_states
         has_inputs = waits_for_inputs or 0 < step < self._num_steps
         self._points.make(

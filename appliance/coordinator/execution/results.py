@@ -1,6 +1,4 @@
-"""The outputs of an execution on their way to the client, and those of them that are single numbers, from which a loss
-curve is drawn.
-"""
+"""The outputs of an execution: received from nodes, kept until they are sent to the client, and sampled for curves."""
 
 import math
 import threading
@@ -17,8 +15,7 @@ from waferbox.links.link import HELD_STEPS, Link, LinkLost
 from waferbox.runtime.schedule import StepSchedule
 from wsc.v1 import coordinator_pb2, node_pb2, plan_pb2
 
-# --- The outputs of steps that are single numbers, some a second: what a loss curve is drawn from ---------------------
-
+# --- Samples of outputs that are single numbers, for loss curves ------------------------------------------------------
 
 INTERVAL_SECONDS = 0.25
 MAX_NAMES = 32
@@ -27,10 +24,10 @@ OnScalars = Callable[[int, Mapping[str, float]], None]  # step, values by name
 
 
 class ScalarSampler:
-    """Looks at the outputs of each step; of few it reads the numbers."""
+    """Samples the outputs that are single numbers, about every INTERVAL_SECONDS. Used by one thread."""
 
     def __init__(self, outputs: Sequence[plan_pb2.Output], num_steps: int, on_scalars: OnScalars) -> None:
-        """The first and the last step are among those that are read."""
+        """num_steps: the last step, which is always sampled, like the first."""
         single = [(index, output) for index, output in enumerate(outputs) if math.prod(output.type.shape) == 1]
         self._scalars = [(i, o.name, torch_dtype(o.type.element_type)) for i, o in single[:MAX_NAMES]]
         self._num_steps = num_steps
@@ -38,12 +35,17 @@ class ScalarSampler:
         self._due = 0.0
 
     def see(self, step: int, tensors: Sequence[bytes]) -> None:
-        """tensors: the bytes of all outputs, in the plan's order."""
+        """Samples a step if it is due.
+
+        Args:
+            step: of the execution.
+            tensors: the bytes of all outputs, in the plan's order.
+        """
         now = time.monotonic()
         if not self._scalars or (now < self._due and step != self._num_steps):
             return
         self._due = now + INTERVAL_SECONDS
-        import torch  # is there already, with the compiler
+        import torch  # not at the top: a coordinator starts faster without, and imports it with the compiler
 
         self._on_scalars(
             step,
@@ -54,20 +56,27 @@ class ScalarSampler:
         )
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The outputs of an execution on their way to the client: received from those who make them, kept until asked for
+# --- Outputs on their way to the client -------------------------------------------------------------------------------
 
-
-# Outputs go to the client in batches, but none waits longer than this for others.
+# Outputs are sent to the client in batches; none waits longer than BATCH_SECONDS for others.
 BATCH_STEPS = 8
 BATCH_SECONDS = 0.01
 
 
 class OutputDecoder:
-    """Takes one output out of the frame of its group."""
+    """Extracts one output from the frame of its group. Stateless, hence thread-safe."""
 
     def __init__(self, output: plan_pb2.Output, groups: Mapping[int, plan_pb2.Group], num_parts: int) -> None:
-        """num_parts: into how many the batch is cut. ValueError when the output and its group do not fit together."""
+        """Finds the output in its group.
+
+        Args:
+            output: the output.
+            groups: the groups of the plan, by id.
+            num_parts: number of micro-batches of all wafers.
+
+        Raises:
+            ValueError: the output and its group do not fit together.
+        """
         group = groups.get(output.group)
         offset = next((m.offset for m in group.members if m.value == output.value), None) if group is not None else None
         if group is None or offset is None:
@@ -84,25 +93,25 @@ class OutputDecoder:
 
     @property
     def end(self) -> int:
-        """Of its bytes in the frame."""
+        """End of the output's bytes in the frame."""
         return self._begin + self._nbytes
 
     def read(self, frame: memoryview) -> bytes:
-        """The tensor's bytes."""
+        """Returns the tensor's bytes."""
         data = frame[self._begin : self.end]
         if self._parts is None:
             return bytes(data)
-        # Part by part, (outer, its share): to be put together share by share.
+        # The frame has (part, outer, rest); the tensor has (outer, part, rest).
         return numpy.frombuffer(data, numpy.uint8).reshape(*self._parts, -1).swapaxes(0, 1).tobytes()
 
 
 class Results:
-    """Receives the outputs of all steps in a thread of its own, never further ahead of the client than the bound.
+    """The outputs of an epoch: a thread receives them and keeps them until they are taken. Other methods: any thread.
 
-    On the links steps are counted from the begin of the epoch, here as the client counts them: in the execution.
+    On the links steps count from the start of the epoch, in the methods from the start of the execution.
 
-    The bound is held by acknowledging to those who send only what the client has consumed: each sends at most
-    run_ahead steps with outputs beyond that.
+    Senders are acknowledged only the steps that the client has consumed, and send at most run_ahead_steps steps with
+    outputs beyond these. This bounds the memory of outputs.
     """
 
     def __init__(
@@ -114,9 +123,15 @@ class Results:
         on_failure: Callable[[Exception], None],
         on_scalars: OnScalars,
     ) -> None:
-        """links: by purpose; the results' from now on. on_outputs: there are new ones; on_failure: no more will come.
+        """Takes over the links; start begins to receive.
 
-        on_scalars: is told some of the outputs that are single numbers, on their way.
+        Args:
+            plan: of the step.
+            schedule: of the epoch.
+            links: by purpose; close closes them.
+            on_outputs: called when outputs can be taken.
+            on_failure: called with the exception that ended the thread.
+            on_scalars: called with the step and the values, by name, of sampled outputs.
         """
         groups = {group.id: group for group in plan.coordinator.groups}
         self._groups = [(group.id, links[_source(plan, group)]) for group in plan.coordinator.groups]
@@ -142,7 +157,7 @@ class Results:
         self._all_links = tuple(links.values())
         self._changed = threading.Condition()
         self._waiting: deque[coordinator_pb2.StepOutputs] = deque()
-        self._oldest = 0.0  # when the first of them came
+        self._oldest = 0.0  # when the first of them was received
         self._began = 0.0
         self._first_step = schedule.global_step(next(iter(schedule.output_steps()), 0))
         self._consumed = 0  # step of the execution
@@ -154,7 +169,7 @@ class Results:
         self._thread.start()
 
     def take(self) -> coordinator_pb2.OutputBatch | None:
-        """All outputs that are here, in order; None while it pays to wait for more of them, or if there are none."""
+        """Returns all received outputs, in order; None if there are none, or while they are too few for a batch."""
         with self._changed:
             waiting = self._waiting
             if not waiting or not (self._is_batch() or time.monotonic() - self._oldest >= BATCH_SECONDS):
@@ -164,20 +179,20 @@ class Results:
         return batch
 
     def _is_batch(self) -> bool:
-        """Whether what waits should go out at once: the first of all, the last, a batch, or all that may wait."""
+        """Whether outputs should be sent at once: with the first or last step, a full batch, or the bound reached."""
         waiting = self._waiting
         first = waiting[0].step == self._first_step
         full = len(waiting) >= min(BATCH_STEPS, self._schedule.run_ahead_steps)
         return first or full or waiting[-1].step == self._last_step
 
     def consumed(self, step: int) -> None:
-        """The client has done with all steps of the execution up to this one."""
+        """Notes that the client has consumed all steps up to this one."""
         with self._changed:
             self._consumed = max(self._consumed, step)
             self._changed.notify_all()
 
     def close(self) -> None:
-        """End the thread and the links."""
+        """Ends the thread and closes the links."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -201,7 +216,7 @@ class Results:
             self._on_failure(error)
 
     def _acknowledge(self, received: "deque[int]") -> None:
-        """Pass on what the client has consumed; wait for it where the senders may send nothing before."""
+        """Acknowledges consumed steps to the senders; waits for the client when the bound is reached."""
         with self._changed:
             while (
                 not self._stopped
@@ -235,7 +250,7 @@ class Results:
 
 
 def _source(plan: plan_pb2.Plan, group: plan_pb2.Group) -> "node_pb2.LinkPurpose.ValueType":
-    """Which link a group comes over."""
+    """The purpose of the link on which a group is received."""
     if plan.HasField("pipeline"):
         return node_pb2.LINK_PURPOSE_WAFER
     return node_pb2.LINK_PURPOSE_SHARD if group.kind == plan_pb2.GROUP_KIND_OUTPUT else node_pb2.LINK_PURPOSE_SWARMX

@@ -1,4 +1,4 @@
-"""Waiting for what nodes and the client do, which ends when the job fails, the client leaves, or the epoch is over."""
+"""Waits for nodes and the client that end early when the job fails, the client leaves, or the epoch is over."""
 
 import threading
 import time
@@ -11,25 +11,25 @@ _T = TypeVar("_T")
 
 
 class Abandoned(Exception):
-    """The client has gone away from the execution."""
+    """Raised when the client has left the execution."""
 
 
 class EpochOver(Exception):
-    """Somebody has died, or a link is lost: what was to be done with these nodes does not come to its end."""
+    """Raised when the epoch cannot be completed: a node died, or a link is lost."""
 
 
 class HasEnd(Protocol):
-    """What a wait may be for."""
+    """An epoch, as far as a wait depends on it."""
 
     @property
     def over(self) -> bool: ...
 
 
 class Waiting:
-    """A condition, and the reasons not to wait for it any longer. Thread-safe."""
+    """A condition variable whose waits also end when the job, the execution or the epoch ends. Thread-safe."""
 
     def __init__(self, verdict: Verdict, is_interrupted: Callable[[], bool]) -> None:
-        """is_interrupted: whether somebody is missing."""
+        """is_interrupted: whether a node or a link is missing."""
         self.changed = threading.Condition()
         self.abandoned = False
         self._verdict = verdict
@@ -38,12 +38,17 @@ class Waiting:
     def until(
         self, ready: Callable[[], _T | None], seconds: float | None = None, epoch: HasEnd | None = None
     ) -> _T | None:
-        """Until ready() is true, or for so many seconds; returns what it was last. Raises JobFailed, Abandoned.
-
-        Without a deadline it waits for nodes whose life and progress are watched: the verdict ends the wait.
+        """Waits until ready() is true; returns its last value.
 
         Args:
-            epoch: what is waited for belongs to it; EpochOver is raised when it is over, or cannot come to its end.
+            ready: the condition; called with the lock held.
+            seconds: timeout; None: none. Nodes are watched for life and progress, so that the verdict ends such a wait.
+            epoch: the epoch that the condition belongs to, if any.
+
+        Raises:
+            JobFailed: the job has failed.
+            Abandoned: the client has left.
+            EpochOver: the epoch is over or interrupted.
         """
         deadline = None if seconds is None else time.monotonic() + seconds
         with self.changed:
@@ -61,12 +66,12 @@ class Waiting:
                 self.changed.wait(left)
 
     def abandon(self) -> None:
-        """The client has gone away: all waits raise Abandoned."""
+        """Makes all waits raise Abandoned, as the client has left."""
         with self.changed:
             self.abandoned = True
             self.changed.notify_all()
 
     def wake(self) -> None:
-        """Something has changed that somebody may wait for."""
+        """Makes all waits check their conditions again."""
         with self.changed:
             self.changed.notify_all()

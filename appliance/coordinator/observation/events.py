@@ -38,7 +38,8 @@ class Observation:
         self._lock = threading.Lock()
         self._kept = JobHistory()
         self._waiting: deque[observation_pb2.JobEvent] = deque(maxlen=MAX_WAITING)
-        self._execution = 0  # number of the one that runs; 0: none does
+        self._execution = 0  # number of the last that began
+        self._epoch = 0  # number of the epoch that runs; 0: none does
         self.pace = Pace()
         self._recording = SpanRecording(self.pace, command, send)
 
@@ -68,26 +69,27 @@ class Observation:
             scalar = observation_pb2.Scalar(execution=self._execution, step=step, name=name, value=value, time=now)
             self._add(observation_pb2.JobEvent(scalar=scalar))
 
-    def began(self, execution: int) -> None:
-        """An execution begins."""
-        self._execution = execution
+    def epoch_began(self, execution: int, epoch: int) -> None:
+        """Notes that an epoch of an execution begins; both are numbered within the job, from 1."""
+        self._execution, self._epoch = execution, epoch
+        self._recording.epoch_began(epoch)
 
     def ended(self) -> None:
         """It is over, on all nodes."""
-        self._execution = 0
+        self._epoch = 0
         self._recording.execution_ended()
         self.pace.clear()
         self.flush()
 
     def trace(self, request: observation_pb2.TraceJobRequest) -> None:
         """Somebody wants to know what the nodes do in the next steps."""
-        self._recording.request(request.num_steps, self._execution)
+        self._recording.request(request.num_steps, self._epoch)
 
     def tick(self) -> None:
         """To be called once a second."""
-        if self._execution:
+        if self._epoch:
             report = process_report(COORDINATOR)
-            report.execution = self._execution
+            report.execution, report.epoch = self._execution, self._epoch
             self._add(observation_pb2.JobEvent(report=report))
         self.flush()
 
@@ -105,7 +107,7 @@ class Observation:
     def _take(self, node: str, event: observation_pb2.JobEvent) -> None:
         match event.WhichOneof("kind"):
             case "report":
-                event.report.node = node
+                event.report.node, event.report.execution = node, self._execution
                 self.pace.reported(event.report)
                 self._recording.reported()
             case "log":

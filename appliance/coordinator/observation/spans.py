@@ -23,13 +23,13 @@ class Pace:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._reports: dict[str, deque[observation_pb2.NodeReport]] = {}  # the last of each node in its execution
+        self._reports: dict[str, deque[observation_pb2.NodeReport]] = {}  # the last of each node in its epoch
 
     def reported(self, report: observation_pb2.NodeReport) -> None:
         """A node has said how far it is."""
         with self._lock:
             reports = self._reports.setdefault(report.node, deque(maxlen=WINDOW_REPORTS))
-            if reports and reports[-1].execution != report.execution:
+            if reports and reports[-1].epoch != report.epoch:
                 reports.clear()
             reports.append(report)
 
@@ -38,14 +38,14 @@ class Pace:
         with self._lock:
             self._reports.clear()
 
-    def step_after(self, seconds: float, execution: int) -> int | None:
-        """A step of the execution that no node begins within so many seconds; None until two reports tell the pace."""
+    def step_after(self, seconds: float, epoch: int) -> int | None:
+        """A step of the epoch that no node begins within so many seconds; None until a node has reported twice."""
         soon = time.time() + seconds
         with self._lock:
             steps = [
                 reports[-1].step + (soon - reports[-1].time) * _steps_per_second(reports)
                 for reports in self._reports.values()
-                if len(reports) > 1 and reports[-1].execution == execution and reports[-1].step > reports[-1].done_steps
+                if len(reports) > 1 and reports[-1].epoch == epoch and reports[-1].step > reports[-1].done_steps
             ]
         return math.ceil(max(steps)) + 1 if steps else None
 
@@ -83,17 +83,25 @@ class SpanRecording:
         self._send = send
         self._lock = threading.Lock()
         self._wanted = 0  # steps
-        self._execution = 0
+        self._epoch = 0
         self._missing: int | None = None  # nodes that still record; None: the command has not been given
 
-    def request(self, num_steps: int, execution: int) -> None:
-        """Trace so many steps of this execution. 0: there is none."""
+    def request(self, num_steps: int, epoch: int) -> None:
+        """Traces so many steps of this epoch. Refuses it with epoch 0: no steps run."""
         with self._lock:
-            if not execution or self._wanted:
+            if not epoch or self._wanted:
                 self._refuse_or_end(refusal="it is being traced already" if self._wanted else "it runs no steps now")
                 return
-            self._wanted, self._execution, self._missing = max(1, num_steps), execution, None
+            self._wanted, self._epoch, self._missing = max(1, num_steps), epoch, None
             self._begin()
+
+    def epoch_began(self, epoch: int) -> None:
+        """Moves a trace that no node has begun to this epoch, and ends one that nodes recorded in an earlier epoch."""
+        with self._lock:
+            self._epoch = epoch
+            if self._missing is not None:  # those that died with the earlier epoch send nothing
+                self._refuse_or_end(refusal="")
+                self._wanted, self._missing = 0, None
 
     def reported(self) -> None:
         """A node has said how far it is."""
@@ -125,10 +133,10 @@ class SpanRecording:
                 self._wanted, self._missing = 0, None
 
     def _begin(self) -> None:
-        first_step = self._pace.step_after(LEAD_SECONDS, self._execution)
+        first_step = self._pace.step_after(LEAD_SECONDS, self._epoch)
         if first_step is None:
             return
-        trace = observation_pb2.Trace(execution=self._execution, first_step=first_step, num_steps=self._wanted)
+        trace = observation_pb2.Trace(epoch=self._epoch, first_step=first_step, num_steps=self._wanted)
         self._missing = self._command(node_pb2.AttachRequest(trace=trace))
 
     def _refuse_or_end(self, refusal: str) -> None:

@@ -50,8 +50,8 @@ class IngressServicer:
     """Missing associated documentation comment in .proto file."""
 
     def RunCoordinator(self, request, context):
-        """Answered when the process has ended. It goes on where the call is broken off: management may be started anew, and
-        call again.
+        """Answered when the process has ended. The process continues if the call breaks off: a restarted management service
+        calls again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

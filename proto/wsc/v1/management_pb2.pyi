@@ -55,7 +55,7 @@ Global___JobPhase: _TypeAlias = JobPhase  # noqa: Y015
 
 @_typing.final
 class RegisterRequest(_message.Message):
-    """First message of a node's Register stream, and, with the job that it works for by then, the heartbeats after it."""
+    """The first message of a node's Register stream; repeated as heartbeats, with the job that the node then works for."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -74,13 +74,13 @@ class RegisterRequest(_message.Message):
     version: _builtins.str
     process_id: _builtins.int
     job: _builtins.str
-    """that is attached to the node"""
+    """the job attached to the node"""
     member: _builtins.str
     """its name in that job, such as "wafer-0" """
     metrics: _builtins.str
-    """where it serves figures for Prometheus, as host:port; empty: nowhere"""
+    """host:port at which it serves Prometheus metrics; empty: none"""
     instance: _builtins.str
-    """made up anew for each registration: leases are of it, so those before are worth nothing"""
+    """new for each registration: leases name it, so leases of earlier registrations are void"""
     def __init__(
         self,
         *,
@@ -110,7 +110,7 @@ class RegisterResponse(_message.Message):
     LEASE_SECONDS_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     lease_seconds: _builtins.float
-    """a node that says nothing for so long is lost"""
+    """a node without a heartbeat for so long is lost"""
     def __init__(
         self,
         *,
@@ -153,11 +153,11 @@ class NodeInfo(_message.Message):
     member: _builtins.str
     """its name in that job, such as "wafer-0" """
     metrics: _builtins.str
-    """where it serves figures for Prometheus, as host:port; empty: nowhere"""
+    """as in its RegisterRequest"""
     instance: _builtins.str
     """as in its RegisterRequest"""
     lease: _builtins.str
-    """the token that opens it to its job's coordinator, who alone is told"""
+    """token with which the coordinator attaches to the node; sent to that coordinator only"""
     def __init__(
         self,
         *,
@@ -184,7 +184,7 @@ Global___NodeInfo: _TypeAlias = NodeInfo  # noqa: Y015
 
 @_typing.final
 class Restart(_message.Message):
-    """Something of the job has died, and it has gone on."""
+    """A recovery of a job after the death of one of its processes."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -195,17 +195,17 @@ class Restart(_message.Message):
     REACHED_STEP_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
     time: _builtins.float
-    """when it went on, in seconds since 1970"""
+    """when the job resumed, in seconds since 1970"""
     cause: _builtins.str
-    """what has happened"""
+    """such as "wafer-0 (pid 4711 at 127.0.0.1:4000) died or was cut off: ..." """
     replaced: _builtins.str
-    """which nodes are others now, such as "wafer-0 (pid 4711 at 127.0.0.1:4000)" """
+    """the new nodes, such as "wafer-0 (pid 4712 at 127.0.0.1:4001)" """
     from_step: _builtins.int
     """of the execution; the steps after it were run again"""
     reached_step: _builtins.int
-    """that the client had the outputs of by then"""
+    """the last step whose outputs the client had received"""
     seconds: _builtins.float
-    """from what has happened until the steps went on"""
+    """from the death until the steps ran again"""
     def __init__(
         self,
         *,
@@ -258,7 +258,7 @@ class JobInfo(_message.Message):
     coordinator: _builtins.str
     """address; empty once the job has ended"""
     user: _builtins.str
-    """as the script's system names who runs it"""
+    """name of the script's user on its system"""
     host: _builtins.str
     """where the script runs"""
     priority: _builtins.int
@@ -269,25 +269,26 @@ class JobInfo(_message.Message):
     waiting_for: _builtins.str
     """such as "1 wafer, held by job-1f2e3d4c" """
     created: _builtins.float
-    """this and the next two: seconds since 1970; 0: not yet"""
+    """seconds since 1970"""
     started: _builtins.float
-    """when it got its nodes"""
+    """when it got its nodes, in seconds since 1970; 0: not yet"""
     ended: _builtins.float
+    """in seconds since 1970; 0: not yet"""
     num_restarts: _builtins.int
-    """in all"""
+    """of all"""
     @_builtins.property
     def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeInfo]:
-        """that it holds, or held until its end"""
+        """its nodes, or those that it had at its end"""
 
     @_builtins.property
     def restarts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Restart]:
-        """the last ones; the newest last"""
+        """the latest ones, the newest last"""
 
     @_builtins.property
     def artifacts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """folders of compile reports of its executions, where management runs; the last one's last"""
+        """folders, on management's host, of its executions' compile reports; the latest last"""
 
     def __init__(
         self,
@@ -345,7 +346,7 @@ class CreateJobRequest(_message.Message):
     num_csx: _builtins.int
     num_workers_per_csx: _builtins.int
     max_wgt_servers: _builtins.int
-    """0: the job's share of them, as of the wafers"""
+    """0: in proportion to the job's share of the wafers"""
     lane: _node_pb2.Lane.ValueType
     compile_dir: _builtins.str
     """relative to the cluster's cache root; or absolute, below that or its compile root"""
@@ -355,13 +356,13 @@ class CreateJobRequest(_message.Message):
     priority: _builtins.int
     """1 (first) to 3; 0: 2"""
     execution_strategy: _plan_pb2.ExecutionStrategy.ValueType
-    """of all its executions; in layer pipelined mode it needs wafers and workers alone"""
+    """of all executions; layer pipelined mode needs only a wafer and workers"""
     max_num_restarts: _builtins.int
-    """how often in a row it goes on after a death without having got any further; 0: a death ends it"""
+    """consecutive restarts without progress that do not fail the job; 0: any death ends it"""
     min_num_csx: _builtins.int
-    """with how many wafers it goes on where none comes in the place of a lost one; 0: with all"""
+    """least number of wafers to continue with when a lost one is not replaced; 0: num_csx"""
     host_id: _builtins.str
-    """of the script's host, as nodes tell theirs; empty: it is that of the coordinator"""
+    """of the script's host, as NodeInfo.host; empty: the coordinator's host"""
     @_builtins.property
     def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -403,9 +404,9 @@ class CreateJobResponse(_message.Message):
     coordinator: _builtins.str
     """address"""
     token: _builtins.str
-    """what the client shows the coordinator"""
+    """authenticates the client to the coordinator"""
     gateway: _builtins.bool
-    """coordinator and MemoryX are to be reached through the ingress that the call came through"""
+    """coordinator and MemoryX must be called through the ingress that forwarded this call"""
     def __init__(
         self,
         *,
@@ -424,7 +425,7 @@ Global___CreateJobResponse: _TypeAlias = CreateJobResponse  # noqa: Y015
 
 @_typing.final
 class ListNodesRequest(_message.Message):
-    """Answered when so many nodes are there, or after so many seconds."""
+    """Answered when at_least nodes are registered, or after wait_seconds."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -453,7 +454,7 @@ class ListNodesResponse(_message.Message):
     NODES_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
     metrics: _builtins.str
-    """where the management service itself serves figures for Prometheus"""
+    """host:port at which the management service serves Prometheus metrics"""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeInfo]: ...
     def __init__(
@@ -507,7 +508,7 @@ Global___ListJobsResponse: _TypeAlias = ListJobsResponse  # noqa: Y015
 
 @_typing.final
 class GetJobRequest(_message.Message):
-    """Also of a job that ended not long ago."""
+    """Works also for jobs that ended recently."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -516,9 +517,9 @@ class GetJobRequest(_message.Message):
     LOST_COORDINATOR_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     wait_seconds: _builtins.float
-    """at most so long: the answer comes as soon as the job has ended, or as below"""
+    """the answer is delayed by at most so long, until the job has ended"""
     lost_coordinator: _builtins.str
-    """address; where it is not empty, the answer comes as soon as the job has another one"""
+    """address; not empty: also answered once the job has a coordinator at another address"""
     def __init__(
         self,
         *,
@@ -630,7 +631,7 @@ Global___SetPriorityResponse: _TypeAlias = SetPriorityResponse  # noqa: Y015
 
 @_typing.final
 class LabelJobRequest(_message.Message):
-    """Also of a job that ended not long ago."""
+    """Works also for jobs that ended recently."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -640,7 +641,7 @@ class LabelJobRequest(_message.Message):
     job: _builtins.str
     @_builtins.property
     def add(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """"key=value", in place of a label with this key"""
+        """"key=value"; replaces the label with this key"""
 
     @_builtins.property
     def remove(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -668,7 +669,7 @@ class LabelJobResponse(_message.Message):
     LABELS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """all that it has now"""
+        """all labels of the job after the change"""
 
     def __init__(
         self,
@@ -685,7 +686,7 @@ Global___LabelJobResponse: _TypeAlias = LabelJobResponse  # noqa: Y015
 
 @_typing.final
 class ShutdownRequest(_message.Message):
-    """The cluster is not wanted any more: its jobs are cancelled."""
+    """Ends the cluster: its jobs are cancelled."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -717,9 +718,10 @@ Global___ShutdownResponse: _TypeAlias = ShutdownResponse  # noqa: Y015
 
 @_typing.final
 class CoordinatorHello(_message.Message):
-    """A coordinator's stream to management. First message: hello. Each acquire is answered once, by nodes or a refusal;
-    until then the job is in the queue. When the stream breaks the coordinator opens another, and asks again for what was
-    not answered: management may have been started anew meanwhile, and know of the job only what this hello tells.
+    """The first message of a coordinator's Coordinate stream. Each Acquire on the stream is answered once, by nodes or a
+    refusal; until then the job is in the queue. When the stream breaks the coordinator opens another and repeats the
+    requests without an answer. Management may have restarted in between: the hello then contains all it can learn of the
+    job.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -742,22 +744,22 @@ class CoordinatorHello(_message.Message):
     created: _builtins.float
     """seconds since 1970"""
     started: _builtins.float
-    """likewise; 0: it has no nodes yet"""
+    """when the job got its nodes, in seconds since 1970; 0: not yet"""
     process_id: _builtins.int
     process_started: _builtins.int
-    """in clock ticks since its host was booted: with the id it tells it from any other there"""
+    """clock ticks since boot; with the process id it identifies the process on its host"""
     host: _builtins.str
     ingress: _builtins.str
-    """address of the ingress that runs it; empty: management had it started"""
+    """address of the ingress that runs the coordinator; empty: management runs it"""
     @_builtins.property
     def request(self) -> Global___CreateJobRequest:
-        """this and the rest: absent from the first hello"""
+        """this and the following fields: absent from the first hello of a coordinator"""
 
     @_builtins.property
     def report(self) -> Global___JobReport: ...
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeInfo]:
-        """as management acquired them last"""
+        """as in the last Acquired"""
 
     def __init__(
         self,
@@ -785,8 +787,8 @@ Global___CoordinatorHello: _TypeAlias = CoordinatorHello  # noqa: Y015
 
 @_typing.final
 class AdoptJobRequest(_message.Message):
-    """A job whose coordinator has died together with the ingress that ran it, and management with both: the ingress that is
-    started in place of that one tells of it by what the coordinator had kept on its host.
+    """Reports an orphaned job: its coordinator, the ingress that ran the coordinator, and management have died. The
+    restarted ingress sends the hello that the coordinator had recorded on its host.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -794,7 +796,7 @@ class AdoptJobRequest(_message.Message):
     HELLO_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___CoordinatorHello:
-        """with all but a token"""
+        """without the token"""
 
     def __init__(
         self,
@@ -854,9 +856,8 @@ Global___Acquire: _TypeAlias = Acquire  # noqa: Y015
 
 @_typing.final
 class Replace(_message.Message):
-    """Nodes of the job are lost, or given up: others are to take their places, before any job that waits in the queue.
-    Answered by the acquired nodes, all of the job, as soon as there are enough; each Replace is answered by itself, in
-    the order in which they came.
+    """Requests replacements for lost nodes; they take precedence over jobs in the queue. Answered by Acquired, with all
+    nodes of the job, once there are enough. Each Replace gets its own answer, in the order of the requests.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -864,7 +865,7 @@ class Replace(_message.Message):
     NODES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeInfo]:
-        """as they were acquired; member and address say which are meant"""
+        """the lost nodes, as they were acquired; identified by member and address"""
 
     def __init__(
         self,
@@ -881,8 +882,8 @@ Global___Replace: _TypeAlias = Replace  # noqa: Y015
 
 @_typing.final
 class Reduce(_message.Message):
-    """No others come in the places of nodes that are lost: the job goes on with these alone, all of which it has, under the
-    names that they have here; the others are given back. Answered by acquired nodes, after each Replace that waits.
+    """Reduces the job to these of its nodes, under the member names given here, as lost ones were not replaced; its other
+    nodes are given back. Answered by Acquired, after any Replace that waits.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -919,14 +920,14 @@ class JobReport(_message.Message):
     step: _builtins.int
     num_steps: _builtins.int
     num_restarts: _builtins.int
-    """in all"""
+    """of all"""
     @_builtins.property
     def artifacts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """the keys of its executions' plans, each once, and not too many; the last one's last"""
+        """hashes of its executions' plans, without repetition; the newest last"""
 
     @_builtins.property
     def restarts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Restart]:
-        """the last ones; the newest last"""
+        """the latest ones, the newest last"""
 
     def __init__(
         self,
@@ -1000,7 +1001,7 @@ class Acquired(_message.Message):
     NODES_FIELD_NUMBER: _builtins.int
     REFUSAL_FIELD_NUMBER: _builtins.int
     refusal: _builtins.str
-    """why there are none"""
+    """why there are no nodes"""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeInfo]: ...
     def __init__(
@@ -1034,8 +1035,8 @@ Global___CancelNotice: _TypeAlias = CancelNotice  # noqa: Y015
 
 @_typing.final
 class QueueStatus(_message.Message):
-    """Where a job is in the queue, or what it waits for in place of nodes that it has lost. Told when it begins to wait,
-    when something of this changes, and when it has its nodes.
+    """A job's position in the queue, or the replacements that it waits for. Sent when the job begins to wait, at each
+    change, and when it has its nodes.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1044,7 +1045,7 @@ class QueueStatus(_message.Message):
     LENGTH_FIELD_NUMBER: _builtins.int
     WAITING_FOR_FIELD_NUMBER: _builtins.int
     position: _builtins.int
-    """1: the next; 0: it has its nodes now, but for lost ones where it waits for something"""
+    """1: the next; 0: it has its nodes, except for the replacements in waiting_for"""
     length: _builtins.int
     """jobs in the queue"""
     waiting_for: _builtins.str
@@ -1076,7 +1077,7 @@ class CoordinateResponse(_message.Message):
     TRACE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def job(self) -> Global___CreateJobRequest:
-        """answers hello; again when a label or the priority has changed"""
+        """answers hello; sent again after a change of labels or priority"""
 
     @_builtins.property
     def acquired(self) -> Global___Acquired: ...
@@ -1084,13 +1085,13 @@ class CoordinateResponse(_message.Message):
     def cancel(self) -> Global___CancelNotice: ...
     @_builtins.property
     def lost(self) -> Global___NodeInfo:
-        """a leased node's lease ended"""
+        """a node of the job whose lease has ended"""
 
     @_builtins.property
     def queue(self) -> Global___QueueStatus: ...
     @_builtins.property
     def trace(self) -> _observation_pb2.TraceJobRequest:
-        """one at a time; answered by spans"""
+        """one at a time; answered by Spans"""
 
     def __init__(
         self,

@@ -98,9 +98,10 @@ class NodeService:
 
 
 class StateServiceStub:
-    """State on its way between the client and a MemoryX shard, or in layer pipelined mode the wafer, which is shard 0: set up
-    here, the bytes go over a link. Values that a program makes are made there: staged while nobody knows yet where they
-    will lie, or at their places. Files of recovery points, their own and the copies of others', are read by other members.
+    """Transfers states between the client and a state keeper: a MemoryX shard, or in layer pipelined mode the wafer, which
+    is shard 0. The calls set up a transfer; the bytes travel over a link. StageStates computes initial values before the
+    layout of the states is known, InitialiseStates computes them at their final offsets. ReadRecoveryPoint serves the
+    keeper's own point shares, and its copies of others, to other members.
     """
 
     def __init__(self, channel):
@@ -142,9 +143,10 @@ class StateServiceStub:
 
 
 class StateServiceServicer:
-    """State on its way between the client and a MemoryX shard, or in layer pipelined mode the wafer, which is shard 0: set up
-    here, the bytes go over a link. Values that a program makes are made there: staged while nobody knows yet where they
-    will lie, or at their places. Files of recovery points, their own and the copies of others', are read by other members.
+    """Transfers states between the client and a state keeper: a MemoryX shard, or in layer pipelined mode the wafer, which
+    is shard 0. The calls set up a transfer; the bytes travel over a link. StageStates computes initial values before the
+    layout of the states is known, InitialiseStates computes them at their final offsets. ReadRecoveryPoint serves the
+    keeper's own point shares, and its copies of others, to other members.
     """
 
     def OpenState(self, request, context):
@@ -225,9 +227,10 @@ def add_StateServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class StateService:
-    """State on its way between the client and a MemoryX shard, or in layer pipelined mode the wafer, which is shard 0: set up
-    here, the bytes go over a link. Values that a program makes are made there: staged while nobody knows yet where they
-    will lie, or at their places. Files of recovery points, their own and the copies of others', are read by other members.
+    """Transfers states between the client and a state keeper: a MemoryX shard, or in layer pipelined mode the wafer, which
+    is shard 0. The calls set up a transfer; the bytes travel over a link. StageStates computes initial values before the
+    layout of the states is known, InitialiseStates computes them at their final offsets. ReadRecoveryPoint serves the
+    keeper's own point shares, and its copies of others, to other members.
     """
 
     @staticmethod

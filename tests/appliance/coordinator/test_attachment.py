@@ -57,12 +57,12 @@ def test_a_node_is_sent_a_plan_once(
 
     attachment = Attachment(member, node_pb2.AttachJob(job="j", node=member.name), fails, fails, fails)
     first, other = plan(1), plan(2)
-    for execution, each in enumerate([first, first, other, first]):
-        attachment.load(node_pb2.Load(execution=execution), each)
+    for epoch, each in enumerate([first, first, other, first]):
+        attachment.load(node_pb2.Load(epoch=epoch), each)
     assert attachment.close(SECONDS)
     attach, *loads = (listening.commands.get(timeout=SECONDS) for _ in range(5))
     assert attach.WhichOneof("kind") == "attach"
-    assert [load.load.execution for load in loads] == [0, 1, 2, 3]
+    assert [load.load.epoch for load in loads] == [0, 1, 2, 3]
     assert [load.load.WhichOneof("plan") for load in loads] == [part, None, part, part]
     assert [load.load.same_plan for load in loads] == [False, True, False, False]
     if part == "wafer":

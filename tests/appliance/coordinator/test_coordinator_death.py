@@ -80,8 +80,8 @@ class Script:
             self.stream.consumed(step)
 
     def take(self, step: int) -> None:
-        taken = coordinator_pb2.CheckpointTaken(step=step)
-        self.stream.send(coordinator_pb2.ExecuteRequest(checkpoint_taken=taken))
+        taken = coordinator_pb2.CheckpointReleased(step=step)
+        self.stream.send(coordinator_pb2.ExecuteRequest(checkpoint_released=taken))
 
     def finish(self, num_steps: int) -> None:
         self.run(num_steps)

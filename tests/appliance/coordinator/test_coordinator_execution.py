@@ -35,7 +35,7 @@ def run(client: Any, num_steps: int, **settings: Any) -> list[coordinator_pb2.Ex
                     client.consumed(outputs.step)
                 continue
             case "checkpoint":
-                client.send(checkpoint_taken=coordinator_pb2.CheckpointTaken(step=response.checkpoint.step))
+                client.send(checkpoint_released=coordinator_pb2.CheckpointReleased(step=response.checkpoint.step))
         responses.append(response)
     return responses
 

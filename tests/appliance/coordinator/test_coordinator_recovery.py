@@ -1,10 +1,12 @@
 """A job goes on when nodes die: in new epochs, from recovery points, with what the client gets as if nobody had."""
 
+import itertools
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
+import grpc
 import numpy
 import pytest
 
@@ -14,7 +16,7 @@ from appliance.coordinator.execution import epoch, recovery_points
 from appliance.coordinator.nodes.job_nodes import JobMembers
 from appliance.coordinator.recovery import recovery
 from waferbox.runtime import outbox
-from wsc.v1 import coordinator_pb2, management_pb2, node_pb2
+from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, observation_pb2
 
 FULL = {"memoryx": 1, "swarmx": 1, "wafer": 1, "workers": 1}
 ROLES = list(FULL)  # in this order they are started
@@ -78,6 +80,47 @@ def test_outputs_are_those_of_a_run_in_which_nobody_dies(cluster: Any, client: C
     one.receive("finished")
     replacing.join(20)
     assert len(cluster.behaviour.starts["wafer-0"]) == 2
+
+
+def test_traces_and_reports_follow_a_recovery(
+    cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox, "BATCH_SECONDS", 0.05)
+    cluster.add(**FULL)
+    one = client(max_num_restarts=3, run_ahead_steps=4)
+    one.compile()
+    sent = cluster.behaviour.sent
+    for name in ("memoryx-0", "wafer-0", "worker-0"):
+        cluster.behaviour.may_begin[name] = lambda step: step <= 4 or bool(sent and sent[-1] + 4 >= step)
+    one.begin(100_000)
+    one.start()
+    all_outputs(one, 10)
+    replace(cluster, "wafer")
+    request = observation_pb2.TraceJobRequest(job=one.created.job, num_steps=3)
+    traced: list[observation_pb2.Span] = []
+
+    def trace() -> None:
+        for response in cluster.observation.TraceJob(request, timeout=20):
+            traced.extend(response.spans)
+
+    tracing = threading.Thread(target=trace)
+    steps = itertools.count(11)
+    while len(cluster.behaviour.starts["wafer-0"]) < 2:
+        one.receive_outputs()
+        one.consumed(next(steps))
+    tracing.start()
+    while tracing.is_alive():
+        time.sleep(0.002)
+        one.receive_outputs()
+        one.consumed(next(steps))
+    assert {span.node for span in traced} == {"memoryx-0", "swarmx-0", "wafer-0", "worker-0"}
+    watched = observation_pb2.WatchJobRequest(job=one.created.job, kinds=["scalar", "report"])
+
+    def seen() -> list[observation_pb2.JobEvent]:
+        return [event for lot in cluster.observation.WatchJob(watched, timeout=20) for event in lot.events]
+
+    cluster.until(lambda: any((event.report.execution, event.report.epoch) == (1, 2) for event in seen()))
+    assert {event.scalar.execution for event in seen() if event.HasField("scalar")} == {1}
 
 
 class Death(threading.Event):
@@ -181,11 +224,11 @@ def test_a_checkpoint_that_is_being_read_can_be_read_again(cluster: Any, client:
     shards = [shard.address for shard in one.stub.Shards(request_for(one, 10), timeout=20).shards]
     replace(cluster, "memoryx")
     cluster.until(lambda: [s.address for s in one.stub.Shards(request_for(one, 10), timeout=20).shards] != shards)
-    one.send(checkpoint_taken=coordinator_pb2.CheckpointTaken(step=10))
+    one.send(checkpoint_released=coordinator_pb2.CheckpointReleased(step=10))
     outputs = all_outputs(one, 20, 10)
     assert losses(outputs) == [(step, float(step)) for step in range(11, 21)]
     assert one.receive("checkpoint").checkpoint.step == 20
-    one.send(checkpoint_taken=coordinator_pb2.CheckpointTaken(step=20))
+    one.send(checkpoint_released=coordinator_pb2.CheckpointReleased(step=20))
     one.receive("finished")
 
 
@@ -208,6 +251,10 @@ def test_between_executions_the_states_are_put_back(cluster: Any, client: Callab
     restored = cluster.behaviour.loads["memoryx-0"][-1]
     assert restored.recovery_point == last_point
     assert not restored.links
+    with pytest.raises(grpc.RpcError, match="runs no steps now"):
+        list(
+            cluster.observation.TraceJob(observation_pb2.TraceJobRequest(job=one.created.job, num_steps=1), timeout=20)
+        )
     (shard,) = one.stub.Shards(request_for(one, 0), timeout=20).shards
     assert shard.address == cluster.nodes[-1][1].address
     one.begin(5)

@@ -208,6 +208,6 @@ def test_steps_that_are_run_again_are_not_stopped_though_the_client_has_all(clus
     cluster.behaviour.on_step["memoryx-0"] = hold
     replace_memoryx(cluster)
     assert held.wait(20)
-    one.send(checkpoint_taken=coordinator_pb2.CheckpointTaken(step=NUM_STEPS))
+    one.send(checkpoint_released=coordinator_pb2.CheckpointReleased(step=NUM_STEPS))
     one.receive("finished")
     assert steps == list(range(1, NUM_STEPS + 1))

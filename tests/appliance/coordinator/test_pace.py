@@ -16,8 +16,8 @@ def now(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     return now
 
 
-def report(node: str, step: int, time: float, total: float, execution: int = 1) -> observation_pb2.NodeReport:
-    return observation_pb2.NodeReport(node=node, execution=execution, step=step, time=time, seconds={"total": total})
+def report(node: str, step: int, time: float, total: float, epoch: int = 1) -> observation_pb2.NodeReport:
+    return observation_pb2.NodeReport(node=node, epoch=epoch, step=step, time=time, seconds={"total": total})
 
 
 def test_the_burst_at_the_beginning_of_an_execution_is_not_taken_for_its_pace() -> None:
@@ -50,7 +50,7 @@ def test_reports_of_an_earlier_epoch_say_nothing() -> None:
     one.reported(report("wafer-0", 10, 998.0, 5.0))
     one.reported(report("wafer-0", 12, 999.0, 6.0))
     assert one.step_after(0.5, 2) is None
-    one.reported(report("wafer-0", 4, 999.5, 0.1, execution=2))
+    one.reported(report("wafer-0", 4, 999.5, 0.1, epoch=2))
     assert one.step_after(0.5, 2) is None
-    one.reported(report("wafer-0", 8, 1000.0, 0.6, execution=2))
+    one.reported(report("wafer-0", 8, 1000.0, 0.6, epoch=2))
     assert one.step_after(0.5, 2) == 8 + 4 + 1

@@ -181,17 +181,17 @@ class SmallJob:
         self.worker_hubs: list[Hub] = []
         self.links: dict[tuple[str, int], Link] = {}
 
-    def load(self, execution: int, *, brings_plan: bool = True) -> dict[str, list[str]]:
-        """Returns the missing states by shard. Nodes that are brought no plan take that of the execution before."""
+    def load(self, epoch: int, *, brings_plan: bool = True) -> dict[str, list[str]]:
+        """Returns the missing states by shard. Nodes that are brought no plan take that of the epoch before."""
         self._connect()
         same: dict[str, Any] = {"same_plan": True}
         for shard, node in enumerate(self.nodes.memoryx):
-            self._load(node, execution, **({"memoryx": self.plan.memoryx(shard)} if brings_plan else same))
+            self._load(node, epoch, **({"memoryx": self.plan.memoryx(shard)} if brings_plan else same))
         for node in self.nodes.swarmx:
-            self._load(node, execution, **({"swarmx": self.plan.swarmx()} if brings_plan else same))
+            self._load(node, epoch, **({"swarmx": self.plan.swarmx()} if brings_plan else same))
         for number, node in enumerate(self.nodes.wafers):
             plan = {"wafer": self.plan.wafer()} if brings_plan else same
-            self._load(node, execution, wafer_number=number, **plan)
+            self._load(node, epoch, wafer_number=number, **plan)
         for key, pending in self._pending.items():
             self.links[key] = pending.wait(DEADLINE)
         self.hub.add(self.links["swarmx", 0])
@@ -201,8 +201,8 @@ class SmallJob:
             assert (kept.recovery_point, bool(kept.folder)) == (self.recovery_point, True)
         return {node.name: list(node.expect("loaded").loaded.missing_states) for node in self.nodes.all}
 
-    def start(self, execution: int, num_steps: int, *, feed: bool = True, **fields: Any) -> StepSchedule:
-        start = node_pb2.Start(execution=execution, num_steps=num_steps, **fields)
+    def start(self, epoch: int, num_steps: int, *, feed: bool = True, **fields: Any) -> StepSchedule:
+        start = node_pb2.Start(epoch=epoch, num_steps=num_steps, **fields)
         for node in self.nodes.all:
             node.send(start=start)
         if feed:
@@ -223,13 +223,13 @@ class SmallJob:
             memoryx.ack(step)
         return loss, count, gathered
 
-    def stop(self, execution: int) -> None:
+    def stop(self, epoch: int) -> None:
         for hub in self.worker_hubs:
             hub.stop()
         for thread in self.worker_threads:
             thread.join(DEADLINE)
         for node in self.nodes.all:
-            node.send(stop=node_pb2.Stop(execution=execution))
+            node.send(stop=node_pb2.Stop(epoch=epoch))
         for node in self.nodes.all:
             node.expect("stopped")
         self.close_links()
@@ -254,10 +254,8 @@ class SmallJob:
         self.hub.close()
         self._stack.close()
 
-    def _load(self, node: AttachedNode, execution: int, **plan: Any) -> None:
-        load = node_pb2.Load(
-            execution=execution, links=self._specs[node.name], recovery_point=self.recovery_point, **plan
-        )
+    def _load(self, node: AttachedNode, epoch: int, **plan: Any) -> None:
+        load = node_pb2.Load(epoch=epoch, links=self._specs[node.name], recovery_point=self.recovery_point, **plan)
         node.send(load=load)
 
     def _connect(self) -> None:

@@ -26,7 +26,7 @@ def test_the_end_of_the_job_ends_the_wait_for_a_link(lane: "node_pb2.Lane.ValueT
         with listening() as nobody:  # expects no link
             link = node_pb2.LinkSpec(token="secret", peer="wafer-0", endpoint=nobody.endpoint(), dial=dials)
             attached = AttachedNode(node.address, "swarmx-0", 0, lane)
-            attached.send(load=node_pb2.Load(execution=1, links=[link]))
+            attached.send(load=node_pb2.Load(epoch=1, links=[link]))
             assert attached.says_nothing(0.2)
             begin = time.monotonic()
             attached.end()
@@ -51,12 +51,12 @@ def test_a_stop_ends_the_load_that_waits_for_a_peer_which_has_died(
         with listening() as nobody:  # expects no link
             link = node_pb2.LinkSpec(token="secret", peer="wafer-0", endpoint=nobody.endpoint(), dial=dials)
             attached = AttachedNode(node.address, "swarmx-0", 0, lane)
-            attached.send(load=node_pb2.Load(execution=1, links=[link]))
-            attached.send(stop=node_pb2.Stop(execution=7))  # another: the load goes on
+            attached.send(load=node_pb2.Load(epoch=1, links=[link]))
+            attached.send(stop=node_pb2.Stop(epoch=7))  # another: the load goes on
             assert attached.says_nothing(0.2)
             begin = time.monotonic()
-            attached.send(stop=node_pb2.Stop(execution=1))
-            assert [attached.expect("stopped").stopped.execution for _ in range(2)] == [7, 1]
+            attached.send(stop=node_pb2.Stop(epoch=1))
+            assert [attached.expect("stopped").stopped.epoch for _ in range(2)] == [7, 1]
             assert time.monotonic() - begin < SOON_SECONDS
             attached.end()
             assert attached.says_no_more()  # of the load neither

@@ -28,7 +28,7 @@ def test_traced_steps_and_counted_bytes(make_job: MakeJob) -> None:  # noqa: F81
     job.start(1, num_steps=9, activation_steps=1, run_ahead_steps=1)
     job.outputs(1)
     for node in job.nodes.all:
-        node.send(trace=observation_pb2.Trace(execution=1, first_step=6, num_steps=2))
+        node.send(trace=observation_pb2.Trace(epoch=1, first_step=6, num_steps=2))
         node.send(prepare_input=node_pb2.PrepareInput())  # is refused: by then the trace is under way
         assert node.expect("failed").failed.kind == node_pb2.Failure.KIND_INTERNAL
     for step in range(2, 10):
@@ -75,7 +75,7 @@ def test_traced_steps_and_counted_bytes(make_job: MakeJob) -> None:  # noqa: F81
 
 def test_a_trace_of_no_running_execution_ends_at_once(make_job: MakeJob) -> None:  # noqa: F811
     (wafer,) = make_job(SHARED_MEMORY).nodes.wafers
-    wafer.send(trace=observation_pb2.Trace(execution=1, first_step=1, num_steps=5))
+    wafer.send(trace=observation_pb2.Trace(epoch=1, first_step=1, num_steps=5))
     answer = wafer.expect("spans").spans
     assert answer.last
     assert not answer.spans
@@ -92,7 +92,7 @@ def test_the_outbox_keeps_answers_and_drops_the_oldest_records(monkeypatch: pyte
     for number in range(MAX_EVENTS + 5):
         box.log(record(number))
         box.put(node_pb2.AttachResponse(snapshot=node_pb2.Snapshot(step=number)))
-    box.put(node_pb2.AttachResponse(finished=node_pb2.Finished(execution=1)))
+    box.put(node_pb2.AttachResponse(finished=node_pb2.Finished(epoch=1)))
     sent = iter(box)
     events = next(sent).events.events
     assert events[0].log.message == "5 records came too fast, and were dropped"

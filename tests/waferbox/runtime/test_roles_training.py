@@ -100,7 +100,7 @@ def test_training_equals_plain_torch(
         assert seconds[work[node.name.partition("-")[0]]] > 0
         # The last report comes before the word of the end.
         report = next(event.report for event in reversed(node.seen) if event.HasField("report"))
-        assert (report.node, report.execution, report.step, dict(report.seconds)) == (node.name, 1, 7, seconds)
+        assert (report.node, report.epoch, report.step, dict(report.seconds)) == (node.name, 1, 7, seconds)
         assert report.memory_bytes > 2**20
         assert report.cpu_seconds > 0
     for shard, client in enumerate(clients):
@@ -208,10 +208,10 @@ def test_a_job_goes_back_to_a_recovery_point(
     job.start(1, num_steps=16, activation_steps=1, run_ahead_steps=2, recovery_point=1, last_recovery_point=3)
     for node in job.nodes.memoryx:
         assert node.expect("recovery_point_kept").recovery_point_kept.recovery_point == 1
-        node.send(keep_recovery_point=node_pb2.KeepRecoveryPoint(execution=7, step=4, recovery_point=8))
-        node.send(keep_recovery_point=node_pb2.KeepRecoveryPoint(execution=1, step=4, recovery_point=9))
-        node.send(keep_recovery_point=node_pb2.KeepRecoveryPoint(execution=1, step=5, recovery_point=2))
-        node.send(stop=node_pb2.Stop(execution=7))  # answered when what was sent before is known
+        node.send(keep_recovery_point=node_pb2.KeepRecoveryPoint(epoch=7, step=4, recovery_point=8))
+        node.send(keep_recovery_point=node_pb2.KeepRecoveryPoint(epoch=1, step=4, recovery_point=9))
+        node.send(keep_recovery_point=node_pb2.KeepRecoveryPoint(epoch=1, step=5, recovery_point=2))
+        node.send(stop=node_pb2.Stop(epoch=7))  # answered when what was sent before is known
         node.expect("stopped")
     expected = job.plan.expected(16)
     states = sum(tensor.nbytes for tensor in expected.weights[0]) + 4
@@ -229,7 +229,7 @@ def test_a_job_goes_back_to_a_recovery_point(
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "recovery" / "job-1").rglob("*")} == {0o700, 0o600}
     for node in (*job.nodes.swarmx, *job.nodes.wafers):
         node.expect("finished")
-        node.send(keep_recovery_point=node_pb2.KeepRecoveryPoint(execution=1, step=17, recovery_point=9))
+        node.send(keep_recovery_point=node_pb2.KeepRecoveryPoint(epoch=1, step=17, recovery_point=9))
         node.send(drop_recovery_points=node_pb2.DropRecoveryPoints(before=2))
     job.stop(1)
 
@@ -243,7 +243,7 @@ def test_a_job_goes_back_to_a_recovery_point(
         job.nodes.memoryx[1] = AttachedNode(node.address, "memoryx-1", 1, job.lane)
         stack.callback(job.nodes.memoryx[1].close)
         # Between executions it is brought the plan without links, which the next execution need not bring again.
-        restored = node_pb2.Load(execution=2, memoryx=job.plan.memoryx(1), recovery_point=3)
+        restored = node_pb2.Load(epoch=2, memoryx=job.plan.memoryx(1), recovery_point=3)
         job.nodes.memoryx[1].send(load=restored)
         job.nodes.memoryx[1].expect("recovery_point_kept")
         assert not job.nodes.memoryx[1].expect("loaded").loaded.missing_states
@@ -281,7 +281,7 @@ def test_a_lost_recovery_point_is_named(make_job: MakeJob, tmp_path: Path, monke
     job = make_job(node_pb2.LANE_SHARED_MEMORY)
     job.recovery_point = 4
     (memoryx,) = job.nodes.memoryx
-    memoryx.send(load=node_pb2.Load(execution=1, memoryx=job.plan.memoryx(0), recovery_point=4))
+    memoryx.send(load=node_pb2.Load(epoch=1, memoryx=job.plan.memoryx(0), recovery_point=4))
     failed = memoryx.expect("failed").failed
     assert failed.kind == node_pb2.Failure.KIND_NODE
     assert (failed.node, failed.peer) == ("memoryx-0", "")
@@ -387,7 +387,7 @@ def test_cancelling_is_silent(make_job: MakeJob, lane: int) -> None:
     write_states(job)[0].close()
     job.start(1, num_steps=10**6, activation_steps=10**6, run_ahead_steps=8)
     for node in job.nodes.all:
-        node.send(stop=node_pb2.Stop(execution=1))
+        node.send(stop=node_pb2.Stop(epoch=1))
     for node in job.nodes.all:
         event = node.expect_any("stopped", "failed")
         assert event.WhichOneof("kind") == "stopped" or event.failed.kind == node_pb2.Failure.KIND_NODE
@@ -404,11 +404,11 @@ def test_a_node_works_for_one_job_at_a_time(make_job: MakeJob, monkeypatch: pyte
 def test_a_plan_that_makes_no_sense_is_a_failure(make_job: MakeJob) -> None:
     job = make_job(node_pb2.LANE_SHARED_MEMORY)
     wafer = job.nodes.wafers[0]
-    wafer.send(start=node_pb2.Start(execution=9, num_steps=1))
+    wafer.send(start=node_pb2.Start(epoch=9, num_steps=1))
     assert wafer.expect("failed").failed.kind == node_pb2.Failure.KIND_INTERNAL
     wafer.send(prepare_input=node_pb2.PrepareInput(loader="a"))
     assert "no input function" in wafer.expect("failed").failed.message
-    wafer.send(load=node_pb2.Load(execution=1, links=[]))
+    wafer.send(load=node_pb2.Load(epoch=1, links=[]))
     failure = wafer.expect("failed").failed
     assert failure.kind == node_pb2.Failure.KIND_INTERNAL
     assert "Traceback" in failure.traceback

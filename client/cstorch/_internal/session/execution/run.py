@@ -116,8 +116,8 @@ class ExecutionStream:
             match request.WhichOneof("kind"):
                 case "consumed":
                     self._resumption.consumed_step = request.consumed.step
-                case "checkpoint_taken":
-                    self._resumption.taken_checkpoints.append(request.checkpoint_taken.step)
+                case "checkpoint_released":
+                    self._resumption.released_checkpoints.append(request.checkpoint_released.step)
             self._requests.put(request)
 
     def receive(self, *expected: Expected) -> coordinator_pb2.ExecuteResponse:
@@ -271,7 +271,9 @@ class ClusterRun:
         taken = self._stream.receive("checkpoint").checkpoint
         with self._state.at_checkpoint(step):
             yield list(taken.input_states)
-        self._stream.send(coordinator_pb2.ExecuteRequest(checkpoint_taken=coordinator_pb2.CheckpointTaken(step=step)))
+        self._stream.send(
+            coordinator_pb2.ExecuteRequest(checkpoint_released=coordinator_pb2.CheckpointReleased(step=step))
+        )
 
     def consumed(self, step: int) -> None:
         """The closures of all steps up to this one have run."""
