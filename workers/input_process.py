@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from waferbox import settings
 from waferbox.host.descriptors import readable
 from waferbox.input_process import foreign
 from waferbox.input_process.channel import DIGEST_BYTES, MESSAGE_BYTES, MOST_DIGESTS
@@ -72,7 +73,6 @@ def _members(group: int) -> list[int]:
 
 
 END_DEADLINE_SECONDS = 3.0
-USER_VARIABLE = "WAFERBOX_INPUT_USER"
 
 
 class _Process(Protocol):
@@ -323,7 +323,7 @@ def input_user() -> str:
 
     Raises JobFailure: there is none of that name, or this process may not start a process of another user.
     """
-    user = os.environ.get(USER_VARIABLE, "")
+    user = settings.INPUT_USER.get()
     problem = "only a worker that runs as root can start it so" if user and os.geteuid() else ""
     if user and not problem:
         try:
@@ -331,9 +331,8 @@ def input_user() -> str:
         except KeyError:
             problem = "there is no such user where the worker runs"
     if problem:
-        message = (
-            f"the process for the input_fn is to be of the user {user!r} ({USER_VARIABLE} of the worker): {problem}"
-        )
+        variable = f"{settings.INPUT_USER.name} of the worker"
+        message = f"the process for the input_fn is to be of the user {user!r} ({variable}): {problem}"
         raise JobFailure(node_pb2.Failure.KIND_USER, message)
     return user
 

@@ -28,7 +28,8 @@ from appliance.coordinator.settings import CoordinatorSettings
 from waferbox.host.threads import GuardedThread
 from waferbox.links.listener import LinkListener
 from waferbox.links.socket_names import host_id
-from waferbox.runtime.progress import IDLE_PARTS, hang_seconds
+from waferbox.runtime.progress import IDLE_PARTS
+from waferbox.settings import HANG_SECONDS
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, plan_pb2
 from wsc.v1.plan_pb2 import EXECUTION_STRATEGY_PIPELINE as PIPELINE
 
@@ -85,7 +86,7 @@ class CoordinatedJob:
             self.verdict.report_defect,
         )
         self.observation = Observation(management.tell, self._nodes.send_all, self._advise)
-        self._silence = SilenceWatch(hang_seconds() / IDLE_PARTS)
+        self._silence = SilenceWatch(HANG_SECONDS.get() / IDLE_PARTS)
         self._executions = ExecutionSlot(self._make_execution, self.plans, record)
         self._points = JobPoints(self._nodes, record, self.observation.pace, lambda: self._executions.current)
         self._inputs = Inputs(self._nodes, request.num_csx, record.inputs)

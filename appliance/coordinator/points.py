@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from appliance.coordinator.execution.execution import CoordinatedExecution
-from appliance.coordinator.execution.recovery_points import RecoveryPoint, RecoveryPoints, recovery_seconds
+from appliance.coordinator.execution.recovery_points import RecoveryPoint, RecoveryPoints
 from appliance.coordinator.nodes.job_nodes import JobMembers
 from appliance.coordinator.nodes.topology import Member
 from appliance.coordinator.observation.spans import Pace
 from appliance.coordinator.record import JobRecord
+from waferbox import settings
 from wsc.v1 import node_pb2
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -61,7 +62,7 @@ class PointSchedule:
         """keep(step): have one made after this step; False if the execution has no such step."""
         self._pace = pace
         self._keep = keep
-        self._interval = recovery_seconds()
+        self._interval = settings.RECOVERY_SECONDS.get()
         self._last = time.monotonic()
         self._execution = 0
 

@@ -19,7 +19,7 @@ from typing import Final
 from google.protobuf.message import DecodeError
 
 from appliance.coordinator.execution.recovery_points import RecoveryPoint
-from appliance.coordinator.recovery.recovery import replacement_seconds
+from waferbox import settings
 from waferbox.host.folders import check_private, why_not_kept, write_whole
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, plan_pb2, record_pb2
 
@@ -117,7 +117,7 @@ class JobRecord:
         """Until the script must have come."""
         if self.was_cut_off:
             return RETURN_SECONDS
-        return replacement_seconds() if self.incarnation else SESSION_SECONDS
+        return settings.REPLACEMENT_SECONDS.get() if self.incarnation else SESSION_SECONDS
 
     @property
     def incarnation(self) -> int:

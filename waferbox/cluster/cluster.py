@@ -17,8 +17,9 @@ from waferbox.host.descriptors import readable
 from waferbox.launch.spawn import SpawnError
 from waferbox.rpc.address import split_address
 from waferbox.rpc.server import make_channel
-from waferbox.runtime.progress import IDLE_PARTS, hang_seconds
+from waferbox.runtime.progress import IDLE_PARTS
 from waferbox.security.tokens import Kind, own_clusters_token
+from waferbox.settings import HANG_SECONDS
 from wsc.v1 import management_pb2, management_pb2_grpc
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -110,7 +111,7 @@ class Cluster:
             ClusterError: the management service ends again and again, or what starts the nodes.
         """
         assert self._management is not None
-        liveness, look_at = Liveness(hang_seconds() / IDLE_PARTS), time.monotonic() + LOOK_SECONDS
+        liveness, look_at = Liveness(HANG_SECONDS.get() / IDLE_PARTS), time.monotonic() + LOOK_SECONDS
         while True:
             running = [place.process for place in self._places if place.process is not None]
             waited_for = [*self._stop_requests, self._launcher, *self._management.waited_for(), *running]

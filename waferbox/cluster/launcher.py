@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from waferbox import settings
 from waferbox.launch.fork_server_process import COORDINATOR_PRELOAD, ROLES_PRELOAD, ForkServerProcess
-from waferbox.launch.process import SOCKET_VARIABLE
 from waferbox.launch.spawn import SpawnError, spawn, spawn_python
-from waferbox.runtime.logs import LEVEL_VARIABLE
 from waferbox.runtime.swarmx_tree import tree_size
 from waferbox.security.tokens import without_tokens
 
@@ -103,13 +102,13 @@ class ForkingLauncher:
     def __init__(self) -> None:
         # The terminal is the script's: it hears of what is wrong, and the job's log has the rest. libgomp spins when it
         # waits, unless told before torch is imported: ruinous where roles outnumber cores.
-        os.environ.setdefault(LEVEL_VARIABLE, "warning")
+        os.environ.setdefault(settings.LOG_LEVEL.name, "warning")
         self._fork_server = ForkServerProcess(
             ROLES_PRELOAD,
             {**without_tokens(os.environ), "OMP_WAIT_POLICY": "PASSIVE"},
             when_idle=COORDINATOR_PRELOAD,
         )
-        os.environ[SOCKET_VARIABLE] = self._fork_server.name
+        os.environ[settings.FORK_SERVER.name] = self._fork_server.name
 
     def start(self, module: str, arguments: Sequence[str], fds: Sequence[int] = ()) -> Process:
         # The management service needs no torch: it is there before the fork server has imported it.
@@ -133,4 +132,4 @@ class ForkingLauncher:
 
     def close(self) -> None:
         self._fork_server.close()
-        os.environ.pop(SOCKET_VARIABLE, None)
+        os.environ.pop(settings.FORK_SERVER.name, None)

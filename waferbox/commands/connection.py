@@ -10,12 +10,12 @@ from typing import Annotated, Final, Never, TypeVar
 import grpc
 import typer
 
+from waferbox import settings
 from waferbox.cluster.local_clusters import LocalCluster, last_failure, local_clusters
 from waferbox.output.console import Status, fail, warn
 from waferbox.output.tables import phase_text
 from waferbox.rpc.address import split_address
 from waferbox.rpc.server import is_from_ingress, make_channel
-from waferbox.security.tls import TLS_VARIABLE
 from waferbox.security.tokens import Kind, own_clusters_token
 from wsc.v1 import management_pb2, management_pb2_grpc, observation_pb2_grpc
 
@@ -23,14 +23,13 @@ from wsc.v1 import management_pb2, management_pb2_grpc, observation_pb2_grpc
 # The cluster that a command speaks with: which it is, what it is asked, and what its answers mean for the command
 
 
-MANAGEMENT_VARIABLE: Final = "WAFERBOX_MANAGEMENT"
 CALL_SECONDS: Final = 4.0
 
 ManagementOption = Annotated[
     str | None,
     typer.Option(
         "--management",
-        envvar=MANAGEMENT_VARIABLE,
+        envvar=settings.MANAGEMENT.name,
         metavar="HOST:PORT",
         help=r"The management service.  \[default: the cluster that `waferbox up` started]",
     ),
@@ -101,13 +100,13 @@ def find_cluster(management: str | None) -> tuple[str, LocalCluster | None]:
     if not known:
         fail(
             "no cluster is up that `waferbox up` started here; start one, or name another with --management HOST:PORT "
-            f"(or {MANAGEMENT_VARIABLE}).{_failure_text()}"
+            f"(or {settings.MANAGEMENT.name}).{_failure_text()}"
         )
     if len(known) > 1:
         addresses = ", ".join(cluster.management for cluster in known)
         fail(f"several clusters are up ({addresses}): say which with --management HOST:PORT")
     if known[0].tls:
-        os.environ.setdefault(TLS_VARIABLE, known[0].tls)
+        os.environ.setdefault(settings.TLS_DIR.name, known[0].tls)
     return known[0].management, known[0]
 
 
@@ -138,7 +137,8 @@ def _end(address: str, error: grpc.RpcError) -> Never:
         fail(f"what answers at {address} is not a management service of this version")
     if is_from_ingress(error):
         fail(error.details() or error.code().name)
-    question = f"is the cluster up, is this its address, and does {TLS_VARIABLE} name its certificates if it has some?"
+    tls = f"does {settings.TLS_DIR.name} name its certificates if it has some"
+    question = f"is the cluster up, is this its address, and {tls}?"
     fail(f"no management service answers at {address}; {question}{_failure_text(address)}")
 
 

@@ -11,20 +11,19 @@ import stat
 from pathlib import Path
 from typing import Final
 
+from waferbox import settings
+
 # ----------------------------------------------------------------------------------------------------------------------
 # Where processes of a user find what they share: the cache folder, and keys that its owner alone may read
 
 
-CACHE_VARIABLE: Final = "WAFERBOX_CACHE"
 KEY_BYTES: Final = 32
 
 
 def cache_root() -> Path:
     """$WAFERBOX_CACHE, or the user's cache folder."""
-    named = os.environ.get(CACHE_VARIABLE)
-    if named:
-        return Path(named).absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "waferbox"
+    named = settings.CACHE.get()
+    return named or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "waferbox"
 
 
 def secret_key(path: Path) -> bytes:
@@ -76,13 +75,9 @@ def _is_private(found: os.stat_result) -> bool:
 # --- Where processes keep what they need not make twice, and what they do where there is no room ----------------------
 
 
-RECOVERY_VARIABLE = "WAFERBOX_RECOVERY_DIR"
-
-
 def recovery_root() -> Path:
     """$WAFERBOX_RECOVERY_DIR, or a folder in the cache: what jobs go on from when somebody has died."""
-    named = os.environ.get(RECOVERY_VARIABLE)
-    return Path(named).absolute() if named else cache_root() / "recovery"
+    return settings.RECOVERY_DIR.get() or cache_root() / "recovery"
 
 
 def check_private(folder: Path) -> None:
@@ -112,7 +107,7 @@ def write_whole(path: Path, content: bytes, *, durable: bool = True) -> None:
         raise
 
 
-def why_not_kept(folder: Path, nbytes: int, reason: str | None, variable: str = CACHE_VARIABLE) -> str:
+def why_not_kept(folder: Path, nbytes: int, reason: str | None, variable: str = settings.CACHE.name) -> str:
     """For the user whose files a folder did not take: which folder, why, what it has room for, and the way out."""
     existing = next(place for place in (folder, *folder.parents) if place.is_dir())
     free = shutil.disk_usage(existing).free

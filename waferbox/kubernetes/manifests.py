@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import yaml
 
+from waferbox import settings
 from waferbox.kubernetes.compose_file import CACHE_FOLDER, LISTEN, METRICS_PORT, PORT, RoleSettings
-from waferbox.security.tls import TLS_VARIABLE
-from waferbox.security.tokens import SECRET_FILE, SECRET_VARIABLE
+from waferbox.security.tokens import SECRET_FILE
 
 # --- The pod of each role: one container that runs it, and one before it that lays out the secrets --------------------
 
@@ -135,10 +135,10 @@ def _environment(options: ClusterOptions) -> Sequence[Manifest]:
     variables: list[Manifest] = [
         {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {"name": "HOME", "value": "/tmp"},  # all else cannot be written to
-        {"name": SECRET_VARIABLE, "value": f"{_SECRET_FOLDER}/{SECRET_FILE}"},
+        {"name": settings.SECRET_FILE.name, "value": f"{_SECRET_FOLDER}/{SECRET_FILE}"},
     ]
     if options.tls:
-        variables.append({"name": TLS_VARIABLE, "value": _TLS_FOLDER})
+        variables.append({"name": settings.TLS_DIR.name, "value": _TLS_FOLDER})
     return variables
 
 

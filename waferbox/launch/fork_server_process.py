@@ -10,9 +10,9 @@ import subprocess
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 
+from waferbox import settings
 from waferbox.host.descriptors import readable
 from waferbox.launch.installation import python_command
-from waferbox.launch.process import SOCKET_VARIABLE
 from waferbox.security.tokens import without_tokens
 
 # --- The fork server as the process that starts it sees it: its name, its end, and what that end was ------------------
@@ -57,7 +57,7 @@ class ForkServerProcess:
         self.name = f"waferbox-{secrets.token_hex(12)}"
         self._preload = preload
         self._when_idle = when_idle
-        self._environment = {**environment, SOCKET_VARIABLE: self.name}
+        self._environment = {**environment, settings.FORK_SERVER.name: self.name}
         self._output = output
         self._own = own
         self._start()
@@ -162,7 +162,7 @@ def own_fork_server(preload: Sequence[str]) -> Iterator[None]:
     next process that is asked for starts another. It ends with this process, once nothing is left that outlives that.
     """
     global _own
-    if os.environ.get(SOCKET_VARIABLE):
+    if settings.FORK_SERVER.is_set():
         yield
         return
     _own = ForkServerProcess(preload, without_tokens(os.environ), own=True)

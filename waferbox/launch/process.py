@@ -32,8 +32,6 @@ MODULES = frozenset(
     }
 )
 
-SOCKET_VARIABLE = "WAFERBOX_FORK_SERVER"  # the name of its abstract Unix socket
-
 _RUN_USER_CODE = frozenset({"waferbox.input_process"})
 
 FIRST_FD = 3  # the descriptors handed to a process are 3, 4, ... there, in the order in which they were given

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from waferbox import settings
 from waferbox.host.descriptors import readable
 from waferbox.launch.fork_server_process import own_fork_server_name, own_is_ending
 from waferbox.launch.installation import python_command
-from waferbox.launch.process import MODULES, SOCKET_VARIABLE
+from waferbox.launch.process import MODULES
 from waferbox.security.tokens import without_tokens
 
 # --- A process that this one asked for: its end, its exit status, and how to bring that end about ---------------------
@@ -237,7 +238,7 @@ def spawn(module: str, argv: Sequence[str], fds: Sequence[int] = (), *, outlives
 
 def _fork_server_name() -> str:
     try:
-        return own_fork_server_name() or os.environ.get(SOCKET_VARIABLE, "")
+        return own_fork_server_name() or settings.FORK_SERVER.get()
     except OSError as error:
         raise SpawnError(f"a fork server could not be started in place of the one that ended: {error}") from error
 

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from waferbox import settings
+
 logger = logging.getLogger(__name__)
 
-FOLDER_VARIABLE: Final = "WAFERBOX_SOCKETS"
 BACKLOG: Final = 1024
 YOUNG_SECONDS: Final = 5.0  # for which a socket may have a name already and refuse, as its process is about to listen
 _PREFIX: Final = "waferbox-"
@@ -48,12 +49,12 @@ def host_id() -> str:
 
 def own_place() -> SocketDirectory:
     """Where this process looks for the sockets of others: in the folder, if there is one."""
-    name = os.environ.get(FOLDER_VARIABLE)
-    if name:
+    folder = settings.SOCKETS.get()
+    if folder:
         with contextlib.suppress(OSError):
-            status = os.stat(name)
+            status = os.stat(folder)
             # What the kernel knows the folder by, whatever it is called in each container.
-            return SocketDirectory(host=_hashed(f"folder {status.st_dev} {status.st_ino}"), folder=Path(name))
+            return SocketDirectory(host=_hashed(f"folder {status.st_dev} {status.st_ino}"), folder=folder)
     return SocketDirectory(host=host_id(), folder=None)
 
 
@@ -86,17 +87,19 @@ class NamedSocket:
 def _listen_in_folder(name: str) -> tuple[SocketDirectory, socket.socket]:
     """Likewise with an abstract name where no folder is named. Raises UnusableFolderError."""
     place = own_place()
-    named = os.environ.get(FOLDER_VARIABLE)
+    named = settings.SOCKETS.get()
     if place.folder is None and named:
-        raise UnusableFolderError(f"{FOLDER_VARIABLE} names {named}, which is not there; mount it in every container")
+        raise UnusableFolderError(
+            f"{settings.SOCKETS.name} names {named}, which is not there; mount it in every container"
+        )
     if place.folder is None:
         return place, _listen(place.address(name))
     try:
         status = os.stat(place.folder)
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
             raise UnusableFolderError(
-                f"{place.folder}, which {FOLDER_VARIABLE} names, must be a folder of user {os.getuid()} that nobody "
-                "else may open (mode 0700)"
+                f"{place.folder}, which {settings.SOCKETS.name} names, must be a folder of user {os.getuid()} that "
+                "nobody else may open (mode 0700)"
             )
         _remove_left_sockets(place.folder)
         return place, _listen(place.address(name))

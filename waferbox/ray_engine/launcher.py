@@ -17,7 +17,6 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError
 from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from appliance.coordinator.recovery.recovery import REPLACEMENT_VARIABLE
 from waferbox.cluster.cluster import ClusterError, tell
 from waferbox.cluster.launcher import Process
 from waferbox.cluster.supervised_process import described
@@ -28,6 +27,7 @@ from waferbox.ray_engine.role_actor import OWN_HOST, RoleActor
 from waferbox.ray_engine.settings import STRATEGY, RaySettings, lay_out, missing_resources
 from waferbox.rpc.address import split_address
 from waferbox.security.tokens import is_here
+from waferbox.settings import REPLACEMENT_SECONDS
 
 # ----------------------------------------------------------------------------------------------------------------------
 # A role process on a Ray cluster, as its launcher knows it: an actor, which Ray may start anew, elsewhere
@@ -122,7 +122,7 @@ PLACEMENT_SECONDS: Final = 60.0  # for Ray to find room; a cluster that Ray make
 WAIT_NOTICE_SECONDS: Final = 5.0  # until it is said what it waits for
 LOOK_SECONDS: Final = 0.25
 # For a job to wait for others in the places of the dead: Ray alone may take a minute to notice that a host is gone.
-REPLACEMENT_SECONDS: Final = 180
+LOST_HOST_SECONDS: Final = 180
 MAX_RESTARTS: Final = 100  # of an actor by Ray, over the life of a cluster: of one that has lived for some time
 ACTOR_THREADS: Final = 8  # of calls to an actor at once: one waits for its process
 
@@ -133,7 +133,8 @@ class RayLauncher:
     def __init__(self, settings: RaySettings, roles: Mapping[str, int], stop_requests: Sequence[int] = ()) -> None:
         """Connect, and wait for room. Raises ClusterError."""
         _connect(settings)
-        os.environ.setdefault(REPLACEMENT_VARIABLE, str(REPLACEMENT_SECONDS))  # of the coordinators, which start here
+        # The coordinators, which start on this host, inherit the variable.
+        os.environ.setdefault(REPLACEMENT_SECONDS.name, str(LOST_HOST_SECONDS))
         self._settings = settings
         self._lock = threading.Lock()
         self._layout = lay_out(roles, settings.resources)

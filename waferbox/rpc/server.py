@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import grpc
 
+from waferbox import settings
 from waferbox.host.memory import keep_large_blocks
 from waferbox.security.guard import Guard, ServerGuard, bearer
 from waferbox.security.tls import open_channel
@@ -36,8 +37,6 @@ MAX_UNSEEN_CALLS: Final = 16_384
 
 # A peer that is silent for so long gets a ping, and is given up when it does not answer within 5/3 of it: who is cut
 # off, or hangs, is given up within 8 s.
-KEEPALIVE_VARIABLE: Final = "WAFERBOX_KEEPALIVE_SECONDS"
-KEEPALIVE_SECONDS: Final = 3.0
 TIMEOUT_PER_KEEPALIVE: Final = 5 / 3
 # A host that vanishes without a word keeps its job so long; nothing tells it from a script in a debugger.
 SUSPENDED_SECONDS: Final = 3600.0
@@ -59,15 +58,11 @@ def _keepalive(timeout_seconds: float) -> list[tuple[str, int]]:
     """Options that give up a peer which answers no ping for so long."""
     timeout = round(timeout_seconds * 1000)
     return [
-        ("grpc.keepalive_time_ms", round(_keepalive_seconds() * 1000)),
-        ("grpc.http2.min_ping_interval_without_data_ms", round(_keepalive_seconds() * 1000 * 2 / 3)),
+        ("grpc.keepalive_time_ms", round(settings.KEEPALIVE_SECONDS.get() * 1000)),
+        ("grpc.http2.min_ping_interval_without_data_ms", round(settings.KEEPALIVE_SECONDS.get() * 1000 * 2 / 3)),
         ("grpc.keepalive_timeout_ms", timeout),
         ("grpc.http2.ping_timeout_ms", timeout),  # a minute by default, whatever the timeout of keepalive is
     ]
-
-
-def _keepalive_seconds() -> float:
-    return float(os.environ.get(KEEPALIVE_VARIABLE, KEEPALIVE_SECONDS))
 
 
 def make_server(*, for_scripts: bool = False, job: str | None = None) -> grpc.Server:
@@ -87,7 +82,8 @@ def server_options(max_message_bytes: int, *, for_scripts: bool = False) -> list
     for_scripts: its clients are scripts, which their users may suspend, for as long as SUSPENDED_SECONDS. One that has
     ended is noticed all the same, by its closed socket.
     """
-    keepalive = _keepalive(SUSPENDED_SECONDS if for_scripts else _keepalive_seconds() * TIMEOUT_PER_KEEPALIVE)
+    timeout = SUSPENDED_SECONDS if for_scripts else settings.KEEPALIVE_SECONDS.get() * TIMEOUT_PER_KEEPALIVE
+    keepalive = _keepalive(timeout)
     # One port, one process: without so_reuseport=0 a second process could take the same port.
     unseen = [
         ("grpc.server.max_pending_requests", MAX_UNSEEN_CALLS),
@@ -113,7 +109,7 @@ def make_channel(address: str, token: str | None = None) -> grpc.Channel:
 
 def channel_options() -> list[tuple[str, int]]:
     """The options of a channel."""
-    keepalive = _keepalive(_keepalive_seconds() * TIMEOUT_PER_KEEPALIVE)
+    keepalive = _keepalive(settings.KEEPALIVE_SECONDS.get() * TIMEOUT_PER_KEEPALIVE)
     largest = ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES)
     # An environment's HTTP proxy has no business between the processes of a cluster.
     without_proxy = ("grpc.enable_http_proxy", 0)

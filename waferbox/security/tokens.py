@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote, unquote
 
+from waferbox import settings
 from waferbox.host.folders import cache_root, read_secret_key, secret_key
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -84,9 +85,6 @@ class ClusterSecret:
 # Which secret and which token this process has: from its environment, or from a file that its user alone may read
 
 
-SECRET_VARIABLE: Final = "WAFERBOX_SECRET_FILE"
-TOKEN_VARIABLE: Final = "WAFERBOX_TOKEN"
-TOKEN_FILE_VARIABLE: Final = "WAFERBOX_TOKEN_FILE"
 SECRET_FILE: Final = "cluster.key"
 
 
@@ -112,7 +110,8 @@ def known_secret() -> ClusterSecret | None:
 
 def without_tokens(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment for a process of the cluster: what a user shows is not for it, and can be read while it runs."""
-    return {name: value for name, value in environment.items() if name not in (TOKEN_VARIABLE, TOKEN_FILE_VARIABLE)}
+    withheld = (settings.TOKEN.name, settings.TOKEN_FILE.name)
+    return {name: value for name, value in environment.items() if name not in withheld}
 
 
 def user_name() -> str:
@@ -140,10 +139,10 @@ def own_clusters_token(kind: Kind) -> str:
 
 def _own_token(address: str, kind: Kind, *names: str) -> str:
     """The token that was given to this process, or else one for a cluster of this machine."""
-    if token := os.environ.get(TOKEN_VARIABLE):
-        return token.strip()
-    if file := os.environ.get(TOKEN_FILE_VARIABLE):
-        return Path(file).read_text(encoding="ascii").strip()
+    if token := settings.TOKEN.get():
+        return token
+    if file := settings.TOKEN_FILE.get():
+        return file.read_text(encoding="ascii").strip()
     # Nobody elsewhere is shown a token of the clusters here, whatever address a script was given.
     secret = known_secret() if is_here(address.rpartition(":")[0].strip("[]")) else None
     return "" if secret is None else secret.token(kind, *names)
@@ -175,7 +174,7 @@ def _kept_key(places: Sequence[Path]) -> bytes:
 
 def _places() -> tuple[Path, ...]:
     """Where the secret may lie: the first that has it, or else that takes it."""
-    if named := os.environ.get(SECRET_VARIABLE):
-        return (Path(named),)
+    if named := settings.SECRET_FILE.get():
+        return (named,)
     temporary = Path(tempfile.gettempdir()) / f"waferbox-{os.getuid()}"
     return cache_root() / SECRET_FILE, temporary / SECRET_FILE

@@ -13,7 +13,8 @@ from typing import Final
 
 import grpc
 
-from waferbox.host.folders import RECOVERY_VARIABLE, why_not_kept
+from waferbox import settings
+from waferbox.host.folders import why_not_kept
 from waferbox.host.threads import CancellationToken, GuardedThread
 from waferbox.rpc.server import make_channel
 from waferbox.runtime.logs import advise
@@ -262,7 +263,7 @@ class PointCopies:
     def _advise(self, request: node_pb2.CopyRecoveryPoint, path: Path, error: OSError) -> None:
         told, self._advised = self._advised, True
         if not told:
-            why = why_not_kept(path.parent, COPY_ROOMS * request.nbytes, error.strerror, RECOVERY_VARIABLE)
+            why = why_not_kept(path.parent, COPY_ROOMS * request.nbytes, error.strerror, settings.RECOVERY_DIR.name)
             lost = f"If the host of {request.member} is lost with its disk, the job may end"
             advise("recovery-copy", f"{lost}: no copy of its recovery point in {why}")
 

@@ -2,7 +2,6 @@
 who makes them, when they are complete.
 """
 
-import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from appliance.coordinator.nodes.job_nodes import JobMembers
+from waferbox import settings
 from wsc.v1 import node_pb2
 
 # --- The recovery points of a job: what it goes on from when somebody has died ----------------------------------------
@@ -197,12 +197,6 @@ class RecoveryPoints:
 
 
 GIVE_UP_INTERVALS: Final = 10  # after which one that is not complete was asked for too late, or is too much for a disk
-INTERVAL_VARIABLE: Final = "WAFERBOX_RECOVERY_SECONDS"
-
-
-def recovery_seconds() -> float:
-    """How long a job runs from one recovery point to the next."""
-    return float(os.environ.get(INTERVAL_VARIABLE, "30"))
 
 
 class NoRecoveryPoint(RuntimeError):
@@ -293,9 +287,8 @@ class ExecutionPoints:
         topology = self._nodes.topology
         step = -(-step // topology.num_workers_per_wafer) * topology.num_workers_per_wafer
         now = time.monotonic()
-        is_early = (
-            not self._points.is_over(self._next) and now - self._asked_at < GIVE_UP_INTERVALS * recovery_seconds()
-        )
+        patience = GIVE_UP_INTERVALS * settings.RECOVERY_SECONDS.get()
+        is_early = not self._points.is_over(self._next) and now - self._asked_at < patience
         if step >= self._num_steps or is_early:
             return False
         self._order += 1

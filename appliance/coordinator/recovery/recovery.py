@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,18 +16,13 @@ from appliance.coordinator.nodes.job_nodes import JobMembers, NodesDied, NodesRe
 from appliance.coordinator.nodes.topology import Member
 from appliance.coordinator.recovery.fewer_wafers import FewerWafers, RequestNodes
 from appliance.coordinator.recovery.restarts import RestartLimit
+from waferbox import settings
 from waferbox.host.threads import GuardedThread
 from wsc.v1 import management_pb2, node_pb2
 
 logger = logging.getLogger(__name__)
 
 LAUNCHER_SECONDS = 3.0
-REPLACEMENT_VARIABLE = "WAFERBOX_REPLACEMENT_SECONDS"
-
-
-def replacement_seconds() -> float:
-    """How long a job waits for nodes in the places of those that have died."""
-    return float(os.environ.get(REPLACEMENT_VARIABLE, "60"))
 
 
 class RecoverableExecutions(Protocol):
@@ -308,7 +302,7 @@ class Recovery:
             dead = dict(self._dead)
         self._unprepared.update(dead)
         members = [member for member, _ in dead.values()]
-        seconds = replacement_seconds()
+        seconds = settings.REPLACEMENT_SECONDS.get()
         replaced = ""
         try:
             self._nodes.replace(members, lambda lost: self._replace(lost, seconds))

@@ -9,8 +9,6 @@ import numpy
 import pytest
 
 from appliance.coordinator import management_link, points, record, serving
-from appliance.coordinator.execution import recovery_points
-from appliance.coordinator.recovery import recovery
 from appliance.coordinator.session import ClientSession
 from appliance.ingress.process import Ingress, IngressSettings
 from appliance.management import supervisor
@@ -21,6 +19,7 @@ from cstorch._internal.session.execution.run import ExecutionStream
 from cstorch._internal.session.job import ClientJob
 from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import ClusterError, NodeLostError
+from waferbox import settings
 from waferbox.runtime import outbox, registration
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, plan_pb2
 
@@ -32,7 +31,7 @@ INPUT = node_pb2.PrepareInput(loader="train", builder=b"anything")
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(recovery.REPLACEMENT_VARIABLE, "20")
+    monkeypatch.setenv(settings.REPLACEMENT_SECONDS.name, "20")
 
 
 class Script:
@@ -234,7 +233,7 @@ def test_while_another_has_the_job_it_is_not_taken_up(cluster: Any, script: Call
 def test_from_the_last_point_that_was_complete(
     cluster: Any, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(recovery_points.INTERVAL_VARIABLE, "0")
+    monkeypatch.setenv(settings.RECOVERY_SECONDS.name, "0")
     monkeypatch.setattr(points, "LEAD_SECONDS", 0.0)
     monkeypatch.setattr(serving, "TICK_SECONDS", 0.05)
     monkeypatch.setattr(outbox, "BATCH_SECONDS", 0.05)
@@ -493,7 +492,7 @@ def test_while_another_node_is_replaced(cluster: Any, script: Callable[..., Scri
 def test_after_it_has_lost_a_wafer(
     cluster: Any, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(recovery.REPLACEMENT_VARIABLE, "1")
+    monkeypatch.setenv(settings.REPLACEMENT_SECONDS.name, "1")
     monkeypatch.setenv("WAFERBOX_MIN_NUM_CSX", "1")
     cluster.add(wafer=1, workers=1)
     one = script(num_csx=2)

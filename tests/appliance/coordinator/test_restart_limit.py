@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from appliance.coordinator import points, serving
-from appliance.coordinator.execution import recovery_points
 from appliance.coordinator.recovery import restarts
 from appliance.coordinator.recovery.restarts import RestartLimit
+from waferbox import settings
 from wsc.v1 import management_pb2, node_pb2
 
 FULL = {"memoryx": 1, "swarmx": 1, "wafer": 1, "workers": 1}
@@ -68,7 +68,7 @@ class Run:
 
 @pytest.fixture
 def run(cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setenv(recovery_points.INTERVAL_VARIABLE, "0")
+    monkeypatch.setenv(settings.RECOVERY_SECONDS.name, "0")
     monkeypatch.setattr(points, "LEAD_SECONDS", 0.0)
     monkeypatch.setattr(serving, "TICK_SECONDS", 0.05)
     return Run(cluster, client)

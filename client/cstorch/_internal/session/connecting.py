@@ -6,8 +6,8 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cstorch.errors import ClusterUnreachableError
+from waferbox import settings
 from waferbox.rpc.server import make_channel
-from waferbox.security.tls import TLS_VARIABLE
 
 CONNECT_SECONDS = 4.0
 
@@ -32,8 +32,8 @@ def connect(address: str, what: str, token: str) -> grpc.Channel:
         if _listens(address):
             raise ClusterUnreachableError(
                 f"what listens at {address} does not answer as a {what} does: check the port, which `waferbox up` "
-                f"printed (the page has another); if the cluster uses TLS, {TLS_VARIABLE} must name a folder with its "
-                "certificates, and else none"
+                f"printed (the page has another); if the cluster uses TLS, {settings.TLS_DIR.name} must name a "
+                "folder with its certificates, and else none"
             )
         raise ClusterUnreachableError(
             f"no {what} answers at {address} within {CONNECT_SECONDS:g} s: check the address, and that the cluster "
