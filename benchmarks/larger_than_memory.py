@@ -39,7 +39,7 @@ from benchmarks.runs import ENVIRONMENT
 from benchmarks.show import show, show_pairs
 from waferbox import settings
 from waferbox.links.shared_memory import SharedMemory
-from waferbox.roles import role_name
+from waferbox.roles import role_of
 from waferbox.rpc.server import make_channel
 from waferbox.states.file_pages import FilePages
 from wsc.v1 import management_pb2, management_pb2_grpc
@@ -201,7 +201,7 @@ def _processes(management: str) -> dict[str, int]:
     with make_channel(management) as channel:
         stub = management_pb2_grpc.ManagementStub(channel)
         nodes = stub.ListNodes(management_pb2.ListNodesRequest(), timeout=10.0).nodes
-    return {role_name(node.role): node.process_id for node in nodes}
+    return {role_of(node.role).name: node.process_id for node in nodes}
 
 
 def disk_rates(folder: Path) -> tuple[float, float]:

@@ -25,6 +25,7 @@ from appliance.coordinator.recovery.restarts import RestartLimit
 from appliance.coordinator.reporting import JobReporter
 from appliance.coordinator.session import ClientSession
 from appliance.coordinator.settings import CoordinatorSettings
+from waferbox import roles
 from waferbox.host.threads import GuardedThread
 from waferbox.links.listener import LinkListener
 from waferbox.links.socket_names import host_id
@@ -272,7 +273,9 @@ class CoordinatedJob:
         self._terminated = True
         lost = self._management.lost_within(DEATHS_SECONDS)
         if lost:
-            self._report_failure(node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, node="management", message=lost))
+            self._report_failure(
+                node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, node=roles.MANAGEMENT.name, message=lost)
+            )
         self.verdict.report_end(
             node_pb2.Failure(kind=node_pb2.Failure.KIND_CANCELLED, message=f"{self.name} ended: {self._on_terminate}")
         )

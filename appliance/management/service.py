@@ -33,8 +33,7 @@ from appliance.management.requests import (
     shown,
 )
 from appliance.management.supervisor import ManagementSettings, Supervisor
-from appliance.members import PACKAGES
-from waferbox import __version__
+from waferbox import __version__, roles
 from waferbox.launch.spawn import SpawnError
 from waferbox.rpc.async_server import Context, when_over
 from waferbox.rpc.server import INGRESS_KEY
@@ -129,7 +128,7 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         # Called at once when the stream ends, however it does.
         when_over(context, lambda: self._registry.remove(node_id, "it left, or died"))
-        logger.info("%s registered as %s", PACKAGES[hello.role], node_id)
+        logger.info("%s registered as %s", roles.role_of(hello.role).module, node_id)
         yield management_pb2.RegisterResponse(node_id=node_id, lease_seconds=self._settings.lease_seconds)
         async for heartbeat in request_iterator:
             if not self._registry.renew(node_id, heartbeat.job):

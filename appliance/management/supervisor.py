@@ -13,7 +13,7 @@ from appliance.management.coordination import Coordination
 from appliance.management.coordinator_process import CoordinatorProcess, IngressProcess, ProcessLost, process_of
 from appliance.management.jobs import ENDED, JobEntry, JobTable, TooManyJobs
 from appliance.management.nodes.registry import NodeRegistry
-from appliance.members import PACKAGES
+from waferbox import roles
 from waferbox.host.threads import GuardedThread
 from waferbox.launch.spawn import SpawnError
 from waferbox.security.tokens import Kind, cluster_secret
@@ -343,7 +343,8 @@ class Supervisor:
             process.kill()
 
     def _node_lost(self, node: management_pb2.NodeInfo, reason: str) -> None:
-        logger.info("%s (%s), which works for %s, is lost: %s", node.node_id, PACKAGES[node.role], node.job, reason)
+        module = roles.role_of(node.role).module
+        logger.info("%s (%s), which works for %s, is lost: %s", node.node_id, module, node.job, reason)
         coordination = self.coordination_of(node.job)
         if coordination is not None:
             coordination.lost(node)

@@ -15,6 +15,7 @@ from waferbox.cluster.service_processes import ManagementProcess, ManagementSett
 from waferbox.cluster.supervised_process import EXITED_TOO_OFTEN, RestartBackoff, SupervisedProcess, described
 from waferbox.host.descriptors import readable
 from waferbox.launch.spawn import SpawnError
+from waferbox.roles import MEMORYX, WAFER
 from waferbox.rpc.address import split_address
 from waferbox.rpc.server import make_channel
 from waferbox.runtime.progress import IDLE_PARTS
@@ -229,12 +230,12 @@ class Cluster:
 
     def _make_place(self, module: str, listen: str, settings: ClusterSettings) -> SupervisedProcess:
         arguments = ["--management", self.management, "--listen", listen, *_metrics_arguments(settings)]
-        if module == "wafer":
+        if module == WAFER.module:
             share = max(1, len(os.sched_getaffinity(0)) // settings.wafers)
             arguments += ["--threads", str(share if settings.threads is None else settings.threads)]
-        if module == "memoryx" and settings.state_dir is not None:
+        if module == MEMORYX.module and settings.state_dir is not None:
             arguments += ["--state-dir", settings.state_dir]
-        if module == "memoryx" and settings.memory_limit is not None:
+        if module == MEMORYX.module and settings.memory_limit is not None:
             arguments += ["--memory-limit", settings.memory_limit]
         return SupervisedProcess(module, lambda: self._launcher.start(module, arguments))
 

@@ -8,6 +8,7 @@ from typing import Protocol
 from waferbox import settings
 from waferbox.launch.fork_server_process import COORDINATOR_PRELOAD, ROLES_PRELOAD, ForkServerProcess
 from waferbox.launch.spawn import SpawnError, spawn, spawn_python
+from waferbox.roles import MANAGEMENT, MEMORYX, SWARMX, WAFER, WORKER
 from waferbox.runtime.swarmx_tree import tree_size
 from waferbox.security.tokens import without_tokens
 
@@ -36,10 +37,10 @@ class ClusterSettings:
     def roles(self) -> dict[str, int]:
         """How many processes of each role module."""
         return {
-            "memoryx": self.memoryx,
-            "swarmx": tree_size(self.wafers) if self.swarmx is None else self.swarmx,
-            "wafer": self.wafers,
-            "workers": self.wafers if self.workers is None else self.workers,
+            MEMORYX.module: self.memoryx,
+            SWARMX.module: tree_size(self.wafers) if self.swarmx is None else self.swarmx,
+            WAFER.module: self.wafers,
+            WORKER.module: self.wafers if self.workers is None else self.workers,
         }
 
 
@@ -112,7 +113,7 @@ class ForkingLauncher:
 
     def start(self, module: str, arguments: Sequence[str], fds: Sequence[int] = ()) -> Process:
         # The management service needs no torch: it is there before the fork server has imported it.
-        return (spawn_python if module == "appliance" else spawn)(module, arguments, fds)
+        return (spawn_python if module == MANAGEMENT.module else spawn)(module, arguments, fds)
 
     def listen(self, management_host: str) -> str:
         return f"{management_host}:0"

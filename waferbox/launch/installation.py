@@ -11,9 +11,6 @@ import sys
 import sysconfig
 from typing import Final
 
-# The packages of the process kinds. A user's modules may have these names too.
-ROLE_PACKAGES: Final = ("appliance", "memoryx", "swarmx", "vendor_gateway", "vendor_wire", "wafer", "workers")
-
 # In a wheel all packages lie side by side; in a checkout these have folders of their own.
 _ELSEWHERE: Final = ("cstorch", "wsc")
 
@@ -54,13 +51,6 @@ def put_first() -> None:
 def python_command(module: str) -> list[str]:
     """The command that runs main() of a module of this installation in a Python of its own."""
     return [sys.executable, "-P", os.path.abspath(__file__), module]
-
-
-def forget_roles() -> None:
-    """Remove the packages of the process kinds from this process, which is about to run a user's code."""
-    for name in list(sys.modules):
-        if name.partition(".")[0] in ROLE_PACKAGES:
-            del sys.modules[name]
 
 
 def main() -> int:

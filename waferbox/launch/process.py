@@ -16,23 +16,15 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from waferbox.launch.installation import forget_roles
+from waferbox.roles import ROLES
+
+INPUT_PROCESS = "waferbox.input_process"
 
 # The modules that may be started: packages by their __main__, plain modules by themselves. Each has main(argv) -> int.
-MODULES = frozenset(
-    {
-        "appliance",
-        "appliance.coordinator",
-        "memoryx",
-        "swarmx",
-        "vendor_gateway",
-        "wafer",
-        "workers",
-        "waferbox.input_process",
-    }
-)
+MODULES = frozenset({INPUT_PROCESS, *(role.module for role in ROLES)})
 
-_RUN_USER_CODE = frozenset({"waferbox.input_process"})
+# A user's modules may have the names of these packages.
+_ROLE_PACKAGES = frozenset({"vendor_wire", *(role.module.partition(".")[0] for role in ROLES)})
 
 FIRST_FD = 3  # the descriptors handed to a process are 3, 4, ... there, in the order in which they were given
 
@@ -81,8 +73,8 @@ def run_module(module: str, argv: Sequence[str]) -> int:
         raise ValueError(f"{module!r} is not one of the modules that may be started: {', '.join(sorted(MODULES))}")
     _libc.prctl(_PR_SET_NAME, module.rpartition(".")[2].encode()[:15], 0, 0, 0)  # what ps and top show
     sys.argv = [module, *argv]
-    if module in _RUN_USER_CODE:
-        forget_roles()
+    if module == INPUT_PROCESS:
+        _forget_roles()
     try:
         spec = importlib.util.find_spec(module)
         if spec is not None and spec.submodule_search_locations is not None:
@@ -98,6 +90,13 @@ def run_module(module: str, argv: Sequence[str]) -> int:
     except Exception:  # noqa: BLE001 - the last frame of a process: report, as the interpreter would
         traceback.print_exc()
         return 1
+
+
+def _forget_roles() -> None:
+    """Remove the packages of the roles from this process, which is about to run a user's code."""
+    for name in list(sys.modules):
+        if name.partition(".")[0] in _ROLE_PACKAGES:
+            del sys.modules[name]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

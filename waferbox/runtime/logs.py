@@ -2,7 +2,7 @@
 
 import logging
 
-from waferbox import settings
+from waferbox import roles, settings
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Advice: what a job's user should know although the job goes on. It is logged, and reaches the script's terminal
@@ -27,7 +27,7 @@ def is_advice(logger: str) -> bool:
 _FORMAT = "%(asctime)s %(process)d %(name)s %(levelname)s: %(message)s"
 
 # Packages whose loggers say what happens, and not only what is wrong.
-_PACKAGES = ("appliance", "memoryx", "swarmx", "vendor_gateway", "wafer", "waferbox", "workers")
+_PACKAGES = frozenset({"waferbox", *(role.module.partition(".")[0] for role in roles.ROLES)})
 
 
 def set_up_logging() -> None:

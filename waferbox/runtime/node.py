@@ -12,13 +12,12 @@ from typing import Protocol
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 
-from waferbox import __version__
+from waferbox import __version__, roles
 from waferbox.host.descriptors import raise_descriptor_limit
 from waferbox.launch.process import let_wafers_compute
 from waferbox.launch.stop_signals import on_stop_signal
 from waferbox.links.listener import LinkListener
 from waferbox.links.socket_names import host_id
-from waferbox.roles import role_name
 from waferbox.rpc.address import bind, split_address
 from waferbox.rpc.server import make_server
 from waferbox.runtime.logs import set_up_logging
@@ -108,7 +107,7 @@ class Node:
 
             host = split_address(settings.listen, any_port=True)[0]
             self._metrics = MetricsServer(
-                RoleCollector(role_name(role), self._service.report), host, settings.metrics_port
+                RoleCollector(roles.role_of(role).name, self._service.report), host, settings.metrics_port
             )
         self._role = role
 

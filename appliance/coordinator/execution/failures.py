@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from waferbox import roles
 from waferbox.host.threads import GuardedTimer
 from wsc.v1 import node_pb2
 
@@ -87,7 +88,7 @@ def internal_failure(error: Exception) -> node_pb2.Failure:
     """The failure for a defect in the coordinator."""
     return node_pb2.Failure(
         kind=node_pb2.Failure.KIND_INTERNAL,
-        node="coordinator",
+        node=roles.COORDINATOR.name,
         message=f"{type(error).__name__}: {error}",
         traceback="".join(traceback.format_exception(error)),
     )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 import grpc
 
 from appliance.coordinator.nodes.topology import COORDINATOR, Member, Topology
-from appliance.members import member_index
+from waferbox import roles
 from waferbox.host.threads import GuardedThread
 from waferbox.links.listener import LinkListener
 from waferbox.rpc.server import make_channel
@@ -184,7 +184,7 @@ class JobMembers:
         acquired = self._acquire(wanted)
         if not acquired.nodes:
             raise NodesRefused(acquired.refusal or "management has no nodes for this job")
-        nodes = acquired.nodes if attaches else sorted(acquired.nodes, key=lambda node: member_index(node.member))
+        nodes = acquired.nodes if attaches else sorted(acquired.nodes, key=lambda node: roles.member_index(node.member))
         topology = self._topology = Topology.build(nodes, request.num_workers_per_csx)
         if attaches:
             self._attach(topology.members())

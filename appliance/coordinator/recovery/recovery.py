@@ -16,7 +16,7 @@ from appliance.coordinator.nodes.job_nodes import JobMembers, NodesDied, NodesRe
 from appliance.coordinator.nodes.topology import Member
 from appliance.coordinator.recovery.fewer_wafers import FewerWafers, RequestNodes
 from appliance.coordinator.recovery.restarts import RestartLimit
-from waferbox import settings
+from waferbox import roles, settings
 from waferbox.host.threads import GuardedThread
 from wsc.v1 import management_pb2, node_pb2
 
@@ -211,7 +211,9 @@ class Recovery:
             except JobFailed:
                 return
             except NodesRefused as error:
-                failure = node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, node="management", message=str(error))
+                failure = node_pb2.Failure(
+                    kind=node_pb2.Failure.KIND_NODE, node=roles.MANAGEMENT.name, message=str(error)
+                )
                 self._verdict.report(failure)
                 return
 
