@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from waferbox import settings
+from waferbox import deadlines, settings
 from waferbox.host.descriptors import readable
 from waferbox.input_process import foreign
 from waferbox.input_process.channel import DIGEST_BYTES, MESSAGE_BYTES, MOST_DIGESTS
@@ -34,14 +34,13 @@ from wsc.v1 import node_pb2, plan_pb2
 
 # Where torch's loaders hand batches over: each file has a name for some microseconds, which a kill makes for ever.
 SHARED_MEMORY = Path("/dev/shm")
-END_SECONDS = 5.0  # for the kernel to end what was killed
 
 
 def end_group(leader: int) -> None:
     """Kill the processes of the group, wait for their end, and remove what torch's loaders had half handed over.
 
-    Waits END_SECONDS at most: for a process in the middle of a read from a disk that hangs, for one. ProcessLookupError
-    where the leader has ended already.
+    Waits deadlines.INPUT_PROCESS.group at most: for a process in the middle of a read from a disk that hangs, for one.
+    ProcessLookupError where the leader has ended already.
     """
     if os.getpgid(leader) != leader:
         return  # it has not begun yet, and has started nothing
@@ -52,7 +51,7 @@ def end_group(leader: int) -> None:
                 members[pid] = os.pidfd_open(pid)
                 closing.callback(os.close, members[pid])
         os.killpg(leader, signal.SIGKILL)
-        deadline = time.monotonic() + END_SECONDS
+        deadline = time.monotonic() + deadlines.INPUT_PROCESS.group
         for pid, pidfd in members.items():
             if readable([pidfd], max(0.0, deadline - time.monotonic())):
                 for path in SHARED_MEMORY.glob(f"torch_{pid}_*"):
@@ -70,9 +69,6 @@ def _members(group: int) -> list[int]:
 
 
 # --- The worker's side of the process that runs the input_fn ----------------------------------------------------------
-
-
-END_DEADLINE_SECONDS = 3.0
 
 
 class _Process(Protocol):
@@ -240,7 +236,7 @@ class InputProcess:
 
     def _ended(self) -> JobFailure:
         try:
-            status = self._process.wait(END_DEADLINE_SECONDS)
+            status = self._process.wait(deadlines.INPUT_PROCESS.end)
         except TimeoutError:
             message = "the process of the input_fn closed its socket to the worker"
             return JobFailure(node_pb2.Failure.KIND_INPUT, message)

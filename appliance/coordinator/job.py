@@ -25,7 +25,7 @@ from appliance.coordinator.recovery.restarts import RestartLimit
 from appliance.coordinator.reporting import JobReporter
 from appliance.coordinator.session import ClientSession
 from appliance.coordinator.settings import CoordinatorSettings
-from waferbox import roles
+from waferbox import deadlines, roles
 from waferbox.host.threads import GuardedThread
 from waferbox.links.listener import LinkListener
 from waferbox.links.socket_names import host_id
@@ -35,9 +35,6 @@ from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, plan_pb2
 from wsc.v1.plan_pb2 import EXECUTION_STRATEGY_PIPELINE as PIPELINE
 
 logger = logging.getLogger(__name__)
-
-LEFT_SECONDS = 15.0  # until the nodes have stopped an execution that its client has left
-DEATHS_SECONDS = 0.2  # within which the deaths of a node and of management are one event
 
 
 class CoordinatedJob:
@@ -194,7 +191,7 @@ class CoordinatedJob:
         """A new execution, or None while there is another. Raises JobFailed; KeyError for an unknown artifact."""
         self.wait_for_nodes()
         self._wait_until(
-            lambda: self._executions.current is None, LEFT_SECONDS
+            lambda: self._executions.current is None, deadlines.ATTACHMENT.left_execution
         )  # the client has left the last just now
         execution = self._executions.begin(begin)
         with self._changed:
@@ -271,7 +268,7 @@ class CoordinatedJob:
     def terminate(self) -> None:
         """This process is told to end."""
         self._terminated = True
-        lost = self._management.lost_within(DEATHS_SECONDS)
+        lost = self._management.lost_within(deadlines.RECOVERY.deaths)
         if lost:
             self._report_failure(
                 node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, node=roles.MANAGEMENT.name, message=lost)
@@ -395,7 +392,7 @@ class CoordinatedJob:
     def _node_lost(self, member: Member, reason: str) -> None:
         message = f"{self._nodes.describe(member.name)} died or was cut off: {reason}"
         if not self._recovers:
-            lost = self._management.lost_within(DEATHS_SECONDS)  # all go when a cluster does
+            lost = self._management.lost_within(deadlines.RECOVERY.deaths)  # all go when a cluster does
             if lost:
                 message += f"; {lost}"
         if self._nodes.has(member):

@@ -14,7 +14,7 @@ from appliance.coordinator.nodes.job_nodes import JobMembers
 from appliance.coordinator.nodes.topology import Member
 from appliance.coordinator.observation.spans import Pace
 from appliance.coordinator.record import JobRecord
-from waferbox import settings
+from waferbox import deadlines, settings
 from wsc.v1 import node_pb2
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -52,9 +52,6 @@ def choose_copiers(keepers: Sequence[ShareHolder]) -> Mapping[str, str]:
 # When recovery points are made while steps run: every so many seconds, after a step that nobody has reached yet
 
 
-LEAD_SECONDS = 0.5  # for the command to reach all nodes
-
-
 class PointSchedule:
     """Used by one thread."""
 
@@ -73,7 +70,7 @@ class PointSchedule:
             self._execution, self._last = execution, now
         if now - self._last < self._interval:
             return
-        step = self._pace.step_after(LEAD_SECONDS, execution)
+        step = self._pace.step_after(deadlines.RECOVERY.point_lead, execution)
         if step is not None and self._keep(step):
             self._last = now
 

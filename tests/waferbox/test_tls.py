@@ -1,6 +1,7 @@
 """TLS between the processes of a cluster: who has no certificate of its authority is not spoken with."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -10,7 +11,7 @@ from link_pairs import LANES, connect, filled, raise_defect
 
 from cstorch._internal.session import connecting
 from cstorch.errors import ClusterUnreachableError
-from waferbox import settings
+from waferbox import deadlines, settings
 from waferbox.links.listener import LinkListener
 from waferbox.rpc.address import bind
 from waferbox.rpc.server import make_channel, make_server
@@ -83,7 +84,7 @@ def test_who_has_a_certificate_of_another_authority_is_not(
 
 def test_who_has_no_certificate_is_told_what_to_do(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(settings.TLS_DIR.name)
-    monkeypatch.setattr(connecting, "CONNECT_SECONDS", 1.0)
+    monkeypatch.setattr(deadlines, "JOB_CREATION", replace(deadlines.JOB_CREATION, connect=1.0))
     with pytest.raises(ClusterUnreachableError, match="if the cluster uses TLS, WAFERBOX_TLS_DIR must name a folder"):
         connecting.connect(address, "management service", "")
 

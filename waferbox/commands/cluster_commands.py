@@ -13,17 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from waferbox import deadlines
 from waferbox.cluster.cluster import Cluster, ClusterError
 from waferbox.cluster.embedded_process import Embedded, start_embedded, stop_embedded
 from waferbox.cluster.launcher import ClusterSettings, ForkingLauncher, Launcher
 from waferbox.cluster.local_clusters import discard_log, forget_failure, recorded, runtime_folder
-from waferbox.commands.connection import (
-    CALL_SECONDS,
-    ManagementOption,
-    checked_address,
-    connect,
-    find_cluster,
-)
+from waferbox.commands.connection import ManagementOption, checked_address, connect, find_cluster
 from waferbox.host.folders import cache_root
 from waferbox.host.memory import parse_size
 from waferbox.launch.stop_signals import StopSignals
@@ -88,7 +83,6 @@ def token(
 # --- Commands for clusters of this machine: `waferbox up`, `run`, `down` ----------------------------------------------
 
 
-DOWN_SECONDS: Final = 15.0
 STOPPED: Final = frozenset(128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM))  # by somebody
 
 
@@ -330,11 +324,11 @@ def down(management: ManagementOption = None) -> None:
     try:
         address, own = find_cluster(management)
         with connect(address) as cluster:
-            cluster.management.Shutdown(management_pb2.ShutdownRequest(), timeout=CALL_SECONDS)
+            cluster.management.Shutdown(management_pb2.ShutdownRequest(), timeout=deadlines.QUERIES.command)
     finally:
         forget_failure()  # it has been shown where there was nothing to end
-    if own is not None and not own.wait(DOWN_SECONDS):
-        fail(f"the cluster at {address} (pid {own.pid}) is still there after {DOWN_SECONDS:g} s")
+    if own is not None and not own.wait(deadlines.END.down):
+        fail(f"the cluster at {address} (pid {own.pid}) is still there after {deadlines.END.down:g} s")
     say(f"The cluster at {address} is down.")
 
 

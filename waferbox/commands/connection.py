@@ -10,7 +10,7 @@ from typing import Annotated, Final, Never, TypeVar
 import grpc
 import typer
 
-from waferbox import settings
+from waferbox import deadlines, settings
 from waferbox.cluster.local_clusters import LocalCluster, last_failure, local_clusters
 from waferbox.output.console import Status, fail, warn
 from waferbox.output.tables import phase_text
@@ -22,8 +22,6 @@ from wsc.v1 import management_pb2, management_pb2_grpc, observation_pb2_grpc
 # ----------------------------------------------------------------------------------------------------------------------
 # The cluster that a command speaks with: which it is, what it is asked, and what its answers mean for the command
 
-
-CALL_SECONDS: Final = 4.0
 
 ManagementOption = Annotated[
     str | None,
@@ -64,18 +62,18 @@ class Connection:
         self.observation = observation_pb2_grpc.ObservationStub(channel)
 
     def list_nodes(self) -> management_pb2.ListNodesResponse:
-        return self.management.ListNodes(management_pb2.ListNodesRequest(), timeout=CALL_SECONDS)
+        return self.management.ListNodes(management_pb2.ListNodesRequest(), timeout=deadlines.QUERIES.command)
 
     def nodes(self) -> list[management_pb2.NodeInfo]:
         return list(self.list_nodes().nodes)
 
     def jobs(self) -> list[management_pb2.JobInfo]:
         """Newest first, those that ended last."""
-        return list(self.management.ListJobs(management_pb2.ListJobsRequest(), timeout=CALL_SECONDS).jobs)
+        return list(self.management.ListJobs(management_pb2.ListJobsRequest(), timeout=deadlines.QUERIES.command).jobs)
 
     def job(self, name: str) -> management_pb2.JobInfo:
         """A job by its whole name, as it is now."""
-        return self.management.GetJob(management_pb2.GetJobRequest(job=name), timeout=CALL_SECONDS).job
+        return self.management.GetJob(management_pb2.GetJobRequest(job=name), timeout=deadlines.QUERIES.command).job
 
 
 @contextlib.contextmanager
@@ -145,7 +143,6 @@ def _end(address: str, error: grpc.RpcError) -> Never:
 # --- Names of jobs, as one types them: whole, or so much of them that no other begins with it -------------------------
 
 
-COMPLETION_SECONDS: Final = 1.0
 _PREFIX: Final = "job-"
 _NAMED: Final = 8  # so many jobs does a message name
 
@@ -181,7 +178,7 @@ def _complete(context: typer.Context, incomplete: str) -> Iterable[tuple[str, st
         return []
     with make_channel(addresses[0]) as channel, contextlib.suppress(grpc.RpcError):
         stub = management_pb2_grpc.ManagementStub(channel)
-        jobs = stub.ListJobs(management_pb2.ListJobsRequest(), timeout=COMPLETION_SECONDS).jobs
+        jobs = stub.ListJobs(management_pb2.ListJobsRequest(), timeout=deadlines.QUERIES.completion).jobs
         return [(job.job, phase_text(job)) for job in jobs if job.job.startswith(incomplete)]
     return []
 
@@ -205,8 +202,6 @@ OptionalJobArguments = Annotated[
 # Watching a job across restarts of the management service, which the job outlives: the stream is opened anew
 
 
-AWAY_SECONDS: Final = 60.0  # that management may be away
-RETURN_SECONDS: Final = 20.0  # that one which is back may not know the job: the coordinator comes in a second or so
 RETRY_SECONDS: Final = 0.5
 
 _BROKEN: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
@@ -271,7 +266,8 @@ class JobWatch:
     def _wait_for_return(self) -> None:
         """Until management answers again, and knows the job. Raises WatchLost."""
         named = f"the management service at {self._cluster.address}"
-        warn(f"{named} is away; waiting for it, {AWAY_SECONDS:g} s at most")
+        seconds = deadlines.QUERIES.management_away
+        warn(f"{named} is away; waiting for it, {seconds:g} s at most")
         began, back = time.monotonic(), None
         while not self._over.wait(RETRY_SECONDS):
             now = time.monotonic()
@@ -281,11 +277,11 @@ class JobWatch:
                 code = _code(error)
                 if code in _AWAY:
                     back = None
-                    if now - began > AWAY_SECONDS:
-                        raise WatchLost(f"{named} did not come back within {AWAY_SECONDS:g} s", Status.AWAY) from error
+                    if now - began > seconds:
+                        raise WatchLost(f"{named} did not come back within {seconds:g} s", Status.AWAY) from error
                 elif code == grpc.StatusCode.NOT_FOUND:
                     back = back or now
-                    if now - back > RETURN_SECONDS:
+                    if now - back > deadlines.QUERIES.job_unknown:
                         raise WatchLost(
                             f"{named} is back, but does not know {self._job.job}: the job ended meanwhile, or its "
                             "coordinator ended with the service",
@@ -294,7 +290,7 @@ class JobWatch:
                 else:
                     raise
             else:
-                self._settled_at = now + RETURN_SECONDS
+                self._settled_at = now + deadlines.QUERIES.job_unknown
                 warn(f"it is back, after {now - began:.0f} s")
                 return
 

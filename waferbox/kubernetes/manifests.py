@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import yaml
 
-from waferbox import settings
+from waferbox import deadlines, settings
 from waferbox.kubernetes.compose_file import CACHE_FOLDER, LISTEN, METRICS_PORT, PORT, RoleSettings
 from waferbox.roles import BY_NAME, INGRESS, MANAGEMENT, WAFER, WORKER
 from waferbox.security.tokens import SECRET_FILE
@@ -25,7 +25,6 @@ _TLS_FOLDER: Final = "/var/lib/waferbox-tls"
 _USER: Final = 1000  # of the images
 _SECRET_FOLDER: Final = "/var/lib/waferbox-secret"
 _GIVEN: Final = "/run/given"
-_START_SECONDS: Final = 120  # until a role must serve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,8 +147,14 @@ def _probes(options: ClusterOptions) -> Mapping[str, Manifest]:
     if options.tls:
         ask = {"exec": {"command": ["sh", "-c", f"exec python -m waferbox.rpc.health_check $POD_IP:{PORT}"]}}
     every = {"periodSeconds": 10, "timeoutSeconds": 5}
+    failures = int(deadlines.START.probe) // 2
     return {
-        "startupProbe": {**ask, "periodSeconds": 2, "timeoutSeconds": 5, "failureThreshold": _START_SECONDS // 2},
+        "startupProbe": {
+            **ask,
+            "periodSeconds": 2,
+            "timeoutSeconds": 5,
+            "failureThreshold": failures,
+        },
         "readinessProbe": {**ask, **every},
         "livenessProbe": {**ask, **every, "failureThreshold": 3},
     }

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from waferbox import deadlines
 from waferbox.kubernetes.compose_file import CACHE_FOLDER, PORT, ComposeFileError, RoleSettings
 from waferbox.kubernetes.manifests import (
     CLIENTS,
@@ -38,7 +39,6 @@ _GCS_PORT: Final = 6379
 _NODE_PORT: Final = 6380
 _OBJECT_STORE_BYTES: Final = 100_000_000  # of each node of Ray; no tensor of ours is ever in it
 _OVERHEAD_BYTES: Final = 2**30  # of a node of Ray, and an actor for each process
-_START_SECONDS: Final = 120
 
 
 def ray_manifests(roles: Mapping[str, RoleSettings], options: ClusterOptions, wafer_cpus: int) -> Sequence[Manifest]:
@@ -126,7 +126,7 @@ def _ray_pod(name: str, memory: int, cache: Manifest, port: int, options: Cluste
         "resources": _memory(memory),
         "volumeMounts": [{"name": "temporary", "mountPath": "/tmp"}, {"name": "cache", "mountPath": CACHE_FOLDER}],
         "securityContext": CONFINED,
-        "startupProbe": {**health, "periodSeconds": 2, "failureThreshold": _START_SECONDS // 2},
+        "startupProbe": {**health, "periodSeconds": 2, "failureThreshold": int(deadlines.START.probe) // 2},
         "readinessProbe": dict(health),
         "livenessProbe": {**health, "failureThreshold": 3},
     }

@@ -10,15 +10,13 @@ import subprocess
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 
-from waferbox import settings
+from waferbox import deadlines, settings
 from waferbox.host.descriptors import readable
 from waferbox.launch.installation import python_command
 from waferbox.security.tokens import without_tokens
 
 # --- The fork server as the process that starts it sees it: its name, its end, and what that end was ------------------
 
-
-CLOSE_SECONDS = 8.0  # more than the fork server gives its children
 
 # What the roles need and what survives a fork: everything but gRPC. Named, not imported: the command needs none of it.
 ROLES_PRELOAD = (
@@ -135,7 +133,7 @@ class ForkServerProcess:
             signal.pidfd_send_signal(self._pidfd, signal.SIGCONT)  # a suspended one would not see the end of its input
         if not self._own:
             try:
-                self._process.wait(CLOSE_SECONDS)
+                self._process.wait(deadlines.FORK_SERVER.close)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
@@ -145,8 +143,6 @@ class ForkServerProcess:
 # ----------------------------------------------------------------------------------------------------------------------
 # The fork server of one process, for what it starts: where it was started by hand, or in a container of its own
 
-
-END_SECONDS = 1.0  # between the end of a fork server's socket and that of its process
 
 logger = logging.getLogger(__name__)
 
@@ -188,4 +184,4 @@ def own_fork_server_name() -> str:
 def own_is_ending() -> bool:
     """Whether this process's own fork server is about to end, or has: whoever asked it for something asks again."""
     with _lock:
-        return _own is not None and bool(readable([_own], END_SECONDS))
+        return _own is not None and bool(readable([_own], deadlines.FORK_SERVER.own_end))

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from waferbox import deadlines
 from waferbox.host.threads import GuardedThread
 from waferbox.links.frame import FrameError
 from waferbox.links.handshake import MAX_HELLO_BYTES, is_same_user, proof_of
@@ -19,7 +20,6 @@ from waferbox.links.socket_names import NamedSocket
 
 logger = logging.getLogger(__name__)
 
-HELLO_SECONDS: Final = 5.0  # that a caller may take to introduce itself
 RETRY_SECONDS: Final = 0.1  # until the next try to accept, where the process or the system is short of something
 MAX_CALLERS: Final = 256  # that have not introduced themselves yet; further ones wait in the kernel's queue
 
@@ -106,7 +106,7 @@ class AcceptLoop:
             connection.close()
             return
         connection.setblocking(False)
-        self._deadlines[connection] = time.monotonic() + HELLO_SECONDS
+        self._deadlines[connection] = time.monotonic() + deadlines.LINKS.handshake
         self._selector.register(connection, selectors.EVENT_READ)
 
     def _read_hello(self, connection: socket.socket) -> None:

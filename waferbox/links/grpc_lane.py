@@ -15,6 +15,7 @@ from typing import Final, NoReturn
 
 import grpc
 
+from waferbox import deadlines
 from waferbox.host.threads import GuardedThread
 from waferbox.links.frame import HEADER_BYTES, Frame, FrameError, FrameKind, parse
 from waferbox.links.grpc_bounds import CHUNK_BYTES, MAX_QUEUED_BYTES
@@ -27,7 +28,6 @@ MAX_MESSAGE_BYTES: Final = CHUNK_BYTES + HEADER_BYTES
 SMALL_FRAME_BYTES: Final = 8 * 1024
 MAX_JOINED: Final = 64
 # How long a closing link waits for the peer to take what was sent.
-CLOSE_SECONDS: Final = 1.0
 
 
 class GrpcLink(Link):
@@ -121,7 +121,7 @@ class GrpcLink(Link):
         self.end_outgoing()
         # The stream ends in its own time, when the other side has taken what was sent.
         assert self._reader is not None
-        self._reader.join(CLOSE_SECONDS)
+        self._reader.join(deadlines.LINKS.close)
         self._abandon()
         self._reader.join()
         with self._lock:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import grpc
 
-from waferbox import settings
+from waferbox import deadlines, settings
 from waferbox.host.memory import keep_large_blocks
 from waferbox.security.guard import Guard, ServerGuard, bearer
 from waferbox.security.tls import open_channel
@@ -37,9 +37,7 @@ MAX_UNSEEN_CALLS: Final = 16_384
 
 # A peer that is silent for so long gets a ping, and is given up when it does not answer within 5/3 of it: who is cut
 # off, or hangs, is given up within 8 s.
-TIMEOUT_PER_KEEPALIVE: Final = 5 / 3
 # A host that vanishes without a word keeps its job so long; nothing tells it from a script in a debugger.
-SUSPENDED_SECONDS: Final = 3600.0
 
 GATEWAY_KEY: Final = "wsc-target"
 # On the calls that an ingress hands on to management, and on the errors that it answers with.
@@ -65,6 +63,11 @@ def _keepalive(timeout_seconds: float) -> list[tuple[str, int]]:
     ]
 
 
+def _answer_seconds() -> float:
+    """How long a peer may take to answer a ping."""
+    return settings.KEEPALIVE_SECONDS.get() * deadlines.KEEPALIVE.answers_per_interval
+
+
 def make_server(*, for_scripts: bool = False, job: str | None = None) -> grpc.Server:
     """A server without ports and services; the caller adds them, starts it and stops it.
 
@@ -79,11 +82,10 @@ def make_server(*, for_scripts: bool = False, job: str | None = None) -> grpc.Se
 def server_options(max_message_bytes: int, *, for_scripts: bool = False) -> list[tuple[str, int]]:
     """The options of a server that takes requests of so many bytes at most.
 
-    for_scripts: its clients are scripts, which their users may suspend, for as long as SUSPENDED_SECONDS. One that has
-    ended is noticed all the same, by its closed socket.
+    for_scripts: its clients are scripts, which their users may suspend, for as long as deadlines.KEEPALIVE.suspended.
+    One that has ended is noticed all the same, by its closed socket.
     """
-    timeout = SUSPENDED_SECONDS if for_scripts else settings.KEEPALIVE_SECONDS.get() * TIMEOUT_PER_KEEPALIVE
-    keepalive = _keepalive(timeout)
+    keepalive = _keepalive(deadlines.KEEPALIVE.suspended if for_scripts else _answer_seconds())
     # One port, one process: without so_reuseport=0 a second process could take the same port.
     unseen = [
         ("grpc.server.max_pending_requests", MAX_UNSEEN_CALLS),
@@ -109,7 +111,7 @@ def make_channel(address: str, token: str | None = None) -> grpc.Channel:
 
 def channel_options() -> list[tuple[str, int]]:
     """The options of a channel."""
-    keepalive = _keepalive(settings.KEEPALIVE_SECONDS.get() * TIMEOUT_PER_KEEPALIVE)
+    keepalive = _keepalive(_answer_seconds())
     largest = ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES)
     # An environment's HTTP proxy has no business between the processes of a cluster.
     without_proxy = ("grpc.enable_http_proxy", 0)

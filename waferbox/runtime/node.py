@@ -12,7 +12,7 @@ from typing import Protocol
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 
-from waferbox import __version__, roles
+from waferbox import __version__, deadlines, roles
 from waferbox.host.descriptors import raise_descriptor_limit
 from waferbox.launch.process import let_wafers_compute
 from waferbox.launch.stop_signals import on_stop_signal
@@ -27,8 +27,6 @@ from waferbox.runtime.registration import Registration
 from wsc.v1 import management_pb2, node_pb2, node_pb2_grpc
 
 logger = logging.getLogger(__name__)
-
-STOP_GRACE_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +127,7 @@ class Node:
         self._registration.close()
         if self._metrics is not None:
             self._metrics.close()
-        self._server.stop(STOP_GRACE_SECONDS).wait()
+        self._server.stop(deadlines.END.server_grace).wait()
         self._service.close()
         self.listener.close()
 

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from waferbox import settings
+from waferbox import deadlines, settings
 from waferbox.host.memory import is_refused_memory
 from waferbox.host.threads import CancellationToken, GuardedThread
 from waferbox.links.hub import Hub, Stopped
@@ -119,8 +119,6 @@ def report_failure(context: JobContext, error: Exception) -> None:
 
 
 logger = logging.getLogger(__name__)
-
-HUNG_STOP_SECONDS = 2.0  # that an execution which is known to hang gets to end nevertheless
 
 
 class StepProgram(Protocol):
@@ -272,7 +270,7 @@ class RoleJob(ABC):
     def _drop(self) -> None:
         """End the execution, whatever it does, and drop what belongs to it."""
         if self._execution is not None:
-            self._execution.stop(HUNG_STOP_SECONDS if self._hangs else settings.HANG_SECONDS.get())
+            self._execution.stop(deadlines.ATTACHMENT.hung_stop if self._hangs else settings.HANG_SECONDS.get())
         if self._program is not None:
             self._program.progress.end_trace()  # of one that was asked for when the steps were over
         if self._hub is not None:

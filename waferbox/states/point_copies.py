@@ -13,7 +13,7 @@ from typing import Final
 
 import grpc
 
-from waferbox import settings
+from waferbox import deadlines, settings
 from waferbox.host.folders import why_not_kept
 from waferbox.host.threads import CancellationToken, GuardedThread
 from waferbox.rpc.server import make_channel
@@ -113,7 +113,6 @@ def _cancel(call: grpc.Call) -> None:
 # As much again stays free, for the member's own points.
 COPY_ROOMS: Final = 2
 # A source that takes longer hangs, and the point is not to wait for its copy.
-COPY_SECONDS: Final = 60.0
 SLOWEST_BYTES_PER_SECOND: Final = 10e6
 
 logger = logging.getLogger(__name__)
@@ -242,7 +241,7 @@ class PointCopies:
         if request.same_as and (path.parent / str(request.same_as)).exists():
             copy_point(path.parent, request.same_as, request.recovery_point)
             return
-        timeout = COPY_SECONDS + request.nbytes / SLOWEST_BYTES_PER_SECOND
+        timeout = deadlines.RECOVERY.copy + request.nbytes / SLOWEST_BYTES_PER_SECOND
         self._fetch(request.address, request.member, path, COPY_ROOMS, timeout, cancellation).complete()
 
     def _fetch(

@@ -8,18 +8,14 @@ import traceback
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from waferbox import roles
+from waferbox import deadlines, roles
 from waferbox.host.threads import GuardedTimer
 from wsc.v1 import node_pb2
 
 # --- Which of several reports is the reason why a job failed ----------------------------------------------------------
 #
 # When a node dies, its neighbours report lost links, often before the death itself is seen. So a lost link is taken for
-# the reason only if nothing better comes within GRACE_SECONDS.
-
-
-GRACE_SECONDS = 1.0
-END_GRACE_SECONDS = 0.3
+# the reason only if nothing better comes within deadlines.RECOVERY.grace.
 
 
 class Verdict:
@@ -40,7 +36,7 @@ class Verdict:
         """Something went wrong."""
         is_lost_link = failure.kind == node_pb2.Failure.KIND_NODE and failure.peer
         if is_lost_link:
-            self._reach_after(GRACE_SECONDS, failure)
+            self._reach_after(deadlines.RECOVERY.grace, failure)
         else:
             self._reach(failure)
 
@@ -55,7 +51,7 @@ class Verdict:
 
     def report_end(self, failure: node_pb2.Failure) -> None:
         """This process is told to end: often because something else has died, which is then the reason."""
-        self._reach_after(END_GRACE_SECONDS, failure)
+        self._reach_after(deadlines.RECOVERY.end_grace, failure)
 
     def _reach_after(self, seconds: float, failure: node_pb2.Failure) -> None:
         with self._lock:

@@ -1,5 +1,6 @@
 """A job goes on when nodes die: in new epochs, from recovery points, with what the client gets as if nobody had."""
 
+import dataclasses
 import threading
 import time
 from collections.abc import Callable
@@ -8,12 +9,11 @@ from typing import Any
 import numpy
 import pytest
 
-from appliance.coordinator import points, serving
+from appliance.coordinator import serving
 from appliance.coordinator.compilation import CompileRefused
-from appliance.coordinator.execution import epoch
 from appliance.coordinator.nodes.job_nodes import JobMembers
 from appliance.coordinator.recovery import recovery
-from waferbox import settings
+from waferbox import deadlines, settings
 from waferbox.runtime import outbox
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2
 
@@ -98,7 +98,7 @@ class Death(threading.Event):
 def test_nobody_waits_for_a_node_that_dies_while_it_is_being_stopped(
     cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(epoch, "STOP_SECONDS", 600.0)
+    monkeypatch.setattr(deadlines, "ATTACHMENT", dataclasses.replace(deadlines.ATTACHMENT, stop=600.0))
     cluster.add(**FULL)
     died = cluster.behaviour.on_stop["memoryx-0"] = Death(cluster)
     one = client(max_num_restarts=3)
@@ -127,7 +127,7 @@ def test_a_job_goes_on_from_the_last_point_that_is_complete(
     cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(settings.RECOVERY_SECONDS.name, "0")
-    monkeypatch.setattr(points, "LEAD_SECONDS", 0.0)
+    monkeypatch.setattr(deadlines, "RECOVERY", dataclasses.replace(deadlines.RECOVERY, point_lead=0.0))
     monkeypatch.setattr(serving, "TICK_SECONDS", 0.05)
     monkeypatch.setattr(outbox, "BATCH_SECONDS", 0.05)
     cluster.add(**FULL)
@@ -294,7 +294,7 @@ def test_a_job_without_a_spare_says_what_it_waits_for_and_goes_on_with_the_next_
 def test_a_client_may_leave_an_execution_whose_nodes_are_being_replaced(
     cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recovery, "LAUNCHER_SECONDS", 0.1)
+    monkeypatch.setattr(deadlines, "RECOVERY", dataclasses.replace(deadlines.RECOVERY, launcher=0.1))
     monkeypatch.setattr(serving, "TICK_SECONDS", 0.05)
     cluster.add(**FULL)
     one = client(max_num_restarts=3, run_ahead_steps=4)

@@ -1,11 +1,13 @@
 """A node at management: registration, heartbeats, another management, a refusal, an address that cannot be had."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 from role_rig import FakeManagement, until
 
 from swarmx.swarmx_program import SwarmXJob
+from waferbox import deadlines
 from waferbox.rpc.address import bind
 from waferbox.rpc.server import make_server
 from waferbox.runtime import registration as registration_module
@@ -19,7 +21,7 @@ def hello() -> management_pb2.RegisterRequest:
 
 
 def test_lease_is_kept_alive_and_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registration_module, "FIRST_HEARTBEAT_SECONDS", 0.1)
+    monkeypatch.setattr(deadlines, "REGISTRATION", replace(deadlines.REGISTRATION, first_heartbeat=0.1))
     management = FakeManagement()
     registration = Registration(management.address, hello, pytest.fail)
     registration.start()

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -14,7 +15,7 @@ from wafer_nodes import wafer_node
 
 from memoryx import paging
 from swarmx.swarmx_program import SwarmXJob
-from waferbox.runtime import node_service
+from waferbox import deadlines
 from waferbox.runtime.node import Node, NodeSettings
 from waferbox.states.state_memory import TRANSFER_BYTES, StateSettings
 from wsc.v1 import node_pb2
@@ -394,7 +395,7 @@ def test_cancelling_is_silent(make_job: MakeJob, lane: int) -> None:
 
 
 def test_a_node_works_for_one_job_at_a_time(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_service, "PREVIOUS_JOB_SECONDS", 0.2)
+    monkeypatch.setattr(deadlines, "ATTACHMENT", replace(deadlines.ATTACHMENT, previous_job=0.2))
     job = make_job(node_pb2.LANE_SHARED_MEMORY)
     address = job.nodes.wafers[0].address
     with pytest.raises(AssertionError, match="ended the stream"):
