@@ -89,7 +89,7 @@ class JobCreationDeadlines:
     """
 
     connect: float = 4.0
-    create: float = 60.0
+    create: float = 120.0
     coordinator: float = 50.0
     ingress_return: float = 3.0
     hello: float = 20.0

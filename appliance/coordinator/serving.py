@@ -88,9 +88,8 @@ def serve_job(settings: CoordinatorSettings, compile_step: Compile, events: "que
                 job.verdict.report_defect(error)
         job.close()
     if job.verdict.failure is not None:
-        job.session.wait_until_open(
-            deadlines.END.last_messages
-        )  # a client that comes later would not hear of the failure
+        # A script that connects later would not receive the failure.
+        job.session.wait_until_open(deadlines.END.last_messages)
     server.stop(deadlines.END.last_messages).wait()
     listener.close()
     return 0

@@ -70,7 +70,6 @@ WAITS: Sequence[Wait] = (
         what="script: CreateJob / management: fork server starts the coordinator, and its hello",
         waiting=JOB_CREATION.create,
         working=JOB_CREATION.ingress_return + FORK_SERVER.start + JOB_CREATION.coordinator,
-        fails="a fork server that still imports torch takes up to 60 s before the coordinator exists",
     ),
     Wait(what="management: hello / coordinator: hello", waiting=JOB_CREATION.coordinator, working=JOB_CREATION.hello),
     Wait(
