@@ -85,7 +85,7 @@ class JobCreationDeadlines:
     session: until the script has opened its session with the first coordinator.
     first_replaced: how long a script looks for a replacement of the first coordinator before it has reached any.
     compile: the script's call Compile.
-    prepare: the script's calls PrepareInput and Shards; the workers import what the input_fn needs.
+    prepare: the script's calls PrepareInput and Shards; they may wait for a Load.
     """
 
     connect: float = 4.0
@@ -96,7 +96,7 @@ class JobCreationDeadlines:
     session: float = 10.0
     first_replaced: float = 8.0
     compile: float = 3600.0
-    prepare: float = 600.0
+    prepare: float = 2400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

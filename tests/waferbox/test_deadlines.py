@@ -81,7 +81,6 @@ WAITS: Sequence[Wait] = (
         what="script: Shards / coordinator: Load",
         waiting=JOB_CREATION.prepare,
         working=ATTACHMENT.load,
-        fails="Shards waits until the states are there, so it may wait for a Load that compiles kernels",
     ),
     # Another coordinator
     Wait(
