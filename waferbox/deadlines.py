@@ -129,12 +129,12 @@ class CoordinationDeadlines:
     coordinator_return: float = 10.0
     ingress_return: float = 60.0
     losses: float = 60.0
-    another: float = 60.0
+    another: float = 120.0
     another_wait: float = 1.0
     another_answer: float = 1.0
     script_away: float = 10.0
     session_return: float = 20.0
-    left: float = 60.0
+    left: float = 150.0
     orphaned: float = 10.0
     together: float = 0.5
     ingress_dying: float = 0.5

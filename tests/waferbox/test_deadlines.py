@@ -97,13 +97,11 @@ WAITS: Sequence[Wait] = (
         what="script: another coordinator / management: ingress returns, and hello",
         waiting=COORDINATION.another,
         working=COORDINATION.ingress_return + COORDINATION.restarted_hello,
-        fails="the script gives up while management still waits for the ingress",
     ),
     Wait(
         what="record kept / script: another coordinator",
         waiting=COORDINATION.left,
         working=COORDINATION.another,
-        fails="equal: a coordinator that takes up the job in the last second finds no script",
     ),
     Wait(
         what="coordinator: session of a script that was cut off / end of the old process",
