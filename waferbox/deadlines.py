@@ -159,7 +159,7 @@ class AttachmentDeadlines:
     previous_job: float = 5.0
     load: float = 1800.0
     stop: float = 15.0
-    left_execution: float = 15.0
+    left_execution: float = 20.0
     hung_stop: float = 2.0
     detach: float = 4.0
     close: float = 10.0

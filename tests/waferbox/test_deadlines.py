@@ -139,7 +139,6 @@ WAITS: Sequence[Wait] = (
         what="coordinator: execution that was left / stop",
         waiting=ATTACHMENT.left_execution,
         working=ATTACHMENT.stop,
-        fails="equal: the next execution is refused when the stop is just late",
     ),
     Wait(what="node: close / node: hung stop", waiting=ATTACHMENT.close, working=ATTACHMENT.hung_stop),
     # Links
