@@ -195,7 +195,7 @@ class StateTransferDeadlines:
     """
 
     open: float = 10.0
-    link: float = 10.0
+    link: float = 15.0
     transfer: float = 600.0
     stage: float = 600.0
     reason: float = 1.0

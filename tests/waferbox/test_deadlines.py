@@ -148,7 +148,6 @@ WAITS: Sequence[Wait] = (
         what="state keeper: link / script: dial",
         waiting=STATE_TRANSFER.link,
         working=STATE_TRANSFER.open,
-        fails="equal, and the state keeper's time begins earlier: with OpenState",
     ),
     # Failures and ends
     Wait(what="script: verdict / coordinator: grace", waiting=END.verdict, working=RECOVERY.grace + RECOVERY.end_grace),
