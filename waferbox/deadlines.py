@@ -258,9 +258,9 @@ class EndDeadlines:
     signal: float = 2.0
     jobs: float = 8.0
     server_grace: float = 0.5
-    embedded: float = 10.0
-    launched: float = 15.0
-    down: float = 15.0
+    embedded: float = 20.0
+    launched: float = 20.0
+    down: float = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

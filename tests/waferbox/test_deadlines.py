@@ -169,12 +169,17 @@ WAITS: Sequence[Wait] = (
         what="script: own cluster's end / cluster's end",
         waiting=END.embedded,
         working=CLUSTER_END,
-        fails="8 s for jobs and then 8 s for the fork server are more than 10 s: the cluster is killed",
     ),
     Wait(
-        what="command: cluster's end / cluster's end", waiting=END.launched, working=CLUSTER_END, fails="15 s, not 16"
+        what="command: cluster's end / cluster's end",
+        waiting=END.launched,
+        working=CLUSTER_END,
     ),
-    Wait(what="waferbox down / cluster's end", waiting=END.down, working=CLUSTER_END, fails="15 s, not 16"),
+    Wait(
+        what="waferbox down / cluster's end",
+        waiting=END.down,
+        working=CLUSTER_END,
+    ),
     Wait(what="compose / management's end", waiting=COMPOSE_GRACE, working=END.coordinator + END.server_grace),
     Wait(
         what="compose / node's end",
