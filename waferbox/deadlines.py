@@ -311,7 +311,7 @@ class StartDeadlines:
     management: float = 60.0
     nodes: float = 60.0
     vendor_gateway: float = 60.0
-    embedded: float = 60.0
+    embedded: float = 150.0
     probe: float = 120.0
     ray_connect: float = 5.0
     ray_room: float = 60.0

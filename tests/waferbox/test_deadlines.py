@@ -198,7 +198,6 @@ WAITS: Sequence[Wait] = (
         what="script: own cluster / management and nodes",
         waiting=START.embedded,
         working=START.management + START.nodes,
-        fails="the launcher has 60 s for management and then 60 s for nodes, so its message never arrives",
     ),
     Wait(what="kubernetes: probe / fork server", waiting=START.probe, working=FORK_SERVER.start),
     Wait(what="launcher: nodes / registration", waiting=START.nodes, working=REGISTRATION.retry + JOB_CREATION.hello),
