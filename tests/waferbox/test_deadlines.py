@@ -31,7 +31,7 @@ HEARTBEAT = REGISTRATION.lease / REGISTRATION.heartbeats_per_lease
 GIVEN_UP = settings.KEEPALIVE_SECONDS.default * (1 + KEEPALIVE.answers_per_interval)
 VENDOR_BEAT = 10.0  # of the vendor's client, which is not ours
 CLUSTER_END = END.jobs + FORK_SERVER.close  # one after the other, in Cluster.close
-COMPOSE_GRACE = 10.0  # stop_grace_period of docker-compose.yml
+COMPOSE_GRACE = 12.0  # stop_grace_period of docker-compose.yml
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +185,6 @@ WAITS: Sequence[Wait] = (
         what="compose / node's end",
         waiting=COMPOSE_GRACE,
         working=ATTACHMENT.close + END.server_grace,
-        fails="a node waits 10.5 s for its job; it is killed after 10 s",
     ),
     Wait(
         what="fork server: kill / node's end",
