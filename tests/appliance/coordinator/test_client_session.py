@@ -40,13 +40,14 @@ def address(port: socket.socket) -> str:
 def test_an_ingress_that_dies_takes_connections_for_a_moment(
     port: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow = deadlines.COORDINATION.ingress_dying * 4  # for a busy machine
-    monkeypatch.setattr(deadlines, "COORDINATION", replace(deadlines.COORDINATION, ingress_dying=slow))
+    dying = deadlines.COORDINATION.ingress_dying
+    # For a busy machine.
+    monkeypatch.setattr(deadlines, "COORDINATION", replace(deadlines.COORDINATION, ingress_dying=dying * 4))
     session = session_behind(address(port))
     done = ended(session, is_finished=False)
-    assert not done.wait(deadlines.COORDINATION.ingress_dying / 5)
+    assert not done.wait(dying / 5)
     port.close()  # the last of what the dying process had
-    assert not done.wait(deadlines.COORDINATION.ingress_dying * 6)  # this process is about to be ended
+    assert not done.wait(dying * 6)  # this process is about to be ended
     session.close()
     assert done.wait(10.0)
 
