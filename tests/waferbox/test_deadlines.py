@@ -36,7 +36,7 @@ COMPOSE_GRACE = 12.0  # stop_grace_period of docker-compose.yml
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """Two sides of a wait, in seconds. fails: why the waiting side may give up first; empty: it does not."""
+    """Two sides of a wait, in seconds. fails: why the waiting side is meant to give up first."""
 
     what: str
     waiting: float
@@ -125,7 +125,7 @@ WAITS: Sequence[Wait] = (
         what="node: job before / node: execution stops",
         waiting=ATTACHMENT.previous_job,
         working=HANG_SECONDS,
-        fails="a node refuses the next job while a long kernel of the job before still runs",
+        fails="meant: a node in a long kernel of the job before counts as lost to the next job, which does not wait for it",
     ),
     Wait(what="coordinator: load / node: links", waiting=ATTACHMENT.load, working=LINKS.open),
     Wait(what="coordinator: stop / node: hung stop", waiting=ATTACHMENT.stop, working=ATTACHMENT.hung_stop),
@@ -133,7 +133,7 @@ WAITS: Sequence[Wait] = (
         what="coordinator: stop / node: execution stops",
         waiting=ATTACHMENT.stop,
         working=HANG_SECONDS,
-        fails="a node in a kernel of more than 15 s is replaced although it would have stopped",
+        fails="meant: recovery replaces a node in a longer kernel, and does not wait for it as long as for a hang",
     ),
     Wait(
         what="coordinator: execution that was left / stop",
@@ -161,7 +161,7 @@ WAITS: Sequence[Wait] = (
         what="management: coordinator ends / all that it does",
         waiting=END.coordinator,
         working=ATTACHMENT.detach + END.report_present + END.last_messages,
-        fails="it is killed while it sends its last messages to the script; the nodes are free by then",
+        fails="meant: its nodes are free by then, and the script gets the end of its job from management",
     ),
     Wait(what="launcher: jobs / management: coordinators", waiting=END.jobs, working=END.coordinator),
     Wait(what="owner: fork server / kill of its processes", waiting=FORK_SERVER.close, working=FORK_SERVER.kill),
@@ -190,7 +190,7 @@ WAITS: Sequence[Wait] = (
         what="fork server: kill / node's end",
         waiting=FORK_SERVER.kill,
         working=ATTACHMENT.close + END.server_grace,
-        fails="a node of a local cluster gets 3 s; meant so, as its files survive a kill",
+        fails="meant: a node of a local cluster gets 3 s, since its files survive a kill",
     ),
     # Start
     Wait(
