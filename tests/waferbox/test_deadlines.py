@@ -125,7 +125,7 @@ WAITS: Sequence[Wait] = (
         what="node: job before / node: execution stops",
         waiting=ATTACHMENT.previous_job,
         working=HANG_SECONDS,
-        fails="meant: a node in a long kernel of the job before counts as lost to the next job, which does not wait for it",
+        fails="meant: a node in a long kernel of the job before counts as lost; the next job does not wait for it",
     ),
     Wait(what="coordinator: load / node: links", waiting=ATTACHMENT.load, working=LINKS.open),
     Wait(what="coordinator: stop / node: hung stop", waiting=ATTACHMENT.stop, working=ATTACHMENT.hung_stop),
