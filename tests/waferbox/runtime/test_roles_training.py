@@ -15,7 +15,7 @@ from wafer_nodes import wafer_node
 
 from memoryx import paging
 from swarmx.swarmx_program import SwarmXJob
-from waferbox import deadlines
+from waferbox import deadlines, roles
 from waferbox.runtime.node import Node, NodeSettings
 from waferbox.states.state_memory import TRANSFER_BYTES, StateSettings
 from wsc.v1 import node_pb2
@@ -51,10 +51,7 @@ def make_job(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
             settings = NodeSettings(management=management.address)
             nodes = Topology(
                 [attach(memoryx_node(management.address, states), f"memoryx-{i}", i, lane) for i in range(shards)],
-                [
-                    attach(Node(node_pb2.ROLE_SWARMX, settings, SwarmXJob), f"swarmx-{i}", i, lane)
-                    for i in range(1 + leaves)
-                ],
+                [attach(Node(roles.SWARMX, settings, SwarmXJob), f"swarmx-{i}", i, lane) for i in range(1 + leaves)],
                 [attach(wafer_node(settings), f"wafer-{i}", i, lane) for i in range(wafers)],
             )
             job = SmallJob(SmallPlan(num_shards=shards, num_wafers=wafers), nodes, lane, num_workers=workers)
