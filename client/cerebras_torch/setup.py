@@ -15,10 +15,10 @@ from cstorch.backend import backend, has_backend, use_cs
 from cstorch.core.compile import CompiledModel
 from cstorch.core.compile import compile as compile_module
 from cstorch.distributed.cluster_config import ClusterConfig
+from cstorch.distributed.run_settings import is_strategy_in_environment
 from cstorch.errors import UsageError
 from cstorch.optim import Optimizer
 from cstorch.optim.lr_scheduler import LRScheduler
-from waferbox import settings
 
 # How torch computes, and not what.
 _WITHOUT_EFFECT = frozenset({"foreach", "fused", "capturable", "differentiable"})
@@ -105,7 +105,7 @@ def initialize(
     if cs_ip is None and not (compile_only or validate_only or appliance):
         backend("CPU", artifact_dir=service_workdir)
     else:
-        if not appliance and num_csx == 1 and not settings.EXECUTION_STRATEGY.is_set():
+        if not appliance and num_csx == 1 and not is_strategy_in_environment():
             # What a system without appliance did; weights were streamed by appliances.
             backends.csx.performance.execution_strategy = backends.csx.performance.execution_strategy or "pipeline"
         address = cs_ip if cs_ip is not None and re.search(r":\d+$", cs_ip) else None

@@ -28,6 +28,11 @@ def execution_strategy() -> "plan_pb2.ExecutionStrategy.ValueType":
     return STRATEGIES[configured(settings.EXECUTION_STRATEGY) if name is None else name]
 
 
+def is_strategy_in_environment() -> bool:
+    """Whether the environment variable names an execution strategy."""
+    return settings.EXECUTION_STRATEGY.is_set()
+
+
 def strategy_name(strategy: Any) -> str | None:
     """The name of a strategy that is named, or a value of ExecutionStrategy; None stays None.
 
