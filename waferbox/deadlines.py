@@ -36,7 +36,8 @@ class KeepaliveDeadlines:
     """Two ends of a gRPC connection; `waferbox.settings.KEEPALIVE_SECONDS` is the time of silence before a ping.
 
     answers_per_interval: the time in which a ping must be answered, as a multiple of that time (a number).
-    suspended: how long a server for scripts waits for the answer of a script, which may be in a debugger.
+    suspended: how long a server for scripts waits for the answer of a script. A host that vanished keeps its job so
+        long, because a script in a debugger looks the same.
     """
 
     answers_per_interval: float = 5 / 3
@@ -146,7 +147,8 @@ class AttachmentDeadlines:
     """A coordinator and the nodes of its job. `waferbox.settings.HANG_SECONDS` limits what a node does in between.
 
     attach: until all nodes have answered Attach.
-    previous_job: how long a node waits for the end of its previous job, before it refuses the next.
+    previous_job: how long a node waits for the end of its previous job, before it refuses the next. The end joins
+        threads and, at worst, waits for a link.
     load: until all nodes have loaded the plan; a wafer may have many kernels to compile.
     stop: until all nodes have stopped an execution.
     left_execution: until the nodes have stopped an execution that the script left, when the next begins.
@@ -169,11 +171,11 @@ class AttachmentDeadlines:
 class LinkDeadlines:
     """The two ends of a link.
 
-    open: until a node has opened all links of a Load, those that it dials and those that it awaits.
+    open: until a node has opened all links of a Load; all nodes of a job open theirs at about the same time.
     coordinator: until a link to the coordinator is open, after its node has loaded.
     handshake: until a caller has sent its handshake.
     unclaimed: how long a listener keeps a caller that is not awaited yet.
-    close: until the reader of a gRPC link has ended.
+    close: how long a closing gRPC link waits for its peer to take what was sent.
     """
 
     open: float = 20.0
@@ -212,7 +214,7 @@ class RecoveryDeadlines:
     one_restart: the time in which several lost nodes count as one restart.
     fewer_wafers: the call by which a job gives nodes back, to continue with fewer wafers.
     point_lead: for the command to keep a recovery point to reach all nodes.
-    copy: a copy of a recovery point to another host, without the time for its bytes.
+    copy: a copy of a recovery point to another host, without the time for its bytes; a slower source hangs.
     """
 
     grace: float = 1.0

@@ -27,7 +27,6 @@ MAX_MESSAGE_BYTES: Final = CHUNK_BYTES + HEADER_BYTES
 # Frames that wait for gRPC go in one message, where they are small.
 SMALL_FRAME_BYTES: Final = 8 * 1024
 MAX_JOINED: Final = 64
-# How long a closing link waits for the peer to take what was sent.
 
 
 class GrpcLink(Link):

@@ -20,7 +20,6 @@ from waferbox.links.link import Link, LinkLost
 from waferbox.links.socket_lane import SocketLink
 from wsc.v1 import node_pb2
 
-# How long a caller is kept that nobody expects yet.
 MAX_UNCLAIMED: Final = 256
 
 

@@ -117,7 +117,6 @@ class RayProcess:
 
 WAIT_NOTICE_SECONDS: Final = 5.0  # until it is said what it waits for
 LOOK_SECONDS: Final = 0.25
-# For a job to wait for others in the places of the dead: Ray alone may take a minute to notice that a host is gone.
 MAX_RESTARTS: Final = 100  # of an actor by Ray, over the life of a cluster: of one that has lived for some time
 ACTOR_THREADS: Final = 8  # of calls to an actor at once: one waits for its process
 

@@ -35,10 +35,6 @@ MAX_THREADS: Final = 2048
 # than 1,000, at random: those of a thousand wafers come at once.
 MAX_UNSEEN_CALLS: Final = 16_384
 
-# A peer that is silent for so long gets a ping, and is given up when it does not answer within 5/3 of it: who is cut
-# off, or hangs, is given up within 8 s.
-# A host that vanishes without a word keeps its job so long; nothing tells it from a script in a debugger.
-
 GATEWAY_KEY: Final = "wsc-target"
 # On the calls that an ingress hands on to management, and on the errors that it answers with.
 INGRESS_KEY: Final = "wsc-ingress"

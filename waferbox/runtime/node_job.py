@@ -17,7 +17,6 @@ from waferbox.links.link import Link
 from waferbox.links.listener import LinkListener
 from wsc.v1 import node_pb2, observation_pb2
 
-# All links of a Load must be open by then: every node of the job opens its own at about the same time.
 
 LinkKey: TypeAlias = "tuple[node_pb2.LinkPurpose.ValueType, int]"  # purpose, index
 

@@ -56,7 +56,6 @@ class Leases:
 # --- NodeService: a job attaches to the node, gives it commands, and has it until the stream ends ---------------------
 
 
-# How long a job waits for the one before to be dropped: closing joins threads and, at worst, waits for a link.
 MAX_COMMANDS = 16  # read ahead
 
 

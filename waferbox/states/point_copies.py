@@ -112,7 +112,6 @@ def _cancel(call: grpc.Call) -> None:
 
 # As much again stays free, for the member's own points.
 COPY_ROOMS: Final = 2
-# A source that takes longer hangs, and the point is not to wait for its copy.
 SLOWEST_BYTES_PER_SECOND: Final = 10e6
 
 logger = logging.getLogger(__name__)
