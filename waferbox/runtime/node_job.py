@@ -17,7 +17,6 @@ from waferbox.links.link import Link
 from waferbox.links.listener import LinkListener
 from wsc.v1 import node_pb2, observation_pb2
 
-
 LinkKey: TypeAlias = "tuple[node_pb2.LinkPurpose.ValueType, int]"  # purpose, index
 
 
