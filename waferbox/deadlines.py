@@ -5,13 +5,14 @@ tests/waferbox/test_deadlines.py compares the two sides of each wait. Times that
 pause between two polls, are constants of that module; times that users set are in waferbox/settings.py.
 
 A module reads a time at the moment of its use, as `deadlines.LINKS.open`, so that a test can replace `deadlines.LINKS`.
+The classes have no comparison and no repr: every process pays at its start for the methods that a dataclass generates.
 """
 
 from dataclasses import dataclass
 from typing import Final
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class RegistrationDeadlines:
     """A node and the management service.
 
@@ -31,7 +32,7 @@ class RegistrationDeadlines:
     return_to_job: float = 10.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class KeepaliveDeadlines:
     """Two ends of a gRPC connection; `waferbox.settings.KEEPALIVE_SECONDS` is the time of silence before a ping.
 
@@ -44,7 +45,7 @@ class KeepaliveDeadlines:
     suspended: float = 3600.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class QueryDeadlines:
     """A query to management or to a health service.
 
@@ -74,7 +75,7 @@ class QueryDeadlines:
     job_unknown: float = 20.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class JobCreationDeadlines:
     """A script, management, and the coordinator of a new job.
 
@@ -100,7 +101,7 @@ class JobCreationDeadlines:
     prepare: float = 2400.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class CoordinationDeadlines:
     """A coordinator that is replaced or cut off: management, the script and the ingress.
 
@@ -142,7 +143,7 @@ class CoordinationDeadlines:
     listens: float = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class AttachmentDeadlines:
     """A coordinator and the nodes of its job. `waferbox.settings.HANG_SECONDS` limits what a node does in between.
 
@@ -167,7 +168,7 @@ class AttachmentDeadlines:
     close: float = 10.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class LinkDeadlines:
     """The two ends of a link.
 
@@ -185,7 +186,7 @@ class LinkDeadlines:
     close: float = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class StateTransferDeadlines:
     """A script and the state keepers of its job.
 
@@ -203,7 +204,7 @@ class StateTransferDeadlines:
     reason: float = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class RecoveryDeadlines:
     """A job after a death; `waferbox.settings.REPLACEMENT_SECONDS` limits the wait for other nodes.
 
@@ -227,7 +228,7 @@ class RecoveryDeadlines:
     copy: float = 60.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class EndDeadlines:
     """The end of a job, or of a cluster: the script, the coordinator, management, and the launcher.
 
@@ -265,7 +266,7 @@ class EndDeadlines:
     down: float = 20.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ForkServerDeadlines:
     """A fork server, its owner, and the processes that request others from it.
 
@@ -283,7 +284,7 @@ class ForkServerDeadlines:
     own_end: float = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class InputProcessDeadlines:
     """A worker and the process of its input_fn.
 
@@ -295,7 +296,7 @@ class InputProcessDeadlines:
     group: float = 5.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class StartDeadlines:
     """The start of a cluster: the script, the launcher, Ray, Kubernetes.
 
@@ -321,7 +322,7 @@ class StartDeadlines:
     ray_replacement: float = 180.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class VendorClientDeadlines:
     """The vendor's client and the gateway.
 
