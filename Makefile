@@ -64,6 +64,7 @@ docs: venv
 	$(BIN)/python docs/rights.py
 	$(BIN)/python docs/roles.py
 	$(BIN)/python docs/schedule_stubs.py
+	$(BIN)/python docs/settings.py
 	$(BIN)/python docs/vendor_calls.py
 	$(BIN)/python docs/vendor_operations.py
 

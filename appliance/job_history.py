@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
+from waferbox import roles
 from waferbox.rpc.async_server import Mailbox
 from wsc.v1 import management_pb2, observation_pb2
 
@@ -129,7 +130,12 @@ class JobHistory:
         if phase != management_pb2.JOB_PHASE_SUCCEEDED:
             level = 40 if phase == management_pb2.JOB_PHASE_FAILED else 30
             verdict = observation_pb2.LogRecord(
-                node="management", time=time.time(), level=level, logger="verdict", message=report.message, verdict=True
+                node=roles.MANAGEMENT.name,
+                time=time.time(),
+                level=level,
+                logger="verdict",
+                message=report.message,
+                verdict=True,
             )
             self.add([observation_pb2.JobEvent(log=verdict)])
         with self._lock:

@@ -16,18 +16,14 @@ from contextlib import contextmanager
 from typing import Final
 
 from benchmarks.runs import ENVIRONMENT
+from waferbox import roles
 from waferbox.cluster.embedded_process import start_embedded, stop_embedded
 from waferbox.cluster.launcher import ClusterSettings
 from waferbox.rpc.server import make_channel
-from wsc.v1 import management_pb2, management_pb2_grpc, node_pb2
+from wsc.v1 import management_pb2, management_pb2_grpc
 
 MODELS: Final = {"fc_training": 1_000_000, "gpt2_training": 1_000}  # steps: far more than are run
-ROLES: Final = {
-    "wafer": node_pb2.ROLE_WAFER,
-    "memoryx": node_pb2.ROLE_MEMORYX,
-    "swarmx": node_pb2.ROLE_SWARMX,
-    "worker": node_pb2.ROLE_WORKER,
-}
+ROLES: Final = {role.name: role.number for role in roles.LEASED}
 STEPS: Final = 4  # that are done before somebody dies
 RECOVERY_SECONDS: Final = "5"
 DEADLINE_SECONDS: Final = 300.0

@@ -37,10 +37,10 @@ from benchmarks.by_hand import ROOT
 from benchmarks.gpt2_training import RoleSeconds
 from benchmarks.runs import ENVIRONMENT
 from benchmarks.show import show, show_pairs
+from waferbox import settings
 from waferbox.links.shared_memory import SharedMemory
-from waferbox.roles import role_name
+from waferbox.roles import role_of
 from waferbox.rpc.server import make_channel
-from waferbox.runtime.logs import LEVEL_VARIABLE
 from waferbox.states.file_pages import FilePages
 from wsc.v1 import management_pb2, management_pb2_grpc
 
@@ -116,7 +116,7 @@ def run(
     """
     with tempfile.TemporaryDirectory() as name:
         variables = {**os.environ, **ENVIRONMENT, "WAFERBOX_CACHE": f"{name}/cache", "OMP_NUM_THREADS": "1"}
-        variables[LEVEL_VARIABLE] = "info"
+        variables[settings.LOG_LEVEL.name] = "info"
         options = ["--state-dir", str(state_dir)] if state_dir is not None else []
         options += ["--memory-limit", str(limit_bytes)] if limit_bytes else []
         log = Path(name, "log")
@@ -201,7 +201,7 @@ def _processes(management: str) -> dict[str, int]:
     with make_channel(management) as channel:
         stub = management_pb2_grpc.ManagementStub(channel)
         nodes = stub.ListNodes(management_pb2.ListNodesRequest(), timeout=10.0).nodes
-    return {role_name(node.role): node.process_id for node in nodes}
+    return {role_of(node.role).name: node.process_id for node in nodes}
 
 
 def disk_rates(folder: Path) -> tuple[float, float]:

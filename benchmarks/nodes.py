@@ -14,7 +14,7 @@ from typing import Final
 
 from benchmarks.light_nodes import LightClient, LightCoordinators, LightNodes
 from benchmarks.show import show
-from waferbox.runtime.logs import LEVEL_VARIABLE
+from waferbox import settings
 from wsc.v1 import management_pb2, node_pb2
 
 # Of each hundred nodes.
@@ -67,7 +67,7 @@ def management(lease_seconds: float = 5.0) -> Iterator[tuple[str, int]]:
     reader, writer = os.pipe()
     with tempfile.TemporaryDirectory() as folder, open(reader, encoding="utf-8") as announcement:
         options = ["--listen", "127.0.0.1:0", "--cache-root", folder, "--announce-fd", str(writer)]
-        environment = {**os.environ, LEVEL_VARIABLE: "warning"}
+        environment = {**os.environ, settings.LOG_LEVEL.name: "warning"}
         process = subprocess.Popen(
             [sys.executable, "-c", _MANAGEMENT, str(lease_seconds), *options], pass_fds=[writer], env=environment
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from appliance.coordinator.nodes.topology import COORDINATOR, Topology
-from appliance.members import member_name
+from waferbox.roles import role_of
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, plan_pb2
 
 FILE: Final = Path(__file__).parent / "images" / "architecture.svg"
@@ -72,7 +72,7 @@ LINKS: Final = {
 
 def role(number: "node_pb2.Role.ValueType") -> str:
     """What a node of this role is called in a job."""
-    return member_name(number, 0).rpartition("-")[0]
+    return role_of(number).name
 
 
 def purpose(number: "node_pb2.LinkPurpose.ValueType") -> str:

@@ -16,7 +16,6 @@ FOLDERS: Final = {
     "ingress": ("appliance/ingress",),
     "management": (
         "appliance/__main__.py",
-        "appliance/members.py",
         "appliance/job_history.py",
         "appliance/management",
     ),

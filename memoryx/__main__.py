@@ -4,8 +4,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from waferbox import roles
 from waferbox.launch.installation import begin_process
-from wsc.v1 import node_pb2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     service = StateService()
 
     return run_node(
-        node_pb2.ROLE_MEMORYX,
+        roles.MEMORYX,
         settings,
         lambda context: MemoryXJob(context, service, state_settings),
         add_services=service.add_to,

@@ -6,13 +6,14 @@ from pathlib import Path
 
 from waferbox.host.memory import parse_size
 from waferbox.links.shared_memory import SharedMemory
+from waferbox.roles import MEMORYX
 from waferbox.runtime.node import NodeSettings, node_parser, node_settings
 from waferbox.states.state_memory import StateSettings
 
 
 def parse_arguments(argv: Sequence[str] | None) -> tuple[NodeSettings, StateSettings]:
     """As of every role, with `[--state-dir DIR [--memory-limit SIZE]]`. A folder that cannot be used is refused."""
-    parser = node_parser("memoryx")
+    parser = node_parser(MEMORYX)
     parser.add_argument(
         "--state-dir", type=Path, metavar="DIR", help="keep weights and optimizer state in files of this folder"
     )

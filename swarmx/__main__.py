@@ -4,8 +4,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from waferbox import roles
 from waferbox.launch.installation import begin_process
-from wsc.v1 import node_pb2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -16,9 +16,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     from swarmx.swarmx_program import SwarmXJob
     from waferbox.runtime.node import parse_arguments, run_node
 
-    settings = parse_arguments("swarmx", argv)
+    settings = parse_arguments(roles.SWARMX, argv)
     torch.set_num_threads(settings.threads)
-    return run_node(node_pb2.ROLE_SWARMX, settings, SwarmXJob)
+    return run_node(roles.SWARMX, settings, SwarmXJob)
 
 
 if __name__ == "__main__":

@@ -16,11 +16,11 @@ from vendor_gateway.sessions import UnknownJobError, VendorJob, VendorSessions
 from vendor_gateway.vendor_execution import CallEndedError, Resources
 from vendor_gateway.wire_values import checkpoint_steps, item_bytes, read_value, write_value
 from vendor_wire import appliance_pb2, appliance_pb2_grpc
+from waferbox import deadlines
 
 logger = logging.getLogger(__name__)
 
 MAX_WAFERS: Final = 1 << 16
-MAX_POLL_SECONDS: Final = 30.0
 LOOK_SECONDS: Final = 0.25
 _INFO: Final = 4  # levels as the vendor numbers them
 _LEVELS: Final = {logging.ERROR: 2, logging.WARNING: 3}
@@ -187,7 +187,7 @@ class ApplianceService(appliance_pb2_grpc.ApplianceServicer):
     @_outcome
     def UnaryMonitorError(self, request: appliance_pb2.MonitorErrorRequest, context: _Context) -> appliance_pb2.Outcome:
         job = self._job(context)
-        deadline = time.monotonic() + min(request.poll_seconds, MAX_POLL_SECONDS)
+        deadline = time.monotonic() + min(request.poll_seconds, deadlines.VENDOR_CLIENT.longest_poll)
         over = _over(context)
         while time.monotonic() < deadline and not job.has_ended:
             if (failure := job.session.failure) is not None:
@@ -200,7 +200,7 @@ class ApplianceService(appliance_pb2_grpc.ApplianceServicer):
         self, request: appliance_pb2.MsgQueueRequest, context: _Context
     ) -> appliance_pb2.MsgQueueResponse:
         over = _over(context)
-        deadline = time.monotonic() + min(request.timeout_seconds, MAX_POLL_SECONDS)
+        deadline = time.monotonic() + min(request.timeout_seconds, deadlines.VENDOR_CLIENT.longest_poll)
         try:
             job = self._job(context)
         except UnknownJobError as error:

@@ -2,12 +2,8 @@
 
 import threading
 import time
-from typing import Final
 
-GONE_SECONDS: Final = 6.0  # without a word, after the stream of its beats has broken
-BEAT_SECONDS: Final = 45.0  # without a word, while the stream is open: it beats every 10 s
-MOST_LEASE_SECONDS: Final = 3600.0  # that a client may ask for instead
-IDLE_SECONDS: Final = 90.0  # without a word, while it has no live job: it compiles, or builds an image
+from waferbox import deadlines
 
 
 class Presence:
@@ -19,7 +15,7 @@ class Presence:
         self._streams: dict[str, int] = {}  # of beats, that are open; of every live job that has begun to beat
         self._unnamed = 0  # streams of beats that are open, and have named no live job
         self._lost = False  # the last of these has ended so
-        self._lease_seconds = BEAT_SECONDS
+        self._lease_seconds = deadlines.VENDOR_CLIENT.beat
 
     def note_call(self) -> None:
         """It has called."""
@@ -53,7 +49,7 @@ class Presence:
     def lease(self, seconds: int) -> None:
         """It may beat as seldom as this; 0: as the cluster wants it."""
         if seconds > 0:
-            self._lease_seconds = min(float(seconds), MOST_LEASE_SECONDS)
+            self._lease_seconds = min(float(seconds), deadlines.VENDOR_CLIENT.longest_lease)
 
     def stream_ended(self, job: str) -> None:
         """A stream of its beats has."""
@@ -74,5 +70,7 @@ class Presence:
             counts = list(self._streams.values())
             is_connected = any(counts) or self._unnamed > 0
             is_expected = bool(counts) or (has_job and (is_connected or self._lost))
-        limit = IDLE_SECONDS if not is_expected else self._lease_seconds if is_connected else GONE_SECONDS
+        limit = deadlines.VENDOR_CLIENT.idle
+        if is_expected:
+            limit = self._lease_seconds if is_connected else deadlines.VENDOR_CLIENT.gone
         return time.monotonic() - self._last_call > limit

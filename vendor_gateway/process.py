@@ -15,10 +15,10 @@ from vendor_gateway.management_service import ManagementService
 from vendor_gateway.session import JobTarget
 from vendor_gateway.sessions import VendorSessions
 from vendor_wire import appliance_pb2_grpc, control_pb2_grpc, management_pb2_grpc
+from waferbox import deadlines
 from waferbox.rpc.address import split_address
 from waferbox.rpc.server import server_options
 
-STOP_GRACE_SECONDS: Final = 0.5
 MAX_THREADS: Final = 1024  # a client has five calls open, and five more while it sends weights
 MAX_MESSAGE_BYTES: Final = 320 * 1024 * 1024  # the client sends tensors in parts of 256 MiB
 
@@ -80,4 +80,4 @@ class VendorGateway:
     def close(self) -> None:
         """End the clients' jobs, then the server."""
         self._sessions.close()
-        self._server.stop(STOP_GRACE_SECONDS).wait()
+        self._server.stop(deadlines.END.server_grace).wait()

@@ -4,8 +4,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from waferbox import roles
 from waferbox.launch.installation import begin_process
-from wsc.v1 import node_pb2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -19,12 +19,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     from waferbox.states.state_service import StateService
 
     keep_freed_memory()
-    settings = parse_arguments("wafer", argv)
+    settings = parse_arguments(roles.WAFER, argv)
     sweep(recovery_root())
     service = StateService()
 
     return run_node(
-        node_pb2.ROLE_WAFER,
+        roles.WAFER,
         settings,
         lambda context: WaferJob(context, settings.threads, service),
         add_services=service.add_to,

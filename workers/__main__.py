@@ -4,8 +4,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from waferbox import roles
 from waferbox.launch.installation import begin_process
-from wsc.v1 import node_pb2
 
 # What an input_fn's process needs at once.
 INPUT_PRELOAD = ("torch", "numpy", "cloudpickle", "waferbox.input_process.__main__")
@@ -19,9 +19,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     from waferbox.runtime.node import parse_arguments, run_node
     from workers.worker_program import WorkerJob
 
-    settings = parse_arguments("workers", argv)
+    settings = parse_arguments(roles.WORKER, argv)
     with own_fork_server(INPUT_PRELOAD):
-        return run_node(node_pb2.ROLE_WORKER, settings, WorkerJob)
+        return run_node(roles.WORKER, settings, WorkerJob)
 
 
 if __name__ == "__main__":

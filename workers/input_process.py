@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from waferbox import deadlines, settings
 from waferbox.host.descriptors import readable
 from waferbox.input_process import foreign
 from waferbox.input_process.channel import DIGEST_BYTES, MESSAGE_BYTES, MOST_DIGESTS
@@ -34,14 +35,13 @@ from wsc.v1 import node_pb2, plan_pb2
 
 # Where torch's loaders hand batches over: each file has a name for some microseconds, which a kill makes for ever.
 SHARED_MEMORY = Path("/dev/shm")
-END_SECONDS = 5.0  # for the kernel to end what was killed
 
 
 def end_group(leader: int) -> None:
     """Kill the processes of the group, wait for their end, and remove what torch's loaders had half handed over.
 
-    Waits END_SECONDS at most: for a process in the middle of a read from a disk that hangs, for one. ProcessLookupError
-    where the leader has ended already.
+    Waits deadlines.INPUT_PROCESS.group at most: for a process in the middle of a read from a disk that hangs, for one.
+    ProcessLookupError where the leader has ended already.
     """
     if os.getpgid(leader) != leader:
         return  # it has not begun yet, and has started nothing
@@ -52,7 +52,7 @@ def end_group(leader: int) -> None:
                 members[pid] = os.pidfd_open(pid)
                 closing.callback(os.close, members[pid])
         os.killpg(leader, signal.SIGKILL)
-        deadline = time.monotonic() + END_SECONDS
+        deadline = time.monotonic() + deadlines.INPUT_PROCESS.group
         for pid, pidfd in members.items():
             if readable([pidfd], max(0.0, deadline - time.monotonic())):
                 for path in SHARED_MEMORY.glob(f"torch_{pid}_*"):
@@ -70,10 +70,6 @@ def _members(group: int) -> list[int]:
 
 
 # --- The worker's side of the process that runs the input_fn ----------------------------------------------------------
-
-
-END_DEADLINE_SECONDS = 3.0
-USER_VARIABLE = "WAFERBOX_INPUT_USER"
 
 
 class _Process(Protocol):
@@ -241,7 +237,7 @@ class InputProcess:
 
     def _ended(self) -> JobFailure:
         try:
-            status = self._process.wait(END_DEADLINE_SECONDS)
+            status = self._process.wait(deadlines.INPUT_PROCESS.end)
         except TimeoutError:
             message = "the process of the input_fn closed its socket to the worker"
             return JobFailure(node_pb2.Failure.KIND_INPUT, message)
@@ -325,7 +321,7 @@ def input_user() -> str:
 
     Raises JobFailure: there is none of that name, or this process may not start a process of another user.
     """
-    user = os.environ.get(USER_VARIABLE, "")
+    user = settings.INPUT_USER.get()
     problem = "only a worker that runs as root can start it so" if user and os.geteuid() else ""
     if user and not problem:
         try:
@@ -333,9 +329,8 @@ def input_user() -> str:
         except KeyError:
             problem = "there is no such user where the worker runs"
     if problem:
-        message = (
-            f"the process for the input_fn is to be of the user {user!r} ({USER_VARIABLE} of the worker): {problem}"
-        )
+        variable = f"{settings.INPUT_USER.name} of the worker"
+        message = f"the process for the input_fn is to be of the user {user!r} ({variable}): {problem}"
         raise JobFailure(node_pb2.Failure.KIND_USER, message)
     return user
 

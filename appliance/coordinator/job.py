@@ -25,17 +25,16 @@ from appliance.coordinator.recovery.restarts import RestartLimit
 from appliance.coordinator.reporting import JobReporter
 from appliance.coordinator.session import ClientSession
 from appliance.coordinator.settings import CoordinatorSettings
+from waferbox import deadlines, roles
 from waferbox.host.threads import GuardedThread
 from waferbox.links.listener import LinkListener
 from waferbox.links.socket_names import host_id
-from waferbox.runtime.progress import IDLE_PARTS, hang_seconds
+from waferbox.runtime.progress import IDLE_PARTS
+from waferbox.settings import HANG_SECONDS
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, plan_pb2
 from wsc.v1.plan_pb2 import EXECUTION_STRATEGY_PIPELINE as PIPELINE
 
 logger = logging.getLogger(__name__)
-
-LEFT_SECONDS = 15.0  # until the nodes have stopped an execution that its client has left
-DEATHS_SECONDS = 0.2  # within which the deaths of a node and of management are one event
 
 
 class CoordinatedJob:
@@ -85,7 +84,7 @@ class CoordinatedJob:
             self.verdict.report_defect,
         )
         self.observation = Observation(management.tell, self._nodes.send_all, self._advise)
-        self._silence = SilenceWatch(hang_seconds() / IDLE_PARTS)
+        self._silence = SilenceWatch(HANG_SECONDS.get() / IDLE_PARTS)
         self._executions = ExecutionSlot(self._make_execution, self.plans, record)
         self._points = JobPoints(self._nodes, record, self.observation.pace, lambda: self._executions.current)
         self._inputs = Inputs(self._nodes, request.num_csx, record.inputs)
@@ -192,7 +191,7 @@ class CoordinatedJob:
         """A new execution, or None while there is another. Raises JobFailed; KeyError for an unknown artifact."""
         self.wait_for_nodes()
         self._wait_until(
-            lambda: self._executions.current is None, LEFT_SECONDS
+            lambda: self._executions.current is None, deadlines.ATTACHMENT.left_execution
         )  # the client has left the last just now
         execution = self._executions.begin(begin)
         with self._changed:
@@ -266,9 +265,11 @@ class CoordinatedJob:
     def terminate(self) -> None:
         """This process is told to end."""
         self._terminated = True
-        lost = self._management.lost_within(DEATHS_SECONDS)
+        lost = self._management.lost_within(deadlines.RECOVERY.deaths)
         if lost:
-            self._report_failure(node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, node="management", message=lost))
+            self._report_failure(
+                node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, node=roles.MANAGEMENT.name, message=lost)
+            )
         self.verdict.report_end(
             node_pb2.Failure(kind=node_pb2.Failure.KIND_CANCELLED, message=f"{self.name} ended: {self._on_terminate}")
         )
@@ -388,7 +389,7 @@ class CoordinatedJob:
     def _node_lost(self, member: Member, reason: str) -> None:
         message = f"{self._nodes.describe(member.name)} died or was cut off: {reason}"
         if not self._recovers:
-            lost = self._management.lost_within(DEATHS_SECONDS)  # all go when a cluster does
+            lost = self._management.lost_within(deadlines.RECOVERY.deaths)  # all go when a cluster does
             if lost:
                 message += f"; {lost}"
         if self._nodes.has(member):

@@ -9,6 +9,7 @@ from appliance.coordinator.observation.events import Observation
 from appliance.coordinator.record import JobRecord
 from appliance.coordinator.recovery.recovery import Recovery
 from appliance.coordinator.session import ClientSession
+from waferbox import roles
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, observation_pb2
 
 
@@ -66,7 +67,7 @@ class ManagementEvents:
 
     def management_lost(self, reason: str) -> None:
         """Management will not have the job."""
-        self._on_failure(node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, node="management", message=reason))
+        self._on_failure(node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, node=roles.MANAGEMENT.name, message=reason))
 
     def defect(self, error: Exception) -> None:
         """The link to management has ended by an exception that it did not expect."""

@@ -18,6 +18,7 @@ import grpc
 
 from appliance.coordinator.nodes.job_nodes import NodesRefused
 from appliance.coordinator.settings import CoordinatorSettings
+from waferbox import deadlines
 from waferbox.host.threads import GuardedThread, GuardedTimer
 from waferbox.launch.spawn import process_started
 from waferbox.links.socket_names import host_id
@@ -25,12 +26,6 @@ from waferbox.rpc.server import make_channel
 from waferbox.runtime.registration import REFUSALS
 from waferbox.security.tokens import Kind, cluster_secret
 from wsc.v1 import management_pb2, management_pb2_grpc, observation_pb2
-
-HELLO_SECONDS = 20.0
-CLOSE_SECONDS = 2.0
-RETRY_SECONDS = 0.5
-AWAY_SECONDS = 60.0  # how long a job that waits for nodes waits for management
-REPORT_SECONDS = 10.0  # how long a job that has ended waits for management, to tell it
 
 _Stream: TypeAlias = "grpc.CallIterator[management_pb2.CoordinateResponse]"
 
@@ -100,7 +95,7 @@ class ManagementLink:
     def hello(self) -> management_pb2.CreateJobRequest:
         """What the job is. Raises ManagementLost."""
         timer = GuardedTimer(
-            HELLO_SECONDS,
+            deadlines.JOB_CREATION.hello,
             self._channel.close,
             name="hello-timeout",
             on_defect=lambda error: None,  # it is logged, and management ends a coordinator of which it hears nothing
@@ -166,7 +161,7 @@ class ManagementLink:
             try:
                 while asked.answer is None:
                     now = time.monotonic()
-                    away_until = self._lost_at + AWAY_SECONDS if self._lost else math.inf
+                    away_until = self._lost_at + deadlines.COORDINATION.management_away if self._lost else math.inf
                     if self._closing or away_until <= now:
                         raise ManagementLost(f"{self._lost or 'the job has ended'}, and the job had no nodes yet")
                     if deadline <= now:
@@ -193,7 +188,7 @@ class ManagementLink:
         """End the stream, after what was reported has been sent. wait: for management, if it is away."""
         with self._changed:
             self._closing = True
-            seconds = REPORT_SECONDS if wait else 0.0 if self._lost else CLOSE_SECONDS
+            seconds = deadlines.END.report if wait else 0.0 if self._lost else deadlines.END.report_present
             if self._requests is not None:
                 self._requests.put(None)
             self._changed.notify_all()
@@ -260,7 +255,7 @@ class ManagementLink:
                     listener.management_lost(f"{self._named()} does not know the job any more: {error.details()}")
                     return
             self._channel.close()
-            if self._over.wait(RETRY_SECONDS):
+            if self._over.wait(deadlines.COORDINATION.retry):
                 return
             self._channel, self._call = self._open(listener.history())
             if self._over.is_set():

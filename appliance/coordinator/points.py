@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from appliance.coordinator.execution.execution import CoordinatedExecution
-from appliance.coordinator.execution.recovery_points import RecoveryPoint, RecoveryPoints, recovery_seconds
+from appliance.coordinator.execution.recovery_points import RecoveryPoint, RecoveryPoints
 from appliance.coordinator.nodes.job_nodes import JobMembers
 from appliance.coordinator.nodes.topology import Member
 from appliance.coordinator.observation.spans import Pace
 from appliance.coordinator.record import JobRecord
+from waferbox import deadlines, settings
 from wsc.v1 import node_pb2
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -51,9 +52,6 @@ def choose_copiers(keepers: Sequence[ShareHolder]) -> Mapping[str, str]:
 # When recovery points are made while steps run: every so many seconds, after a step that nobody has reached yet
 
 
-LEAD_SECONDS = 0.5  # for the command to reach all nodes
-
-
 class PointSchedule:
     """Used by one thread."""
 
@@ -61,7 +59,7 @@ class PointSchedule:
         """keep(step): have one made after this step; False if the execution has no such step."""
         self._pace = pace
         self._keep = keep
-        self._interval = recovery_seconds()
+        self._interval = settings.RECOVERY_SECONDS.get()
         self._last = time.monotonic()
         self._epoch = 0
 
@@ -72,7 +70,7 @@ class PointSchedule:
             self._epoch, self._last = epoch, now
         if now - self._last < self._interval:
             return
-        step = self._pace.step_after(LEAD_SECONDS, epoch)
+        step = self._pace.step_after(deadlines.RECOVERY.point_lead, epoch)
         if step is not None and self._keep(step):
             self._last = now
 

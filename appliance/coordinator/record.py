@@ -19,16 +19,13 @@ from typing import Final
 from google.protobuf.message import DecodeError
 
 from appliance.coordinator.execution.recovery_points import RecoveryPoint
-from appliance.coordinator.recovery.recovery import replacement_seconds
+from waferbox import deadlines, settings
 from waferbox.host.folders import check_private, why_not_kept, write_whole
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, plan_pb2, record_pb2
 
 RECORDS: Final = "jobs"
 RECORD: Final = "record"
 LOCK: Final = "lock"
-SESSION_SECONDS: Final = 10.0  # until the script must have come, to the first coordinator of its job
-RETURN_SECONDS: Final = 20.0  # likewise, to one that waits for a script which was cut off
-LEFT_SECONDS: Final = 60.0  # after so long without a coordinator the script has given up its job
 SWEPT_SECONDS: Final = 24 * 3600.0  # after so long without any change a record has no owner
 
 logger = logging.getLogger(__name__)
@@ -116,8 +113,8 @@ class JobRecord:
     def session_seconds(self) -> float:
         """Until the script must have come."""
         if self.was_cut_off:
-            return RETURN_SECONDS
-        return replacement_seconds() if self.incarnation else SESSION_SECONDS
+            return deadlines.COORDINATION.session_return
+        return settings.REPLACEMENT_SECONDS.get() if self.incarnation else deadlines.JOB_CREATION.session
 
     @property
     def incarnation(self) -> int:
@@ -336,7 +333,7 @@ def record_folder(cache_root: Path, job: str) -> Path:
 def orphaned_records(cache_root: Path, management: str) -> dict[str, management_pb2.CoordinatorHello]:
     """What coordinators of this management service have kept of jobs of which there was news of late, by job."""
     hellos = {}
-    newest = time.time() - LEFT_SECONDS
+    newest = time.time() - deadlines.COORDINATION.left
     with contextlib.suppress(OSError):
         for folder in list((cache_root / RECORDS).iterdir()):
             with contextlib.suppress(OSError, DecodeError):
@@ -407,7 +404,7 @@ class OrphanedJobs:
         self._cache_root = cache_root
         left = orphaned_records(cache_root, management)
         self._hellos = {job: hello for job, hello in left.items() if hello.ingress == ingress or not ingress}
-        self._until = time.monotonic() + LEFT_SECONDS
+        self._until = time.monotonic() + deadlines.COORDINATION.left
 
     def __bool__(self) -> bool:
         """Whether there may be one still."""

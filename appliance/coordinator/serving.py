@@ -11,6 +11,7 @@ from appliance.coordinator.nodes.topology import COORDINATOR
 from appliance.coordinator.record import JobRecord, RecordLost, RecordTaken, record_folder
 from appliance.coordinator.service import CoordinatorService
 from appliance.coordinator.settings import TAKEN_STATUS, CoordinatorSettings
+from waferbox import deadlines
 from waferbox.links.listener import LinkListener
 from waferbox.rpc.address import bind
 from waferbox.rpc.server import make_server
@@ -18,7 +19,6 @@ from waferbox.runtime.outbox import JobLogHandler
 from wsc.v1 import coordinator_pb2_grpc, node_pb2
 
 TICK_SECONDS = 1.0
-LAST_MESSAGES_SECONDS = 2.0  # for them to reach the client
 
 logger = logging.getLogger(__name__)
 
@@ -88,8 +88,9 @@ def serve_job(settings: CoordinatorSettings, compile_step: Compile, events: "que
                 job.verdict.report_defect(error)
         job.close()
     if job.verdict.failure is not None:
-        job.session.wait_until_open(LAST_MESSAGES_SECONDS)  # a client that comes later would not hear of the failure
-    server.stop(LAST_MESSAGES_SECONDS).wait()
+        # A script that connects later would not receive the failure.
+        job.session.wait_until_open(deadlines.END.last_messages)
+    server.stop(deadlines.END.last_messages).wait()
     listener.close()
     return 0
 

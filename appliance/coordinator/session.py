@@ -5,14 +5,10 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 
+from waferbox import deadlines
 from waferbox.host.threads import GuardedTimer
 from waferbox.rpc.address import split_address
 from wsc.v1 import coordinator_pb2
-
-LISTENS_SECONDS = 1.0
-ORPHANED_SECONDS = 10.0  # until a process whose ingress has died, or whose script was cut off, must have been ended
-TOGETHER_SECONDS = 0.5  # in which all streams of a connection end that has broken
-DYING_SECONDS = 0.5  # that an ingress which dies may take from the end of its first connection to that of its last
 
 
 class ClientSession:
@@ -72,13 +68,13 @@ class ClientSession:
         """
         if self._ingress:
             # While it dies its port may take connections still. This process is ended with it, before the wait is over.
-            self._closed.wait(DYING_SECONDS)
+            self._closed.wait(deadlines.COORDINATION.ingress_dying)
         is_orphaned = bool(self._ingress) and not _listens(self._ingress)
         if is_orphaned or self._is_cut_off():
-            self._closed.wait(ORPHANED_SECONDS)
+            self._closed.wait(deadlines.COORDINATION.orphaned)
 
     def _is_cut_off(self) -> bool:
-        return self._on_cut_off is not None and self._ended.wait(TOGETHER_SECONDS) and self._on_cut_off()
+        return self._on_cut_off is not None and self._ended.wait(deadlines.COORDINATION.together) and self._on_cut_off()
 
     def reconnects(self) -> bool:
         """The client has noticed that its connection broke, and we have not; whether another process waits for it."""
@@ -107,7 +103,7 @@ def _listens(address: str) -> bool:
     """Whether somebody takes connections there, on this host."""
     host, port = split_address(address)
     try:
-        socket.create_connection((host.strip("[]"), port), LISTENS_SECONDS).close()
+        socket.create_connection((host.strip("[]"), port), deadlines.COORDINATION.listens).close()
     except TimeoutError:
         return True
     except OSError:

@@ -10,8 +10,6 @@ from typing import Final
 from waferbox.launch.spawn import Child, spawn
 from wsc.v1 import ingress_pb2
 
-END_SECONDS: Final = 7.0  # after which a coordinator that was told to end must have let its nodes go
-
 CUT_OFF_STATUS: Final = 74  # exit status of one whose script was cut off, and for which another is to wait
 TAKEN_STATUS: Final = 75  # exit status of one that finds the job to be another process'
 

@@ -9,8 +9,9 @@ from typing import Final
 
 import grpc
 
-from appliance.coordinator.record import LEFT_SECONDS, OrphanedJobs, is_kept
-from appliance.coordinator.settings import END_SECONDS, CoordinatorHome, FolderRefused
+from appliance.coordinator.record import OrphanedJobs, is_kept
+from appliance.coordinator.settings import CoordinatorHome, FolderRefused
+from waferbox import deadlines
 from waferbox.launch.spawn import Child, SpawnError
 from waferbox.rpc.async_server import Context
 from waferbox.security.guard import bearer
@@ -97,7 +98,7 @@ class Coordinators(ingress_pb2_grpc.IngressServicer):
             else:
                 child.terminate()
         if self._runs:
-            await asyncio.wait(self._runs.values(), timeout=END_SECONDS)
+            await asyncio.wait(self._runs.values(), timeout=deadlines.END.coordinator)
         for child in self._children.values():
             child.kill()
         if self._runs:
@@ -136,7 +137,7 @@ async def _report_orphan(
     request = management_pb2.AdoptJobRequest(hello=hello)
     shown = (bearer(cluster_secret().token(Kind.COORDINATOR, hello.job)),)
     try:
-        await stub.AdoptJob(request, timeout=LEFT_SECONDS, metadata=shown, wait_for_ready=True)
+        await stub.AdoptJob(request, timeout=deadlines.COORDINATION.left, metadata=shown, wait_for_ready=True)
     except grpc.RpcError as error:
         reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else error
         logger.warning("%s is given up: management does not take it up: %s", hello.job, reason)

@@ -5,7 +5,6 @@ import os
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
@@ -15,15 +14,13 @@ from appliance.coordinator.settings import CoordinatorHome
 from appliance.ingress.coordinators import Coordinators, report_orphaned_jobs
 from appliance.ingress.gateway import Gateway
 from appliance.ingress.targets import Targets
-from waferbox import __version__
+from waferbox import __version__, deadlines
 from waferbox.links.socket_names import host_id
 from waferbox.rpc.address import bind, split_address
 from waferbox.rpc.async_server import AsyncServer, make_async_channel
 from waferbox.rpc.server import LARGE_MESSAGE_BYTES
 from waferbox.runtime.registration import Registration
 from wsc.v1 import ingress_pb2_grpc, management_pb2, node_pb2
-
-STOP_GRACE_SECONDS: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +103,7 @@ class Ingress:
         if self._reporting is not None:
             self._reporting.cancel()
         await self._coordinators.close()
-        await self._server.server.stop(STOP_GRACE_SECONDS)
+        await self._server.server.stop(deadlines.END.server_grace)
         await self._targets.close()
         await self._channel.close(None)
 

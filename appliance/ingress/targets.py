@@ -13,12 +13,12 @@ from typing import Final
 
 import grpc
 
+from waferbox import deadlines
 from waferbox.rpc.async_server import make_async_channel
 from waferbox.security.guard import bearer
 from waferbox.security.tokens import Kind, cluster_secret
 from wsc.v1 import management_pb2, management_pb2_grpc, node_pb2
 
-ANSWER_SECONDS: Final = 2.0
 FRESH_SECONDS: Final = 2.0  # how long an answer counts
 RETURN_SECONDS: Final = 10.0  # how long a target that management has not named any more stays open
 
@@ -73,9 +73,10 @@ class Targets:
         self._last_query = time.monotonic()
         shown = (bearer(cluster_secret().token(Kind.NODE)),)
         try:
+            seconds = deadlines.QUERIES.ingress
             answers = await asyncio.gather(
-                self._management.ListJobs(management_pb2.ListJobsRequest(), timeout=ANSWER_SECONDS, metadata=shown),
-                self._management.ListNodes(management_pb2.ListNodesRequest(), timeout=ANSWER_SECONDS, metadata=shown),
+                self._management.ListJobs(management_pb2.ListJobsRequest(), timeout=seconds, metadata=shown),
+                self._management.ListNodes(management_pb2.ListNodesRequest(), timeout=seconds, metadata=shown),
             )
         except grpc.RpcError as error:
             logger.debug("management names no targets: %s", error)

@@ -2,17 +2,16 @@
 
 import logging
 import threading
-from typing import Final, Protocol
+from typing import Protocol
 
 import grpc
 
+from waferbox import deadlines
 from waferbox.launch.spawn import Child
 from waferbox.links.socket_names import host_id
 from waferbox.rpc.server import make_channel
 from waferbox.security.tokens import Kind, cluster_secret
 from wsc.v1 import ingress_pb2, ingress_pb2_grpc, management_pb2
-
-END_SECONDS: Final = 2.0  # until an ingress must have passed a signal on
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +65,7 @@ class IngressProcess:
     def kill(self) -> None:
         self._end(kill=True)
 
-    def close(self, deadline_seconds: float = END_SECONDS) -> None:
+    def close(self, deadline_seconds: float = deadlines.END.signal) -> None:
         if not self._call.done():
             self.terminate()
             try:
@@ -84,7 +83,7 @@ class IngressProcess:
             if self._call.done():
                 return
             try:
-                self._stub.EndCoordinator(request, timeout=END_SECONDS)
+                self._stub.EndCoordinator(request, timeout=deadlines.END.signal)
             except grpc.RpcError as error:
                 logger.warning("the ingress at %s did not end %s: %s", self._ingress, self._job, error)
 

@@ -8,7 +8,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from appliance.management.jobs import JobEntry
-from appliance.members import PACKAGES
+from waferbox import roles
 from waferbox.runtime.metrics import report_metrics
 from wsc.v1 import management_pb2
 
@@ -28,9 +28,9 @@ class ManagementCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         nodes = Counter((node.role, "leased" if node.job else "free") for node in self._nodes())
         nodes_metric = GaugeMetricFamily("waferbox_nodes", "Nodes of the cluster.", labels=["role", "state"])
-        for role, package in PACKAGES.items():
+        for role in roles.REGISTERED:
             for state in ("free", "leased"):
-                nodes_metric.add_metric([package.removeprefix("appliance."), state], nodes[role, state])
+                nodes_metric.add_metric([role.module.removeprefix("appliance."), state], nodes[role.number, state])
         yield nodes_metric
 
         jobs = self._jobs()

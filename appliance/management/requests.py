@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from appliance.coordinator.reporting import MAX_RESTARTS
 from appliance.management.nodes.job_queue import DEFAULT_PRIORITY, FIRST_PRIORITY, LAST_PRIORITY
-from appliance.members import PACKAGES
+from waferbox import roles
 from wsc.v1 import management_pb2, plan_pb2
 
 MAX_WAFERS = 1024
@@ -58,7 +58,7 @@ def problem_of_job(request: management_pb2.CreateJobRequest) -> str:
 
 def problem_of_node(hello: management_pb2.RegisterRequest) -> str:
     """What is wrong with what a node says of itself; empty if nothing is."""
-    if hello.role not in PACKAGES:
+    if not roles.is_registered(hello.role):
         return f"there is no role {hello.role}"
     if not hello.address:
         return "a node must say at which address it listens"
@@ -86,7 +86,7 @@ def problem_of_nodes(nodes: Sequence[management_pb2.NodeInfo]) -> str:
     if len({node.member for node in nodes}) < len(nodes):
         return "no two nodes of a job have the same name"
     for node in nodes:
-        if node.role not in PACKAGES:
+        if not roles.is_registered(node.role):
             return f"there is no role {node.role}"
         if not node.member or not node.address:
             return "a node of a job has a name in it, and an address"

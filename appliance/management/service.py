@@ -33,8 +33,7 @@ from appliance.management.requests import (
     shown,
 )
 from appliance.management.supervisor import ManagementSettings, Supervisor
-from appliance.members import PACKAGES
-from waferbox import __version__
+from waferbox import __version__, deadlines, roles
 from waferbox.launch.spawn import SpawnError
 from waferbox.rpc.async_server import Context, when_over
 from waferbox.rpc.server import INGRESS_KEY
@@ -44,10 +43,6 @@ from wsc.v1 import management_pb2, management_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
-HELLO_SECONDS = 20.0  # until a stream must have begun
-COORDINATOR_SECONDS = 50.0  # until a coordinator must have said hello
-INGRESS_RETURN_SECONDS = 3.0  # until an ingress must be back that handed a call on
-MAX_WAIT_SECONDS = 10.0  # of a ListNodes or GetJob call
 
 _Request = TypeVar("_Request")
 
@@ -129,7 +124,7 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         # Called at once when the stream ends, however it does.
         when_over(context, lambda: self._registry.remove(node_id, "it left, or died"))
-        logger.info("%s registered as %s", PACKAGES[hello.role], node_id)
+        logger.info("%s registered as %s", roles.role_of(hello.role).module, node_id)
         yield management_pb2.RegisterResponse(node_id=node_id, lease_seconds=self._settings.lease_seconds)
         async for heartbeat in request_iterator:
             if not self._registry.renew(node_id, heartbeat.job):
@@ -138,7 +133,7 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
     async def ListNodes(
         self, request: management_pb2.ListNodesRequest, context: Context
     ) -> management_pb2.ListNodesResponse:
-        wait_seconds = min(max(0.0, request.wait_seconds), MAX_WAIT_SECONDS)
+        wait_seconds = min(max(0.0, request.wait_seconds), deadlines.QUERIES.longest_wait)
         await self._registry.changes.wait_for(lambda: self._registry.count() >= request.at_least, wait_seconds)
         return management_pb2.ListNodesResponse(nodes=self._registry.nodes(), metrics=self.metrics)
 
@@ -154,7 +149,7 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
         if caller is not None and caller.kind is Kind.USER:
             request.user = caller.name
         through_ingress = any(key == INGRESS_KEY for key, _ in context.invocation_metadata() or ())
-        wait_seconds = INGRESS_RETURN_SECONDS if through_ingress else 0.0
+        wait_seconds = deadlines.JOB_CREATION.ingress_return if through_ingress else 0.0
         ingress = await self._registry.changes.wait_for(self._registry.ingress, wait_seconds)
         try:
             # In one go, for a call may be cancelled while it waits.
@@ -163,9 +158,10 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         except SpawnError as error:
             await context.abort(grpc.StatusCode.INTERNAL, str(error))
-        in_time = await job.started_or_over.wait_for(lambda: job.coordinator or job.over.is_set(), COORDINATOR_SECONDS)
+        seconds = deadlines.JOB_CREATION.coordinator
+        in_time = await job.started_or_over.wait_for(lambda: job.coordinator or job.over.is_set(), seconds)
         if not job.coordinator:
-            message = job.report.message if in_time else f"it did not answer within {COORDINATOR_SECONDS:g} s"
+            message = job.report.message if in_time else f"it did not answer within {seconds:g} s"
             job.cancelled = True
             if (process := job.process) is not None:
                 await asyncio.to_thread(process.kill)
@@ -242,7 +238,7 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
 
     async def GetJob(self, request: management_pb2.GetJobRequest, context: Context) -> management_pb2.GetJobResponse:
         job = await self._find(request.job, context)
-        wait_seconds = min(max(0.0, request.wait_seconds), MAX_WAIT_SECONDS)
+        wait_seconds = min(max(0.0, request.wait_seconds), deadlines.QUERIES.longest_wait)
         lost = request.lost_coordinator
         await job.started_or_over.wait_for(
             lambda: job.over.is_set() or (lost and job.coordinator not in ("", lost)), wait_seconds
@@ -297,7 +293,7 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
 async def _first(requests: AsyncIterator[_Request], context: Context) -> _Request:
     """The first message of a stream."""
     try:
-        async with asyncio.timeout(HELLO_SECONDS):
+        async with asyncio.timeout(deadlines.JOB_CREATION.hello):
             return await anext(requests)
     except (TimeoutError, StopAsyncIteration):
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the stream did not begin with a hello")

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from appliance.coordinator.record import OrphanedJobs
-from appliance.coordinator.settings import END_SECONDS, TAKEN_STATUS, CoordinatorHome
+from appliance.coordinator.settings import TAKEN_STATUS, CoordinatorHome
 from appliance.management.coordination import Coordination
 from appliance.management.coordinator_process import CoordinatorProcess, IngressProcess, ProcessLost, process_of
 from appliance.management.jobs import ENDED, JobEntry, JobTable, TooManyJobs
 from appliance.management.nodes.registry import NodeRegistry
-from appliance.members import PACKAGES
+from waferbox import deadlines, roles
 from waferbox.host.threads import GuardedThread
 from waferbox.launch.spawn import SpawnError
 from waferbox.security.tokens import Kind, cluster_secret
@@ -26,7 +26,7 @@ from wsc.v1 import ingress_pb2, management_pb2
 class ManagementSettings:
     cache_root: Path  # artifacts of the compiler lie below it
     compile_root: Path | None = None  # below which scripts may name folders of their own; None: the cache root alone
-    lease_seconds: float = 5.0  # a node that says nothing for so long is lost
+    lease_seconds: float = deadlines.REGISTRATION.lease
 
 
 # --- The lives of jobs: their coordinators are started, watched, told what concerns them, and ended -------------------
@@ -34,12 +34,7 @@ class ManagementSettings:
 
 logger = logging.getLogger(__name__)
 
-LOSSES_SECONDS = 60.0  # a job ends when more of its coordinators end within this time than it may restart
-SPAWN_SECONDS = 10.0  # in which a fork server that has died is back
 SPAWN_RETRY_SECONDS = 0.2
-HELLO_SECONDS = 30.0  # until a coordinator that was started again must have said hello
-COORDINATOR_RETURN_SECONDS = 10.0  # until a coordinator must be back whose process we do not know
-INGRESS_RETURN_SECONDS = 60.0  # until an ingress that has died must be back, to run its coordinators again
 INGRESS_RETRY_SECONDS = 0.5
 
 
@@ -83,7 +78,7 @@ class Supervisor:
                 process.terminate()
             else:
                 self.cancel(job)
-        deadline = time.monotonic() + END_SECONDS
+        deadline = time.monotonic() + deadlines.END.coordinator
         for job in jobs:
             job.over.wait(max(0.0, deadline - time.monotonic()))
             if (process := job.process) is not None:
@@ -162,14 +157,14 @@ class Supervisor:
     def _replace_coordinator(self, job: JobEntry, ingress: str, how: str) -> bool:
         """Start another; the nodes stay the job's. False: the job is not to go on."""
         now = time.monotonic()
-        job.losses = [*(loss for loss in job.losses if now - loss < LOSSES_SECONDS), now]
+        job.losses = [*(loss for loss in job.losses if now - loss < deadlines.COORDINATION.losses), now]
         while self._gets_successor(job) and len(job.losses) <= job.request.max_num_restarts:
             job.restarted_at = time.monotonic()  # before the start: hello may come at once
             try:
                 job.process = self._start_coordinator(job, ingress, restarted=bool(job.coordinator))
             except SpawnError as error:
                 logger.warning("the coordinator of %s could not be started again: %s", job.name, error)
-                if time.monotonic() - now > SPAWN_SECONDS or self._closing.wait(SPAWN_RETRY_SECONDS):
+                if time.monotonic() - now > deadlines.COORDINATION.spawn or self._closing.wait(SPAWN_RETRY_SECONDS):
                     break
                 continue
             logger.warning("%s: %s; another is started", job.name, how)
@@ -179,7 +174,7 @@ class Supervisor:
     def _restart_on_ingress(self, job: JobEntry, ingress: str) -> bool:
         """Have the ingress run the coordinator, if it does not do so any more; False: it has been away too long."""
         away_since = job.away_since  # None: the coordinator is there, though not the connection to the ingress
-        is_late = away_since is not None and time.monotonic() - away_since > INGRESS_RETURN_SECONDS
+        is_late = away_since is not None and time.monotonic() - away_since > deadlines.COORDINATION.ingress_return
         if is_late or not job.coordinator or not self._gets_successor(job) or self._closing.wait(INGRESS_RETRY_SECONDS):
             return False
         if job.restarted_at is not None:
@@ -198,13 +193,15 @@ class Supervisor:
         elif job.cancelled:
             self._end(job, management_pb2.JOB_PHASE_CANCELLED, "cancelled")
         else:
-            losses = f", the last of {len(job.losses)} in {LOSSES_SECONDS:g} s" if len(job.losses) > 1 else ""
+            count, seconds = len(job.losses), deadlines.COORDINATION.losses
+            losses = f", the last of {count} in {seconds:g} s" if count > 1 else ""
             self._end(job, management_pb2.JOB_PHASE_FAILED, how + losses)
 
     def _process_lost(self, job: JobEntry, reason: str) -> None:
         """A coordinator that has said hello may still be there."""
         away_since = job.away_since
-        if not job.coordinator or (away_since and time.monotonic() - away_since > INGRESS_RETURN_SECONDS):
+        is_late = away_since is not None and time.monotonic() - away_since > deadlines.COORDINATION.ingress_return
+        if not job.coordinator or is_late:
             self._end(job, management_pb2.JOB_PHASE_FAILED, reason)
         with self._lock:
             job.process = None
@@ -332,18 +329,23 @@ class Supervisor:
             for job in self.jobs.all_live():
                 self._end_if_it_hangs(job)
                 away_since = job.away_since if job.process is None else None
-                if away_since is not None and time.monotonic() - away_since > COORDINATOR_RETURN_SECONDS:
+                if away_since is not None and time.monotonic() - away_since > deadlines.COORDINATION.coordinator_return:
                     self._end(job, management_pb2.JOB_PHASE_FAILED, "its coordinator is gone")
 
     def _end_if_it_hangs(self, job: JobEntry) -> None:
         restarted_at, process = job.restarted_at, job.process
-        if restarted_at is not None and process is not None and time.monotonic() - restarted_at > HELLO_SECONDS:
+        if (
+            restarted_at is not None
+            and process is not None
+            and time.monotonic() - restarted_at > deadlines.COORDINATION.restarted_hello
+        ):
             logger.warning("the coordinator of %s that was started again does not say hello: it is ended", job.name)
             job.restarted_at = None
             process.kill()
 
     def _node_lost(self, node: management_pb2.NodeInfo, reason: str) -> None:
-        logger.info("%s (%s), which works for %s, is lost: %s", node.node_id, PACKAGES[node.role], node.job, reason)
+        module = roles.role_of(node.role).module
+        logger.info("%s (%s), which works for %s, is lost: %s", node.node_id, module, node.job, reason)
         coordination = self.coordination_of(node.job)
         if coordination is not None:
             coordination.lost(node)

@@ -14,17 +14,11 @@ import jinja2
 from appliance.drawing.number_text import bytes_text, count_text, seconds_text
 from appliance.page.compile_report import CompileReport, read_report
 from appliance.page.job_view import PARTS, JobView, LogRow
+from waferbox import roles
 from wsc.v1 import management_pb2, node_pb2
 
 Regions = Mapping[str, str]  # HTML by the id of the element that it fills
 
-_ROLES: Final = {
-    node_pb2.ROLE_WAFER: "Wafers",
-    node_pb2.ROLE_MEMORYX: "MemoryX",
-    node_pb2.ROLE_SWARMX: "SwarmX",
-    node_pb2.ROLE_WORKER: "Input workers",
-    node_pb2.ROLE_INGRESS: "Ingress",
-}
 _ENDED: Final = (
     management_pb2.JOB_PHASE_SUCCEEDED,
     management_pb2.JOB_PHASE_FAILED,
@@ -57,8 +51,8 @@ def cluster_regions(nodes: Sequence[management_pb2.NodeInfo], jobs: Sequence[man
         "hosts": len({node.host for node in nodes}),
     }
     groups = [
-        (name, [node for node in nodes if node.role == role], role != node_pb2.ROLE_INGRESS)
-        for role, name in _ROLES.items()
+        (role.heading, [node for node in nodes if node.role == role.number], role.is_leased)
+        for role in roles.REGISTERED
     ]
     return {
         "summary": _render("regions/summary.html", **summary),

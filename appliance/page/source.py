@@ -5,7 +5,7 @@ from typing import Protocol
 
 from appliance.job_history import KINDS, batches
 from appliance.management.service import ManagementService
-from waferbox.roles import role_name
+from waferbox import roles
 from wsc.v1 import management_pb2, observation_pb2
 
 
@@ -38,8 +38,10 @@ class ServiceSource:
         return self._service.nodes()
 
     async def targets(self) -> Sequence[tuple[str, str]]:
-        nodes = [(role_name(node.role), node.metrics) for node in self._service.nodes()]
-        return [(role, metrics) for role, metrics in [("management", self._service.metrics), *nodes] if metrics]
+        nodes = [(roles.role_of(node.role).name, node.metrics) for node in self._service.nodes()]
+        return [
+            (role, metrics) for role, metrics in [(roles.MANAGEMENT.name, self._service.metrics), *nodes] if metrics
+        ]
 
     async def jobs(self) -> Sequence[management_pb2.JobInfo]:
         return self._service.describe(self._service.jobs())

@@ -15,7 +15,7 @@ from cstorch.backend import backend, has_backend, use_cs
 from cstorch.core.compile import CompiledModel
 from cstorch.core.compile import compile as compile_module
 from cstorch.distributed.cluster_config import ClusterConfig
-from cstorch.distributed.run_settings import STRATEGY_VARIABLE
+from cstorch.distributed.run_settings import is_strategy_in_environment
 from cstorch.errors import UsageError
 from cstorch.optim import Optimizer
 from cstorch.optim.lr_scheduler import LRScheduler
@@ -108,7 +108,7 @@ def initialize(
     if cs_ip is None and not (compile_only or validate_only or appliance):
         backend("CPU", artifact_dir=service_workdir)
     else:
-        if not appliance and num_csx == 1 and STRATEGY_VARIABLE not in os.environ:
+        if not appliance and num_csx == 1 and not is_strategy_in_environment():
             # A system without appliance ran all layers at once; appliances streamed weights.
             backends.csx.performance.execution_strategy = backends.csx.performance.execution_strategy or "pipeline"
         address = cs_ip if cs_ip is not None and re.search(r":\d+$", cs_ip) else None

@@ -23,7 +23,7 @@ from appliance.coordinator.settings import CUT_OFF_STATUS, CoordinatorHome, Coor
 from appliance.management import supervisor
 from appliance.management.service import ManagementService
 from appliance.management.supervisor import ManagementSettings
-from waferbox import __version__
+from waferbox import __version__, roles
 from waferbox.rpc.address import bind
 from waferbox.rpc.async_server import AsyncServer
 from waferbox.rpc.server import make_channel, through
@@ -40,12 +40,7 @@ from wsc.v1 import (
 
 LOSS, PARTS, STATE_OUT = 1, 2, 3  # groups; the values in them have ten times the number
 F32 = plan_pb2.ELEMENT_TYPE_FLOAT32
-ROLES = {
-    "memoryx": node_pb2.ROLE_MEMORYX,
-    "swarmx": node_pb2.ROLE_SWARMX,
-    "wafer": node_pb2.ROLE_WAFER,
-    "workers": node_pb2.ROLE_WORKER,
-}
+ROLES = {role.module: role for role in roles.LEASED}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

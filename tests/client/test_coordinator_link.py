@@ -4,13 +4,14 @@ import queue
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import grpc
 import pytest
 
-from cstorch._internal.session import connecting, coordinator_link
 from cstorch._internal.session.coordinator_link import CoordinatorLink
 from cstorch.errors import ClusterUnreachableError
+from waferbox import deadlines
 from waferbox.rpc.server import INGRESS_KEY, make_channel
 from wsc.v1 import coordinator_pb2, coordinator_pb2_grpc, management_pb2, management_pb2_grpc
 
@@ -124,7 +125,7 @@ def test_a_coordinator_that_is_not_reached_at_once_is_tried_again(
 def test_a_coordinator_that_dies_before_the_client_reaches_it_has_a_successor(
     another: Served, management: grpc.Channel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connecting, "CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(deadlines, "JOB_CREATION", replace(deadlines.JOB_CREATION, connect=0.5))
     lost = Served(refused=0)
     lost.stop()
     created = management_pb2.CreateJobResponse(job=JOB, coordinator=lost.address, token=TOKEN)
@@ -163,7 +164,7 @@ def test_management_has_its_time_once_the_ingress_is_there(
     is_found: bool,
 ) -> None:
     """Where all are started again, management may come last."""
-    monkeypatch.setattr(coordinator_link, "AWAY_SECONDS", 1.0)
+    monkeypatch.setattr(deadlines, "COORDINATION", replace(deadlines.COORDINATION, script_away=1.0))
     created = management_pb2.CreateJobResponse(job=JOB, coordinator="behind-the-ingress:1", token=TOKEN)
     # It takes every session, whatever coordinator is named.
     link = CoordinatorLink(

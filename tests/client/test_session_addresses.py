@@ -5,13 +5,14 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
-from cstorch._internal.session import connecting
 from cstorch._internal.session.job import ClientJob
 from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import ClusterUnreachableError
+from waferbox import deadlines
 from waferbox.rpc.address import bind
 from waferbox.rpc.server import make_server
 
@@ -51,6 +52,6 @@ def another_role() -> Iterator[str]:
     ],
 )
 def test_a_wrong_port_is_told_by_who_is_there(who: object, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connecting, "CONNECT_SECONDS", 0.5)
+    monkeypatch.setattr(deadlines, "JOB_CREATION", replace(deadlines.JOB_CREATION, connect=0.5))
     with who() as address, pytest.raises(ClusterUnreachableError, match=text.format(address)):  # type: ignore[operator]
         ClientJob(address, ClusterConfig(), "")

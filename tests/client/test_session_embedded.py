@@ -5,6 +5,7 @@ import logging
 import os
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from cstorch._internal.session import embedded
 from cstorch._internal.session.embedded import EmbeddedCluster, shards_for
 from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import ClusterError
+from waferbox import deadlines
 from waferbox.host.descriptors import readable
 
 
@@ -60,7 +62,7 @@ def test_one_that_has_ended_since_shows_the_end_of_its_log(monkeypatch: pytest.M
 
 
 def test_one_that_says_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(embedded, "START_SECONDS", 0.2)
+    monkeypatch.setattr(deadlines, "START", replace(deadlines.START, embedded=0.2))
     cluster = start(monkeypatch, tmp_path, "silent")
     with pytest.raises(ClusterError, match="did not start within"):
         cluster.management()
@@ -77,7 +79,7 @@ def test_one_that_says_something_else(monkeypatch: pytest.MonkeyPatch, tmp_path:
 def test_one_that_does_not_end_is_killed_without_a_word(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(embedded, "STOP_SECONDS", 0.5)
+    monkeypatch.setattr(deadlines, "END", replace(deadlines.END, embedded=0.5))
     cluster = start(monkeypatch, tmp_path, "stubborn")
     cluster.management()
     caplog.clear()

@@ -1,6 +1,7 @@
 """Executions that fail: closures, interrupts, the cluster, the compile, the batch."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -11,7 +12,6 @@ from halved_weight import Setup, input_fn, run
 from torch import nn
 
 import cstorch
-from cstorch._internal.session import connecting
 from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import (
     ClusterUnreachableError,
@@ -22,6 +22,7 @@ from cstorch.errors import (
     VersionMismatchError,
 )
 from cstorch.utils.data import DataExecutor, DataLoader
+from waferbox import deadlines
 from wsc.v1 import node_pb2
 
 
@@ -95,7 +96,7 @@ def test_a_compile_error_and_a_version_mismatch(cluster: FakeCluster, tmp_path: 
 
 
 def test_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connecting, "CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr(deadlines, "JOB_CREATION", replace(deadlines.JOB_CREATION, connect=0.2))
     config = ClusterConfig(mgmt_address="127.0.0.1:1")
     backend = cstorch.backend("CSX", artifact_dir=tmp_path, cluster_config=config)
     try:

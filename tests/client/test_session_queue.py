@@ -4,13 +4,14 @@ import getpass
 import logging
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from fake_cluster import FakeCluster
 
-from cstorch._internal.session import job as session_job
 from cstorch._internal.session.job import ClientJob
 from cstorch.distributed.cluster_config import ClusterConfig
+from waferbox import deadlines
 from wsc.v1 import management_pb2, node_pb2, plan_pb2
 
 
@@ -25,7 +26,7 @@ def cluster() -> Iterator[FakeCluster]:
 def test_the_script_says_where_it_waits_and_calls_only_then(
     cluster: FakeCluster, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_job, "COMPILE_SECONDS", 5.0)
+    monkeypatch.setattr(deadlines, "JOB_CREATION", replace(deadlines.JOB_CREATION, compile=5.0))
     cluster.waits = [
         management_pb2.QueueStatus(position=2, length=3, waiting_for="1 wafer, held by job-a"),
         management_pb2.QueueStatus(position=1, length=2, waiting_for="1 wafer, held by job-b"),

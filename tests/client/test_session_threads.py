@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from fake_cluster import FakeCluster
@@ -10,6 +11,7 @@ from cstorch._internal.session.execution.run import ExecutionStream
 from cstorch._internal.session.job import ClientJob
 from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import InternalError
+from waferbox import deadlines
 from wsc.v1 import coordinator_pb2, plan_pb2
 
 
@@ -40,7 +42,7 @@ def test_a_defect_in_the_thread_of_the_session(cluster: FakeCluster, monkeypatch
 @pytest.mark.defects
 def test_a_defect_in_the_thread_of_an_execution(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ExecutionStream, "_read", fail)
-    monkeypatch.setattr("cstorch._internal.session.job.VERDICT_SECONDS", 0.1)
+    monkeypatch.setattr(deadlines, "END", replace(deadlines.END, verdict=0.1))
     job = ClientJob(cluster.address, ClusterConfig(), "")
     stream = ExecutionStream(job, coordinator_pb2.Begin(token=job.token, num_steps=1))
     errors: list[BaseException] = []

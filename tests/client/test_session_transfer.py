@@ -1,6 +1,7 @@
 """State on its way between the client and a real shard's StateService, over both lanes."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ import torch
 from link_pairs import raise_defect
 from tokens_shown import token
 
-from cstorch._internal.session import connecting, failures, transfer
+from cstorch._internal.session import failures, transfer
 from cstorch._internal.session.transfer import BATCH_BYTES, Outgoing, ShardConnection, batches
 from cstorch.errors import ClusterError, ConfigurationError, CstorchError, InternalError, NodeLostError
+from waferbox import deadlines
 from waferbox.links.listener import LinkListener
 from waferbox.rpc.server import make_channel, make_server
 from waferbox.security.tokens import Kind
@@ -195,7 +197,7 @@ def test_a_write_of_the_wrong_size_is_refused(connection: ShardConnection) -> No
 
 
 def test_a_shard_that_goes_away(shard: Shard, connection: ShardConnection, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connecting, "CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr(deadlines, "JOB_CREATION", replace(deadlines.JOB_CREATION, connect=0.2))
     connection.write([outgoing("small")])
     shard.server.stop(None).wait(5)
     with pytest.raises(ClusterError):
@@ -216,7 +218,7 @@ def test_batches_are_small_unless_one_state_is_large() -> None:
 
 
 def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connecting, "CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr(deadlines, "JOB_CREATION", replace(deadlines.JOB_CREATION, connect=0.2))
     job = Job()
     job.where = coordinator_pb2.StateShard(shard=2, address="127.0.0.1:1", job="job")
     connection = ShardConnection(job.where, "auto", job)

@@ -15,10 +15,11 @@ import psutil
 from cluster_rig import SCRIPTS, RunningCluster, RunningScript, Surroundings, running_cluster
 from malformed_messages import Malformed, methods
 
+from waferbox import settings
 from waferbox.links.grpc_lane import METHOD
 from waferbox.rpc.server import make_channel
 from waferbox.security.rights import RIGHTS
-from waferbox.security.tokens import SECRET_VARIABLE, ClusterSecret, Kind
+from waferbox.security.tokens import ClusterSecret, Kind
 
 SCRIPT = SCRIPTS / "recovering.py"
 THREADS = 4
@@ -152,7 +153,7 @@ def attack(folder: Path, messages: int, seed: int) -> Result:
 
 
 def _send(cluster: RunningCluster, messages: int, seed: int, result: Result) -> None:
-    secret = ClusterSecret(Path(os.environ[SECRET_VARIABLE]).read_bytes())
+    secret = ClusterSecret(Path(os.environ[settings.SECRET_FILE.name]).read_bytes())
     one = Attack(cluster, secret, seed)
     one.send(-1, min(WARM_UP, messages))
     before = _memory(cluster)

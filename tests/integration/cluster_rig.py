@@ -22,9 +22,9 @@ from script_server import ForkedScript, ScriptServer
 
 from benchmarks import by_hand
 from benchmarks.network import HERE, Host, NoNetwork, hosts
+from waferbox import settings
 from waferbox.host.descriptors import readable
 from waferbox.rpc.server import make_channel
-from waferbox.security.tokens import SECRET_VARIABLE
 from wsc.v1 import management_pb2, management_pb2_grpc, node_pb2
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -49,7 +49,7 @@ class Surroundings:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("WAFERBOX_")}
         own = {
             MARK: self.mark,
-            SECRET_VARIABLE: os.environ[SECRET_VARIABLE],
+            settings.SECRET_FILE.name: os.environ[settings.SECRET_FILE.name],
             "TMPDIR": str(self.temporary),
             "WAFERBOX_CACHE": str(self._cache),
         }

@@ -7,17 +7,13 @@ import grpc
 import pytest
 from cluster_rig import SCRIPTS, RunningCluster, RunningScript, StartScript, running_cluster, wait_for
 
-from wsc.v1 import management_pb2, node_pb2
+from waferbox import roles
+from wsc.v1 import management_pb2
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 SCRIPT = SCRIPTS / "recovering.py"
-ROLES = {
-    "memoryx": node_pb2.ROLE_MEMORYX,
-    "swarmx": node_pb2.ROLE_SWARMX,
-    "worker": node_pb2.ROLE_WORKER,
-    "wafer": node_pb2.ROLE_WAFER,
-}
+ROLES = {role.name: role.number for role in roles.LEASED}
 
 
 def run(

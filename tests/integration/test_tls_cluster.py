@@ -6,9 +6,10 @@ import pytest
 from cluster_rig import StartScript, running_cluster
 from typer.testing import CliRunner
 
+from waferbox import settings
 from waferbox.commands.cli import app
 from waferbox.security.authority import issue
-from waferbox.security.tls import AUTHORITY, CLIENT, TLS_VARIABLE
+from waferbox.security.tls import AUTHORITY, CLIENT
 
 TRAIN = Path(__file__).parents[2] / "examples" / "fc_digits" / "train.py"
 
@@ -22,15 +23,17 @@ def test_a_job_trains_over_tls(
     of_client.mkdir()
     for name in (AUTHORITY, CLIENT):
         (of_client / name).write_bytes((authority / name).read_bytes())
-    monkeypatch.setenv(TLS_VARIABLE, str(authority))  # for the questions that this process asks
+    monkeypatch.setenv(settings.TLS_DIR.name, str(authority))  # for the questions that this process asks
     arguments = ("--num-csx", 1, "--num-steps", 20, "--model-dir", tmp_path / "model")
-    with running_cluster(tmp_path / "cluster", cache, variables={TLS_VARIABLE: str(authority)}) as cluster:
-        variables = {"WAFERBOX_LANE": "grpc", TLS_VARIABLE: str(of_client)}
+    with running_cluster(tmp_path / "cluster", cache, variables={settings.TLS_DIR.name: str(authority)}) as cluster:
+        variables = {"WAFERBOX_LANE": "grpc", settings.TLS_DIR.name: str(of_client)}
         script = start_script(TRAIN, *arguments, management=cluster.management, **variables)
         assert script.wait() == 0, script.errors
         plain = start_script(TRAIN, *arguments, management=cluster.management)
         assert plain.wait() == 1
-        assert f"if the cluster uses TLS, {TLS_VARIABLE} must name a folder with its certificates" in plain.errors
+        assert (
+            f"if the cluster uses TLS, {settings.TLS_DIR.name} must name a folder with its certificates" in plain.errors
+        )
 
 
 def test_a_cluster_is_not_open_to_a_network_by_mistake(monkeypatch: pytest.MonkeyPatch) -> None:

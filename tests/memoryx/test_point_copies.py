@@ -6,6 +6,7 @@ import os
 import queue
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -13,6 +14,7 @@ import pytest
 import torch
 from tokens_shown import token
 
+from waferbox import deadlines
 from waferbox.host.threads import CancellationToken
 from waferbox.rpc.address import bind
 from waferbox.rpc.server import make_channel, make_server
@@ -333,7 +335,7 @@ def test_a_source_that_hangs_is_not_waited_for(pair: tuple[Member, Member], monk
     owner, copier = pair
     owner.keep(7)
     gate = Gate(monkeypatch)
-    monkeypatch.setattr(point_copies, "COPY_SECONDS", 0.5)
+    monkeypatch.setattr(deadlines, "RECOVERY", replace(deadlines.RECOVERY, copy=0.5))
     assert copier.copy(owner, 7).given_up
     gate.opened.set()
     assert os.listdir(copier.copy_of(owner, 7).parent) == []

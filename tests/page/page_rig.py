@@ -6,15 +6,11 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
+from waferbox import roles
 from wsc.v1 import management_pb2, node_pb2, observation_pb2
 
 HOSTILE = '</script><script>window.broken=1</script><img src=x onerror="window.broken=1">\'&'
-ROLES = {
-    node_pb2.ROLE_WAFER: "wafer",
-    node_pb2.ROLE_MEMORYX: "memoryx",
-    node_pb2.ROLE_SWARMX: "swarmx",
-    node_pb2.ROLE_WORKER: "worker",
-}
+ROLES = {role.number: role.name for role in roles.LEASED}
 WORK = {"wafer": "compute", "memoryx": "update", "swarmx": "reduce", "worker": "input"}
 
 

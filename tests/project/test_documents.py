@@ -16,6 +16,7 @@ sys.path.insert(0, str(ROOT / "docs"))
 import folders  # noqa: E402  from docs
 import rights  # noqa: E402
 import roles  # noqa: E402
+import settings  # noqa: E402
 import vendor_calls  # noqa: E402
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -128,6 +129,10 @@ def test_the_tree_of_folders_is_current() -> None:
 
 def test_the_table_of_rights_is_the_one_that_servers_check() -> None:
     assert rights.PAGE.read_text() == rights.page(), "stale: run `python docs/rights.py`"
+
+
+def test_the_page_of_settings_has_all_environment_variables() -> None:
+    assert settings.PAGE.read_text() == settings.page(), "stale: run `python docs/settings.py`"
 
 
 @pytest.mark.parametrize("role", roles.FOLDERS)

@@ -3,11 +3,11 @@
 import queue
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import grpc
 import pytest
 
-from vendor_gateway import presence
 from vendor_gateway.process import GatewaySettings, VendorGateway
 from vendor_gateway.session import VendorSession
 from vendor_gateway.sessions import MAX_SESSIONS
@@ -19,6 +19,7 @@ from vendor_wire import (
     management_pb2,
     management_pb2_grpc,
 )
+from waferbox import deadlines
 
 VERSION = ("client-build-version", "2.10.0")
 
@@ -108,7 +109,7 @@ def test_the_end_of_a_job_is_told(management: management_pb2_grpc.ClusterManagem
 def test_a_client_that_dies_before_its_first_beat_has_gone(
     gateway: VendorGateway, management: management_pb2_grpc.ClusterManagementStub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(presence, "GONE_SECONDS", 0.2)
+    monkeypatch.setattr(deadlines, "VENDOR_CLIENT", replace(deadlines.VENDOR_CLIENT, gone=0.2))
     closed: queue.Queue[str] = queue.Queue()
     monkeypatch.setattr(VendorSession, "close", lambda session, reason: closed.put(session.workflow))
     compile_job(management, "other")

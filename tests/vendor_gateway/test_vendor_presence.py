@@ -3,7 +3,8 @@
 import pytest
 
 from vendor_gateway import presence
-from vendor_gateway.presence import BEAT_SECONDS, GONE_SECONDS, IDLE_SECONDS, Presence
+from vendor_gateway.presence import Presence
+from waferbox import deadlines
 
 
 class Clock:
@@ -33,29 +34,29 @@ def limit(client: Presence, clock: Clock, *, has_job: bool = True) -> float:
 
 def test_a_client_that_has_no_job_may_be_silent_for_long(clock: Clock) -> None:
     client = Presence()
-    assert IDLE_SECONDS <= limit(client, clock) <= IDLE_SECONDS + 1
+    assert deadlines.VENDOR_CLIENT.idle <= limit(client, clock) <= deadlines.VENDOR_CLIENT.idle + 1
 
 
 def test_a_client_that_beats_may_miss_some(clock: Clock) -> None:
     client = Presence()
     client.beats("a")
-    assert BEAT_SECONDS <= limit(client, clock) <= BEAT_SECONDS + 1
-    clock.now += BEAT_SECONDS - 1
+    assert deadlines.VENDOR_CLIENT.beat <= limit(client, clock) <= deadlines.VENDOR_CLIENT.beat + 1
+    clock.now += deadlines.VENDOR_CLIENT.beat - 1
     client.note_call()
-    assert limit(client, clock) >= BEAT_SECONDS
+    assert limit(client, clock) >= deadlines.VENDOR_CLIENT.beat
     client.lease(300)
     assert 300 <= limit(client, clock) <= 301
     client.lease(1 << 30)
-    assert limit(client, clock) <= presence.MOST_LEASE_SECONDS + 1
+    assert limit(client, clock) <= deadlines.VENDOR_CLIENT.longest_lease + 1
 
 
 def test_a_client_whose_connection_breaks_is_gone_soon_unless_it_comes_back(clock: Clock) -> None:
     client = Presence()
     client.beats("a")
     client.stream_ended("a")
-    assert GONE_SECONDS <= limit(client, clock) <= GONE_SECONDS + 1
+    assert deadlines.VENDOR_CLIENT.gone <= limit(client, clock) <= deadlines.VENDOR_CLIENT.gone + 1
     client.beats("a")
-    assert limit(client, clock) > GONE_SECONDS + 1
+    assert limit(client, clock) > deadlines.VENDOR_CLIENT.gone + 1
 
 
 def test_a_job_that_has_ended_is_not_missed(clock: Clock) -> None:
@@ -63,23 +64,23 @@ def test_a_job_that_has_ended_is_not_missed(clock: Clock) -> None:
     client.beats("compile")
     client.stream_ended("compile")
     client.forget("compile")
-    assert limit(client, clock) >= IDLE_SECONDS
+    assert limit(client, clock) >= deadlines.VENDOR_CLIENT.idle
     client.stream_ended("compile")  # late
     client.beats("execute")
-    assert limit(client, clock) >= BEAT_SECONDS
+    assert limit(client, clock) >= deadlines.VENDOR_CLIENT.beat
 
 
 def test_a_client_that_dies_before_its_first_beat_is_gone_soon(clock: Clock) -> None:
     client = Presence()
-    assert limit(client, clock) >= IDLE_SECONDS  # it has not connected yet
+    assert limit(client, clock) >= deadlines.VENDOR_CLIENT.idle  # it has not connected yet
     client.opened()
-    assert BEAT_SECONDS <= limit(client, clock) <= BEAT_SECONDS + 1
+    assert deadlines.VENDOR_CLIENT.beat <= limit(client, clock) <= deadlines.VENDOR_CLIENT.beat + 1
     client.closed()
-    assert GONE_SECONDS <= limit(client, clock) <= GONE_SECONDS + 1
-    assert limit(client, clock, has_job=False) >= IDLE_SECONDS  # the job has ended before it had beaten
+    assert deadlines.VENDOR_CLIENT.gone <= limit(client, clock) <= deadlines.VENDOR_CLIENT.gone + 1
+    assert limit(client, clock, has_job=False) >= deadlines.VENDOR_CLIENT.idle  # the job has ended before it had beaten
     client.opened()
     client.beats("execute")
     client.named()
-    assert BEAT_SECONDS <= limit(client, clock) <= BEAT_SECONDS + 1
+    assert deadlines.VENDOR_CLIENT.beat <= limit(client, clock) <= deadlines.VENDOR_CLIENT.beat + 1
     client.stream_ended("execute")
-    assert GONE_SECONDS <= limit(client, clock) <= GONE_SECONDS + 1
+    assert deadlines.VENDOR_CLIENT.gone <= limit(client, clock) <= deadlines.VENDOR_CLIENT.gone + 1

@@ -6,10 +6,12 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 from link_pairs import connect, listening
 
+from waferbox import deadlines
 from waferbox.links import accept_loop
 from waferbox.links.handshake import hello
 from waferbox.links.link import LinkLost
@@ -61,7 +63,7 @@ def test_an_error_of_accept_that_passes_costs_no_link(
 
 
 def test_callers_who_say_nothing_keep_nobody_waiting(listener: LinkListener, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accept_loop, "HELLO_SECONDS", 3600.0)
+    monkeypatch.setattr(deadlines, "LINKS", replace(deadlines.LINKS, handshake=3600.0))
     with ExitStack() as stack:
         for _ in range(20):
             stack.enter_context(call(listener))
@@ -69,7 +71,7 @@ def test_callers_who_say_nothing_keep_nobody_waiting(listener: LinkListener, mon
 
 
 def test_a_caller_who_says_nothing_is_hung_up_on(listener: LinkListener, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accept_loop, "HELLO_SECONDS", 0.05)
+    monkeypatch.setattr(deadlines, "LINKS", replace(deadlines.LINKS, handshake=0.05))
     with call(listener) as silent:
         assert silent.recv(100) == b""
     open_and_close(listener)

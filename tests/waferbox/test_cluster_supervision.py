@@ -5,6 +5,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from fake_management import FakeManagement, node
 from typer.testing import CliRunner
 
+from waferbox import deadlines
 from waferbox.cluster import cluster, supervised_process
 from waferbox.cluster import cluster as cluster_module
 from waferbox.cluster.cluster import Cluster, ClusterError, Liveness
@@ -179,7 +181,7 @@ def supervised(
 ) -> Iterator[Supervised]:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr(supervised_process, "DELAY_SECONDS", 0.001)
-    monkeypatch.setattr(cluster_module, "STOP_SECONDS", 0.01)
+    monkeypatch.setattr(deadlines, "END", replace(deadlines.END, jobs=0.01))
     told: list[str] = []
     monkeypatch.setattr(cluster_module, "tell", told.extend)
     supervised = Supervised(FakeLauncher(management.address), told)
@@ -311,7 +313,7 @@ class FailingLauncher(FakeLauncher):
 
 
 def test_nobody_waits_for_a_management_service_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_module, "STOP_SECONDS", 2 * WAIT_SECONDS)
+    monkeypatch.setattr(deadlines, "END", replace(deadlines.END, jobs=2 * WAIT_SECONDS))
     begin = time.monotonic()
     with pytest.raises(ClusterError, match=r"did not start at 127\.0\.0\.1:77"):
         Cluster(ClusterSettings(listen="127.0.0.1:77"), FailingLauncher(""))

@@ -22,12 +22,13 @@ from google.protobuf.json_format import MessageToJson
 from link_pairs import DEADLINE_SECONDS, connect, filled, listening, raise_defect
 from link_peer import GROUP, NBYTES
 
+from waferbox import settings
 from waferbox.links.dialling import dial
 from waferbox.links.handshake import acceptance, hello
 from waferbox.links.hub import Hub
 from waferbox.links.link import LinkLost
 from waferbox.links.listener import LinkListener
-from waferbox.links.socket_names import FOLDER_VARIABLE, YOUNG_SECONDS, host_id
+from waferbox.links.socket_names import YOUNG_SECONDS, host_id
 from waferbox.rpc.server import make_server
 from wsc.v1 import node_pb2
 
@@ -61,16 +62,16 @@ def folder(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The one that containers share."""
     folder = short_path / "sockets"
     folder.mkdir(mode=0o700)
-    monkeypatch.setenv(FOLDER_VARIABLE, str(folder))
+    monkeypatch.setenv(settings.SOCKETS.name, str(folder))
     return folder
 
 
 def peer(endpoint: node_pb2.LinkEndpoint, token: str, folder: Path | None, lane: str) -> subprocess.Popen[str]:
     """A process in a container, which dials the endpoint; the folder is what it finds in WAFERBOX_SOCKETS."""
-    environment = {name: value for name, value in os.environ.items() if name != FOLDER_VARIABLE}
+    environment = {name: value for name, value in os.environ.items() if name != settings.SOCKETS.name}
     environment["PYTHONPATH"] = os.pathsep.join(map(str, (ROOT, ROOT / "client", ROOT / "proto")))
     if folder is not None:
-        environment[FOLDER_VARIABLE] = str(folder)
+        environment[settings.SOCKETS.name] = str(folder)
     command = [*CONTAINER, sys.executable, str(PEER), MessageToJson(endpoint, indent=None), token, lane]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
 
@@ -130,7 +131,7 @@ def test_without_the_folder_they_take_grpc(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whose: str
 ) -> None:
     if whose == "the listener's":
-        monkeypatch.delenv(FOLDER_VARIABLE)
+        monkeypatch.delenv(settings.SOCKETS.name)
     server = make_server()
     address = f"unix:{tmp_path}/grpc"  # which a container without a network can reach
     listener = LinkListener(address, raise_defect)
@@ -292,7 +293,7 @@ def test_a_folder_that_cannot_be_used_is_said(
         folder.chmod(0o755)
     elif fault == "too long":
         (folder / ("long" * 20)).mkdir(mode=0o700)
-        monkeypatch.setenv(FOLDER_VARIABLE, str(folder / ("long" * 20)))
+        monkeypatch.setenv(settings.SOCKETS.name, str(folder / ("long" * 20)))
     else:
         folder.rmdir()
         if fault == "a file":

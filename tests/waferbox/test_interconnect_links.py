@@ -3,11 +3,13 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 from link_pairs import LANES, End, connect, filled, listening
 
+from waferbox import deadlines
 from waferbox.links import grpc_lane
 from waferbox.links.frame import INLINE_BYTES, parse
 from waferbox.links.grpc_lane import GrpcLink
@@ -185,7 +187,7 @@ def _nothing_until(ended: threading.Event) -> Iterator[bytes]:
 def test_a_link_that_nobody_drains_fills_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A group larger than what may wait for gRPC: the sender waits, and the rest stays in its memory."""
     monkeypatch.setattr(grpc_lane, "MAX_QUEUED_BYTES", 2 * MIB)
-    monkeypatch.setattr(grpc_lane, "CLOSE_SECONDS", 0.01)
+    monkeypatch.setattr(deadlines, "LINKS", replace(deadlines.LINKS, close=0.01))
     ended = threading.Event()
     link, hub = GrpcLink("far", abandon=ended.set), Hub()
     link.read_from(_nothing_until(ended))
@@ -210,7 +212,7 @@ def test_a_link_that_nobody_drains_fills_no_memory(monkeypatch: pytest.MonkeyPat
 def test_room_that_comes_before_the_wait_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sender that finds no room looks for frames next, which takes the event that tells of room."""
     monkeypatch.setattr(grpc_lane, "MAX_QUEUED_BYTES", 2 * MIB)
-    monkeypatch.setattr(grpc_lane, "CLOSE_SECONDS", 0.01)
+    monkeypatch.setattr(deadlines, "LINKS", replace(deadlines.LINKS, close=0.01))
     ended = threading.Event()
     link = GrpcLink("far", abandon=ended.set)
     link.read_from(_nothing_until(ended))

@@ -3,7 +3,7 @@
 import io
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import grpc
@@ -13,6 +13,7 @@ from rich.console import Console
 from terminal import on_terminal
 from typer.testing import CliRunner, Result
 
+from waferbox import deadlines
 from waferbox.commands import connection, top
 from waferbox.commands.cli import app
 from wsc.v1 import management_pb2, observation_pb2
@@ -118,7 +119,7 @@ def test_lines_that_nobody_has_any_more_are_counted(fake: Mortal) -> None:
 
 def test_what_stays_away_is_given_up(fake: Mortal, monkeypatch: pytest.MonkeyPatch) -> None:
     fake.lives, fake.vain = [numbered(1, 1), []], 1 << 30
-    monkeypatch.setattr(connection, "AWAY_SECONDS", 0.1)
+    monkeypatch.setattr(deadlines, "QUERIES", replace(deadlines.QUERIES, management_away=0.1))
     for command in (["logs", "-f", JOB], ["trace", JOB]):
         fake._life = 0
         result = call(*command)
@@ -128,7 +129,7 @@ def test_what_stays_away_is_given_up(fake: Mortal, monkeypatch: pytest.MonkeyPat
 
 def test_one_that_is_back_without_the_job(fake: Mortal, monkeypatch: pytest.MonkeyPatch) -> None:
     fake.lives, fake.knows = [numbered(1, 1), []], False
-    monkeypatch.setattr(connection, "RETURN_SECONDS", 0.1)
+    monkeypatch.setattr(deadlines, "QUERIES", replace(deadlines.QUERIES, job_unknown=0.1))
     result = call("logs", "-f", JOB)
     assert result.exit_code == 3
     assert f"is back, but does not know {JOB}" in remarks(fake, result)[-1]

@@ -8,14 +8,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from waferbox import settings
 from waferbox.commands.cli import app
-from waferbox.host.folders import CACHE_VARIABLE, read_secret_key, secret_key
+from waferbox.host.folders import read_secret_key, secret_key
 from waferbox.security import tokens
 from waferbox.security.tokens import (
     SECRET_FILE,
-    SECRET_VARIABLE,
-    TOKEN_FILE_VARIABLE,
-    TOKEN_VARIABLE,
     Caller,
     ClusterSecret,
     Kind,
@@ -33,8 +31,8 @@ HERE = "127.0.0.1:9000"
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Of a user who has no secret yet."""
-    monkeypatch.delenv(SECRET_VARIABLE)
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.delenv(settings.SECRET_FILE.name)
+    monkeypatch.setenv(settings.CACHE.name, str(tmp_path / "cache"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path / "cache"
 
@@ -88,11 +86,11 @@ def test_another_machine_is_shown_what_was_given_for_it_alone(
     cluster_secret()
     assert user_token(address) == command_token(address) == ""
     (tmp_path / "token").write_text("from a file\n")
-    monkeypatch.setenv(TOKEN_FILE_VARIABLE, str(tmp_path / "token"))
+    monkeypatch.setenv(settings.TOKEN_FILE.name, str(tmp_path / "token"))
     assert user_token(address) == user_token(HERE) == "from a file"
-    monkeypatch.setenv(TOKEN_VARIABLE, "given")
+    monkeypatch.setenv(settings.TOKEN.name, "given")
     assert user_token(address) == command_token(HERE) == "given"
-    assert not without_tokens(os.environ).keys() & {TOKEN_VARIABLE, TOKEN_FILE_VARIABLE}
+    assert not without_tokens(os.environ).keys() & {settings.TOKEN.name, settings.TOKEN_FILE.name}
 
 
 def test_a_token_says_who_and_nothing_of_it_can_be_changed() -> None:

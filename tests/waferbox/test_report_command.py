@@ -9,17 +9,17 @@ from typer.testing import CliRunner, Result
 
 from appliance.compiler.artifacts import REPORT_DATA, REPORT_PAGE, Artifacts
 from appliance.compiler.core.target import Target
+from waferbox import settings
 from waferbox.cirh.dialect.types import tensor_type
 from waferbox.cirh.modules.builder import GraphBuilder
 from waferbox.cirh.text.printer import print_module
 from waferbox.commands.cli import app
-from waferbox.host.folders import CACHE_VARIABLE
 
 
 @pytest.fixture
 def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Of the artifact of a product of a batch with a weight, in tmp_path."""
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "root"))
+    monkeypatch.setenv(settings.CACHE.name, str(tmp_path / "root"))
     monkeypatch.setenv("COLUMNS", "160")
     builder = GraphBuilder()
     weight = builder.argument(tensor_type((6, 4), torch.float32), state="state.weight")

@@ -1,6 +1,7 @@
 """TLS between the processes of a cluster: who has no certificate of its authority is not spoken with."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -10,11 +11,12 @@ from link_pairs import LANES, connect, filled, raise_defect
 
 from cstorch._internal.session import connecting
 from cstorch.errors import ClusterUnreachableError
+from waferbox import deadlines, settings
 from waferbox.links.listener import LinkListener
 from waferbox.rpc.address import bind
 from waferbox.rpc.server import make_channel, make_server
 from waferbox.security.authority import AUTHORITY_KEY, issue
-from waferbox.security.tls import AUTHORITY, CLIENT, NODE, TLS_VARIABLE, TlsError
+from waferbox.security.tls import AUTHORITY, CLIENT, NODE, TlsError
 
 SECONDS = 3.0
 
@@ -29,7 +31,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def address(certificates: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Of a server that says that it is well."""
-    monkeypatch.setenv(TLS_VARIABLE, str(certificates))
+    monkeypatch.setenv(settings.TLS_DIR.name, str(certificates))
     server = make_server()
     health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)
     address = bind(server, "127.0.0.1:0")
@@ -67,7 +69,7 @@ def test_members_and_clients_are_served(
     address: str, certificates: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert is_well(address)
-    monkeypatch.setenv(TLS_VARIABLE, client_folder(tmp_path, certificates, AUTHORITY, CLIENT))
+    monkeypatch.setenv(settings.TLS_DIR.name, client_folder(tmp_path, certificates, AUTHORITY, CLIENT))
     assert is_well(address)
 
 
@@ -76,13 +78,13 @@ def test_who_has_a_certificate_of_another_authority_is_not(
 ) -> None:
     issue(tmp_path)
     (tmp_path / AUTHORITY).write_bytes((certificates / AUTHORITY).read_bytes())  # it trusts the server
-    monkeypatch.setenv(TLS_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(settings.TLS_DIR.name, str(tmp_path))
     assert not is_well(address)
 
 
 def test_who_has_no_certificate_is_told_what_to_do(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(TLS_VARIABLE)
-    monkeypatch.setattr(connecting, "CONNECT_SECONDS", 1.0)
+    monkeypatch.delenv(settings.TLS_DIR.name)
+    monkeypatch.setattr(deadlines, "JOB_CREATION", replace(deadlines.JOB_CREATION, connect=1.0))
     with pytest.raises(ClusterUnreachableError, match="if the cluster uses TLS, WAFERBOX_TLS_DIR must name a folder"):
         connecting.connect(address, "management service", "")
 
@@ -92,25 +94,25 @@ def test_a_clients_certificate_does_not_pass_for_a_process_of_the_cluster(
 ) -> None:
     client_folder(tmp_path, certificates, AUTHORITY)
     (tmp_path / NODE).write_bytes((certificates / CLIENT).read_bytes())
-    monkeypatch.setenv(TLS_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(settings.TLS_DIR.name, str(tmp_path))
     server = make_server()
     health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)
     address = bind(server, "127.0.0.1:0")
     server.start()
-    monkeypatch.setenv(TLS_VARIABLE, str(certificates))
+    monkeypatch.setenv(settings.TLS_DIR.name, str(certificates))
     assert not is_well(address)
     server.stop(0).wait()
 
 
 def test_a_folder_without_certificates_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(TLS_VARIABLE, str(tmp_path))
-    with pytest.raises(TlsError, match=f"{TLS_VARIABLE} names {tmp_path}"):
+    monkeypatch.setenv(settings.TLS_DIR.name, str(tmp_path))
+    with pytest.raises(TlsError, match=f"{settings.TLS_DIR.name} names {tmp_path}"):
         make_channel("127.0.0.1:1")
 
 
 @pytest.mark.parametrize("lane", LANES)
 def test_links_carry_frames(certificates: Path, monkeypatch: pytest.MonkeyPatch, lane: str) -> None:
-    monkeypatch.setenv(TLS_VARIABLE, str(certificates))
+    monkeypatch.setenv(settings.TLS_DIR.name, str(certificates))
     server = make_server()
     address = bind(server, "127.0.0.1:0")
     listener = LinkListener(address, raise_defect)

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
+from waferbox import settings
 from waferbox.input_process import batches
 from waferbox.launch.fork_server_process import ForkServerProcess
-from waferbox.launch.process import SOCKET_VARIABLE
 from wsc.v1 import node_pb2
 
 sys.path.insert(0, str(Path(__file__).parent))  # for input_functions
@@ -37,7 +37,7 @@ def fork_server_process() -> Iterator[ForkServerProcess]:
 @pytest.fixture
 def forked(fork_server_process: ForkServerProcess, monkeypatch: pytest.MonkeyPatch) -> ForkServerProcess:
     """The processes of input_fns are forked, as in a cluster; else each imports torch."""
-    monkeypatch.setenv(SOCKET_VARIABLE, fork_server_process.name)
+    monkeypatch.setenv(settings.FORK_SERVER.name, fork_server_process.name)
     return fork_server_process
 
 

@@ -13,11 +13,11 @@ from typing import Any
 import input_functions
 import pytest
 
+from waferbox import settings
 from waferbox.cluster.launcher import ForkingLauncher
 from waferbox.input_process.confinement import DROPPED_VARIABLES
-from waferbox.launch.process import SOCKET_VARIABLE
 from waferbox.runtime.node_job import JobFailure
-from workers.input_process import USER_VARIABLE, InputProcess
+from workers.input_process import InputProcess
 from wsc.v1 import node_pb2
 
 pytestmark = pytest.mark.cluster
@@ -58,7 +58,7 @@ def fork_server() -> Iterator[None]:
 def interpreter(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     """The input_fn's interpreter, in each way in which its process is started; its environment has secrets."""
     for name in DROPPED_VARIABLES:
-        if name not in (USER_VARIABLE, SOCKET_VARIABLE):
+        if name not in (settings.INPUT_USER.name, settings.FORK_SERVER.name):
             monkeypatch.setenv(name, SECRET)
     if request.param == "forked":
         request.getfixturevalue("fork_server")
@@ -91,7 +91,7 @@ def test_it_is_of_another_user_if_that_is_wished(
     prepare: Prepare, fork_server: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Forked, for that user need not be able to read this Python."""
-    monkeypatch.setenv(USER_VARIABLE, "nobody")
+    monkeypatch.setenv(settings.INPUT_USER.name, "nobody")
     with (
         tempfile.TemporaryDirectory() as folder
     ):  # the folders above tmp_path are closed to others, by each new session
@@ -108,7 +108,7 @@ def test_it_is_of_another_user_if_that_is_wished(
 def test_a_user_whom_it_cannot_be_of_is_named(
     prepare: Prepare, monkeypatch: pytest.MonkeyPatch, uid: int, user: str, reason: str
 ) -> None:
-    monkeypatch.setenv(USER_VARIABLE, user)
+    monkeypatch.setenv(settings.INPUT_USER.name, user)
     monkeypatch.setattr(os, "geteuid", lambda: uid)
     with pytest.raises(JobFailure, match=reason):
         InputProcess(prepare(input_functions.counting, 4), pytest.fail)

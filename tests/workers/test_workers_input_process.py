@@ -18,9 +18,9 @@ import psutil
 import pytest
 import torch
 
+from waferbox import settings
 from waferbox.input_process import loader
 from waferbox.launch.fork_server_process import ForkServerProcess
-from waferbox.launch.process import SOCKET_VARIABLE
 from waferbox.links.hub import Stopped
 from waferbox.runtime.node_job import JobFailure
 from workers.input_process import InputProcess, _read_state
@@ -299,7 +299,7 @@ def test_with_the_fork_server_and_without(
     prepare: Prepare, forked: ForkServerProcess, monkeypatch: pytest.MonkeyPatch, *, is_forked: bool
 ) -> None:
     if not is_forked:
-        monkeypatch.delenv(SOCKET_VARIABLE)
+        monkeypatch.delenv(settings.FORK_SERVER.name)
     with running(prepare(input_functions.random_rows, ROWS)) as harness:
         assert len(harness.batch()) == ROWS
         parent = psutil.Process(harness.process._process.pid).ppid()

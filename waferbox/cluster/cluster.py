@@ -10,15 +10,18 @@ from typing import Self
 
 import grpc
 
+from waferbox import deadlines
 from waferbox.cluster.launcher import ClusterSettings, Launcher
 from waferbox.cluster.service_processes import ManagementProcess, ManagementSettings, VendorGatewayProcess
 from waferbox.cluster.supervised_process import EXITED_TOO_OFTEN, RestartBackoff, SupervisedProcess, described
 from waferbox.host.descriptors import readable
 from waferbox.launch.spawn import SpawnError
+from waferbox.roles import MEMORYX, WAFER
 from waferbox.rpc.address import split_address
 from waferbox.rpc.server import make_channel
-from waferbox.runtime.progress import IDLE_PARTS, hang_seconds
+from waferbox.runtime.progress import IDLE_PARTS
 from waferbox.security.tokens import Kind, own_clusters_token
+from waferbox.settings import HANG_SECONDS
 from wsc.v1 import management_pb2, management_pb2_grpc
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -49,12 +52,6 @@ class Liveness:
 
 
 # --- A cluster: how many of each role, started by a launcher, there until it is closed --------------------------------
-
-
-START_SECONDS = 60.0
-STOP_SECONDS = 8.0  # for jobs to end
-LISTEN_SECONDS = 0.5  # between looks at whether all processes live
-ANSWER_SECONDS = 2.0  # of management, to who supervises
 
 
 class ClusterError(RuntimeError):
@@ -110,7 +107,7 @@ class Cluster:
             ClusterError: the management service ends again and again, or what starts the nodes.
         """
         assert self._management is not None
-        liveness, look_at = Liveness(hang_seconds() / IDLE_PARTS), time.monotonic() + LOOK_SECONDS
+        liveness, look_at = Liveness(HANG_SECONDS.get() / IDLE_PARTS), time.monotonic() + LOOK_SECONDS
         while True:
             running = [place.process for place in self._places if place.process is not None]
             waited_for = [*self._stop_requests, self._launcher, *self._management.waited_for(), *running]
@@ -162,7 +159,11 @@ class Cluster:
         request = management_pb2.ListNodesRequest()
         with make_channel(self.management, own_clusters_token(Kind.ADMIN)) as channel:
             try:
-                nodes = management_pb2_grpc.ManagementStub(channel).ListNodes(request, timeout=ANSWER_SECONDS).nodes
+                nodes = (
+                    management_pb2_grpc.ManagementStub(channel)
+                    .ListNodes(request, timeout=deadlines.QUERIES.supervision)
+                    .nodes
+                )
             except grpc.RpcError:
                 return  # nobody can be a node now
         running = (place for place in self._places if place.process is not None and place.process.poll() is None)
@@ -183,7 +184,7 @@ class Cluster:
     def close(self) -> None:
         """End all processes."""
         if self._management is not None:
-            self._management.end(STOP_SECONDS)  # first, so that jobs end as cancelled and not for want of nodes
+            self._management.end(deadlines.END.jobs)  # first, so that jobs end as cancelled and not for want of nodes
         if self._vendor_gateway is not None:
             self._vendor_gateway.close()
         self._launcher.close()
@@ -204,8 +205,8 @@ class Cluster:
                 compile_root=settings.compile_root,
             ),
         )
-        if not readable([*management.waited_for(), self._launcher, *self._stop_requests], START_SECONDS):
-            raise ClusterError(f"the management service did not start within {START_SECONDS:g} s")
+        if not readable([*management.waited_for(), self._launcher, *self._stop_requests], deadlines.START.management):
+            raise ClusterError(f"the management service did not start within {deadlines.START.management:g} s")
         self._check_wanted()
         management.take_in()
         if not management.address:
@@ -215,7 +216,7 @@ class Cluster:
     def _start_vendor_gateway(self, interpreter: str) -> None:
         """Once it listens."""
         gateway = self._vendor_gateway = VendorGatewayProcess(self._launcher, self.management, interpreter)
-        if not gateway.take_address(START_SECONDS):
+        if not gateway.take_address(deadlines.START.vendor_gateway):
             raise ClusterError("the gateway for the vendor's client did not start; its messages say why")
         self.vendor_config = str(gateway.write_config())
         self._places.append(gateway.place)
@@ -228,24 +229,24 @@ class Cluster:
 
     def _make_place(self, module: str, listen: str, settings: ClusterSettings) -> SupervisedProcess:
         arguments = ["--management", self.management, "--listen", listen, *_metrics_arguments(settings)]
-        if module == "wafer":
+        if module == WAFER.module:
             share = max(1, len(os.sched_getaffinity(0)) // settings.wafers)
             arguments += ["--threads", str(share if settings.threads is None else settings.threads)]
-        if module == "memoryx" and settings.state_dir is not None:
+        if module == MEMORYX.module and settings.state_dir is not None:
             arguments += ["--state-dir", settings.state_dir]
-        if module == "memoryx" and settings.memory_limit is not None:
+        if module == MEMORYX.module and settings.memory_limit is not None:
             arguments += ["--memory-limit", settings.memory_limit]
         return SupervisedProcess(module, lambda: self._launcher.start(module, arguments))
 
     def _wait_until_registered(self, count: int) -> None:
-        deadline = time.monotonic() + START_SECONDS
-        request = management_pb2.ListNodesRequest(at_least=count, wait_seconds=LISTEN_SECONDS)
+        deadline = time.monotonic() + deadlines.START.nodes
+        request = management_pb2.ListNodesRequest(at_least=count, wait_seconds=deadlines.QUERIES.nodes_wait)
         with make_channel(self.management, own_clusters_token(Kind.ADMIN)) as channel:
             stub = management_pb2_grpc.ManagementStub(channel)
             while True:
                 self._check_wanted()
                 try:
-                    nodes = stub.ListNodes(request, timeout=10.0, wait_for_ready=True).nodes
+                    nodes = stub.ListNodes(request, timeout=deadlines.QUERIES.nodes, wait_for_ready=True).nodes
                 except grpc.RpcError as error:
                     raise ClusterError("the management service does not answer; its messages say why") from error
                 if len(nodes) >= count:
@@ -255,7 +256,9 @@ class Cluster:
                         who = f"{place.module} ({described(place.process)})"
                         raise ClusterError(f"{who} ended with status {status} while the cluster started")
                 if time.monotonic() > deadline:
-                    raise ClusterError(f"only {len(nodes)} of {count} nodes registered within {START_SECONDS:g} s")
+                    raise ClusterError(
+                        f"only {len(nodes)} of {count} nodes registered within {deadlines.START.nodes:g} s"
+                    )
 
 
 def tell(messages: Sequence[str]) -> None:

@@ -6,12 +6,11 @@ import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
+from waferbox import deadlines
 from waferbox.cluster.cluster import ClusterError
 from waferbox.cluster.embedded import arguments
 from waferbox.cluster.launcher import ClusterSettings
 from waferbox.launch.installation import python_command
-
-STOP_SECONDS = 15.0
 
 
 class Embedded(NamedTuple):
@@ -45,10 +44,10 @@ def start_embedded(settings: ClusterSettings, *, detached_log: Path | None = Non
             line = output.readline()  # it says something, or ends, within its own deadline
     except BaseException:
         process.terminate()
-        process.wait(STOP_SECONDS)
+        process.wait(deadlines.END.launched)
         raise
     if not line:
-        raise ClusterError(f"the cluster did not start (status {process.wait(STOP_SECONDS)})")
+        raise ClusterError(f"the cluster did not start (status {process.wait(deadlines.END.launched)})")
     described = json.loads(line)
     return Embedded(process, str(described["management"]), str(described["page"]), str(described["vendor_config"]))
 
@@ -58,7 +57,7 @@ def stop_embedded(process: subprocess.Popen[bytes]) -> None:
     assert process.stdin is not None
     process.stdin.close()
     try:
-        process.wait(STOP_SECONDS)
+        process.wait(deadlines.END.launched)
     except subprocess.TimeoutExpired:
         process.kill()  # its fork server, and all that it forked, die with it
         process.wait()

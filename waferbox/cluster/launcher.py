@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from waferbox import settings
 from waferbox.launch.fork_server_process import COORDINATOR_PRELOAD, ROLES_PRELOAD, ForkServerProcess
-from waferbox.launch.process import SOCKET_VARIABLE
 from waferbox.launch.spawn import SpawnError, spawn, spawn_python
-from waferbox.runtime.logs import LEVEL_VARIABLE
+from waferbox.roles import MANAGEMENT, MEMORYX, SWARMX, WAFER, WORKER
 from waferbox.runtime.swarmx_tree import tree_size
 from waferbox.security.tokens import without_tokens
 
@@ -37,10 +37,10 @@ class ClusterSettings:
     def roles(self) -> dict[str, int]:
         """How many processes of each role module."""
         return {
-            "memoryx": self.memoryx,
-            "swarmx": tree_size(self.wafers) if self.swarmx is None else self.swarmx,
-            "wafer": self.wafers,
-            "workers": self.wafers if self.workers is None else self.workers,
+            MEMORYX.module: self.memoryx,
+            SWARMX.module: tree_size(self.wafers) if self.swarmx is None else self.swarmx,
+            WAFER.module: self.wafers,
+            WORKER.module: self.wafers if self.workers is None else self.workers,
         }
 
 
@@ -103,17 +103,17 @@ class ForkingLauncher:
     def __init__(self) -> None:
         # The terminal is the script's: it hears of what is wrong, and the job's log has the rest. libgomp spins when it
         # waits, unless told before torch is imported: ruinous where roles outnumber cores.
-        os.environ.setdefault(LEVEL_VARIABLE, "warning")
+        os.environ.setdefault(settings.LOG_LEVEL.name, "warning")
         self._fork_server = ForkServerProcess(
             ROLES_PRELOAD,
             {**without_tokens(os.environ), "OMP_WAIT_POLICY": "PASSIVE"},
             when_idle=COORDINATOR_PRELOAD,
         )
-        os.environ[SOCKET_VARIABLE] = self._fork_server.name
+        os.environ[settings.FORK_SERVER.name] = self._fork_server.name
 
     def start(self, module: str, arguments: Sequence[str], fds: Sequence[int] = ()) -> Process:
         # The management service needs no torch: it is there before the fork server has imported it.
-        return (spawn_python if module == "appliance" else spawn)(module, arguments, fds)
+        return (spawn_python if module == MANAGEMENT.module else spawn)(module, arguments, fds)
 
     def listen(self, management_host: str) -> str:
         return f"{management_host}:0"
@@ -133,4 +133,4 @@ class ForkingLauncher:
 
     def close(self) -> None:
         self._fork_server.close()
-        os.environ.pop(SOCKET_VARIABLE, None)
+        os.environ.pop(settings.FORK_SERVER.name, None)

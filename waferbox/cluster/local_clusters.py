@@ -13,9 +13,9 @@ from pathlib import Path
 
 import psutil
 
+from waferbox import settings
 from waferbox.cluster.cluster import ClusterError
 from waferbox.host.descriptors import readable
-from waferbox.security.tls import TLS_VARIABLE
 
 FAILURE = "last_failure"
 
@@ -99,7 +99,7 @@ def recorded(management: str, pid: int, log: Path | None = None) -> Iterator[Cal
     given_up: list[str] = []
 
     def write() -> None:
-        tls = os.environ.get(TLS_VARIABLE, "")
+        tls = os.environ.get(settings.TLS_DIR.name, "")
         note = {"management": management, "pid": pid, "created": created, "given_up": given_up, "tls": tls}
         partial.write_text(json.dumps(note))
         partial.rename(path)

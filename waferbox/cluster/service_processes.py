@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from waferbox.cluster.launcher import Launcher, Process
 from waferbox.cluster.supervised_process import SupervisedProcess
 from waferbox.host.descriptors import readable
+from waferbox.roles import MANAGEMENT
 from waferbox.rpc.address import split_address
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -121,7 +122,9 @@ class ManagementProcess:
         reader, writer = os.pipe()
         try:
             self._pipe = open(reader, "rb", buffering=0)  # noqa: SIM115 - closed by _close_pipe
-            return self._launcher.start("appliance", [*self._settings.arguments(), "--announce-fd", "3"], [writer])
+            return self._launcher.start(
+                MANAGEMENT.module, [*self._settings.arguments(), "--announce-fd", "3"], [writer]
+            )
         finally:
             os.close(writer)
 

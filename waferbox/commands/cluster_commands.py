@@ -13,18 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from waferbox import deadlines
 from waferbox.cluster.cluster import Cluster, ClusterError
 from waferbox.cluster.embedded_process import Embedded, start_embedded, stop_embedded
 from waferbox.cluster.launcher import ClusterSettings, ForkingLauncher, Launcher
 from waferbox.cluster.local_clusters import discard_log, forget_failure, recorded, runtime_folder
-from waferbox.commands.connection import (
-    CALL_SECONDS,
-    MANAGEMENT_VARIABLE,
-    ManagementOption,
-    checked_address,
-    connect,
-    find_cluster,
-)
+from waferbox.commands.connection import ManagementOption, checked_address, connect, find_cluster
 from waferbox.host.folders import cache_root
 from waferbox.host.memory import parse_size
 from waferbox.launch.installation import user_environment
@@ -32,8 +26,9 @@ from waferbox.launch.stop_signals import StopSignals
 from waferbox.output.console import errors, fail, output, print_heading, say, warn
 from waferbox.output.tables import cluster_table
 from waferbox.rpc.address import split_address
-from waferbox.security.tls import TLS_VARIABLE, tls_folder
-from waferbox.security.tokens import TOKEN_VARIABLE, Kind, cluster_secret, own_clusters_token
+from waferbox.security.tls import tls_folder
+from waferbox.security.tokens import Kind, cluster_secret, own_clusters_token
+from waferbox.settings import MANAGEMENT, RESTART, TLS_DIR, TOKEN
 from wsc.v1 import management_pb2
 
 if TYPE_CHECKING:
@@ -91,8 +86,6 @@ def token(
 # --- Commands for clusters of this machine: `waferbox up`, `run`, `down` ----------------------------------------------
 
 
-DOWN_SECONDS: Final = 15.0
-RESTART_VARIABLE: Final = "WAFERBOX_RESTART"
 STOPPED: Final = frozenset(128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM))  # by somebody
 
 
@@ -220,7 +213,7 @@ def _use_tls() -> None:
         issue(folder)
     except OSError as error:
         fail(f"no certificates can be kept in {folder}: {error.strerror}")
-    os.environ[TLS_VARIABLE] = str(folder)
+    os.environ[TLS_DIR.name] = str(folder)
 
 
 def _ray_settings(address: str, resources: Sequence[str], runtime_env: Path | None) -> "RaySettings":
@@ -282,8 +275,8 @@ def _show(cluster: Cluster | Embedded, what: str) -> None:
     output.print(cluster_table(nodes))
     say(what)
     folder = tls_folder()
-    tls = "" if folder is None else f" {TLS_VARIABLE}={folder}"
-    say(f"To use it:  export {MANAGEMENT_VARIABLE}={management}{tls}")
+    tls = "" if folder is None else f" {TLS_DIR.name}={folder}"
+    say(f"To use it:  export {MANAGEMENT.name}={management}{tls}")
     if cluster.vendor_config:
         say(f"To use it by the vendor's client:  export CSCONFIG_PATH={cluster.vendor_config}")
     if cluster.page:
@@ -318,7 +311,7 @@ def run(
     try:
         token = own_clusters_token(Kind.USER)
         for restart in range(restarts + 1):
-            variables = {MANAGEMENT_VARIABLE: management, TOKEN_VARIABLE: token, RESTART_VARIABLE: str(restart)}
+            variables = {MANAGEMENT.name: management, TOKEN.name: token, RESTART.name: str(restart)}
             status = run_script(str(script), arguments or [], variables)
             if status == 0 or status in STOPPED:
                 break
@@ -334,11 +327,11 @@ def down(management: ManagementOption = None) -> None:
     try:
         address, own = find_cluster(management)
         with connect(address) as cluster:
-            cluster.management.Shutdown(management_pb2.ShutdownRequest(), timeout=CALL_SECONDS)
+            cluster.management.Shutdown(management_pb2.ShutdownRequest(), timeout=deadlines.QUERIES.command)
     finally:
         forget_failure()  # it has been shown where there was nothing to end
-    if own is not None and not own.wait(DOWN_SECONDS):
-        fail(f"the cluster at {address} (pid {own.pid}) is still there after {DOWN_SECONDS:g} s")
+    if own is not None and not own.wait(deadlines.END.down):
+        fail(f"the cluster at {address} (pid {own.pid}) is still there after {deadlines.END.down:g} s")
     say(f"The cluster at {address} is down.")
 
 

@@ -10,12 +10,12 @@ from typing import Annotated, Final, Never, TypeVar
 import grpc
 import typer
 
+from waferbox import deadlines, settings
 from waferbox.cluster.local_clusters import LocalCluster, last_failure, local_clusters
 from waferbox.output.console import Status, fail, warn
 from waferbox.output.tables import phase_text
 from waferbox.rpc.address import split_address
 from waferbox.rpc.server import is_from_ingress, make_channel
-from waferbox.security.tls import TLS_VARIABLE
 from waferbox.security.tokens import Kind, own_clusters_token
 from wsc.v1 import management_pb2, management_pb2_grpc, observation_pb2_grpc
 
@@ -23,14 +23,11 @@ from wsc.v1 import management_pb2, management_pb2_grpc, observation_pb2_grpc
 # The cluster that a command speaks with: which it is, what it is asked, and what its answers mean for the command
 
 
-MANAGEMENT_VARIABLE: Final = "WAFERBOX_MANAGEMENT"
-CALL_SECONDS: Final = 4.0
-
 ManagementOption = Annotated[
     str | None,
     typer.Option(
         "--management",
-        envvar=MANAGEMENT_VARIABLE,
+        envvar=settings.MANAGEMENT.name,
         metavar="HOST:PORT",
         help=r"The management service.  \[default: the cluster that `waferbox up` started]",
     ),
@@ -65,18 +62,18 @@ class Connection:
         self.observation = observation_pb2_grpc.ObservationStub(channel)
 
     def list_nodes(self) -> management_pb2.ListNodesResponse:
-        return self.management.ListNodes(management_pb2.ListNodesRequest(), timeout=CALL_SECONDS)
+        return self.management.ListNodes(management_pb2.ListNodesRequest(), timeout=deadlines.QUERIES.command)
 
     def nodes(self) -> list[management_pb2.NodeInfo]:
         return list(self.list_nodes().nodes)
 
     def jobs(self) -> list[management_pb2.JobInfo]:
         """Newest first, those that ended last."""
-        return list(self.management.ListJobs(management_pb2.ListJobsRequest(), timeout=CALL_SECONDS).jobs)
+        return list(self.management.ListJobs(management_pb2.ListJobsRequest(), timeout=deadlines.QUERIES.command).jobs)
 
     def job(self, name: str) -> management_pb2.JobInfo:
         """A job by its whole name, as it is now."""
-        return self.management.GetJob(management_pb2.GetJobRequest(job=name), timeout=CALL_SECONDS).job
+        return self.management.GetJob(management_pb2.GetJobRequest(job=name), timeout=deadlines.QUERIES.command).job
 
 
 @contextlib.contextmanager
@@ -101,13 +98,13 @@ def find_cluster(management: str | None) -> tuple[str, LocalCluster | None]:
     if not known:
         fail(
             "no cluster is up that `waferbox up` started here; start one, or name another with --management HOST:PORT "
-            f"(or {MANAGEMENT_VARIABLE}).{_failure_text()}"
+            f"(or {settings.MANAGEMENT.name}).{_failure_text()}"
         )
     if len(known) > 1:
         addresses = ", ".join(cluster.management for cluster in known)
         fail(f"several clusters are up ({addresses}): say which with --management HOST:PORT")
     if known[0].tls:
-        os.environ.setdefault(TLS_VARIABLE, known[0].tls)
+        os.environ.setdefault(settings.TLS_DIR.name, known[0].tls)
     return known[0].management, known[0]
 
 
@@ -138,14 +135,14 @@ def _end(address: str, error: grpc.RpcError) -> Never:
         fail(f"what answers at {address} is not a management service of this version")
     if is_from_ingress(error):
         fail(error.details() or error.code().name)
-    question = f"is the cluster up, is this its address, and does {TLS_VARIABLE} name its certificates if it has some?"
+    tls = f"does {settings.TLS_DIR.name} name its certificates if it has some"
+    question = f"is the cluster up, is this its address, and {tls}?"
     fail(f"no management service answers at {address}; {question}{_failure_text(address)}")
 
 
 # --- Names of jobs, as one types them: whole, or so much of them that no other begins with it -------------------------
 
 
-COMPLETION_SECONDS: Final = 1.0
 _PREFIX: Final = "job-"
 _NAMED: Final = 8  # so many jobs does a message name
 
@@ -181,7 +178,7 @@ def _complete(context: typer.Context, incomplete: str) -> Iterable[tuple[str, st
         return []
     with make_channel(addresses[0]) as channel, contextlib.suppress(grpc.RpcError):
         stub = management_pb2_grpc.ManagementStub(channel)
-        jobs = stub.ListJobs(management_pb2.ListJobsRequest(), timeout=COMPLETION_SECONDS).jobs
+        jobs = stub.ListJobs(management_pb2.ListJobsRequest(), timeout=deadlines.QUERIES.completion).jobs
         return [(job.job, phase_text(job)) for job in jobs if job.job.startswith(incomplete)]
     return []
 
@@ -205,8 +202,6 @@ OptionalJobArguments = Annotated[
 # Watching a job across restarts of the management service, which the job outlives: the stream is opened anew
 
 
-AWAY_SECONDS: Final = 60.0  # that management may be away
-RETURN_SECONDS: Final = 20.0  # that one which is back may not know the job: the coordinator comes in a second or so
 RETRY_SECONDS: Final = 0.5
 
 _BROKEN: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
@@ -271,7 +266,8 @@ class JobWatch:
     def _wait_for_return(self) -> None:
         """Until management answers again, and knows the job. Raises WatchLost."""
         named = f"the management service at {self._cluster.address}"
-        warn(f"{named} is away; waiting for it, {AWAY_SECONDS:g} s at most")
+        seconds = deadlines.QUERIES.management_away
+        warn(f"{named} is away; waiting for it, {seconds:g} s at most")
         began, back = time.monotonic(), None
         while not self._over.wait(RETRY_SECONDS):
             now = time.monotonic()
@@ -281,11 +277,11 @@ class JobWatch:
                 code = _code(error)
                 if code in _AWAY:
                     back = None
-                    if now - began > AWAY_SECONDS:
-                        raise WatchLost(f"{named} did not come back within {AWAY_SECONDS:g} s", Status.AWAY) from error
+                    if now - began > seconds:
+                        raise WatchLost(f"{named} did not come back within {seconds:g} s", Status.AWAY) from error
                 elif code == grpc.StatusCode.NOT_FOUND:
                     back = back or now
-                    if now - back > RETURN_SECONDS:
+                    if now - back > deadlines.QUERIES.job_unknown:
                         raise WatchLost(
                             f"{named} is back, but does not know {self._job.job}: the job ended meanwhile, or its "
                             "coordinator ended with the service",
@@ -294,7 +290,7 @@ class JobWatch:
                 else:
                     raise
             else:
-                self._settled_at = now + RETURN_SECONDS
+                self._settled_at = now + deadlines.QUERIES.job_unknown
                 warn(f"it is back, after {now - began:.0f} s")
                 return
 

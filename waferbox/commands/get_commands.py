@@ -8,7 +8,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from waferbox import __version__
+from waferbox import __version__, roles
 from waferbox.cluster.local_clusters import given_up
 from waferbox.commands.connection import (
     ENDED,
@@ -32,7 +32,6 @@ from waferbox.output.console import (
     warn,
 )
 from waferbox.output.tables import (
-    ROLES,
     age_text,
     empty_table,
     is_free,
@@ -149,7 +148,9 @@ def _summary(cluster: Connection) -> dict[str, Any]:
         "management": cluster.address,
         "metrics": listed.metrics,
         "version": __version__,
-        "roles": [{"role": name, "nodes": there[role], "free": free[role]} for role, name in ROLES.items()],
+        "roles": [
+            {"role": role.name, "nodes": there[role.number], "free": free[role.number]} for role in roles.REGISTERED
+        ],
         "jobs": {"under_way": len(jobs) - ended, "queued": queued, "ended": ended},
     }
 

@@ -4,15 +4,8 @@ from typing import Annotated
 
 import typer
 
-from waferbox.commands.connection import (
-    CALL_SECONDS,
-    ENDED,
-    JobArgument,
-    JobArguments,
-    ManagementOption,
-    connect,
-    find_job,
-)
+from waferbox import deadlines
+from waferbox.commands.connection import ENDED, JobArgument, JobArguments, ManagementOption, connect, find_job
 from waferbox.output.console import fail, say
 from waferbox.output.tables import phase_text, step_text
 from wsc.v1 import management_pb2
@@ -26,7 +19,9 @@ def cancel(names: JobArguments, management: ManagementOption = None) -> None:
         for job in chosen:
             if job.phase in ENDED:
                 continue
-            cluster.management.CancelJob(management_pb2.CancelJobRequest(job=job.job), timeout=CALL_SECONDS)
+            cluster.management.CancelJob(
+                management_pb2.CancelJobRequest(job=job.job), timeout=deadlines.QUERIES.command
+            )
             at = f" at step {step_text(job)}" if job.num_steps else ""
             say(f"{job.job} is cancelled (it was {phase_text(job)}{at})")
     over = [f"{job.job} has ended before ({phase_text(job)})" for job in chosen if job.phase in ENDED]
@@ -50,7 +45,7 @@ def label(
     with connect(management) as cluster:
         job = find_job(cluster.jobs(), name)
         request = management_pb2.LabelJobRequest(job=job.job, add=added, remove=removed)
-        now = cluster.management.LabelJob(request, timeout=CALL_SECONDS).labels
+        now = cluster.management.LabelJob(request, timeout=deadlines.QUERIES.command).labels
     say(f"{job.job} has the labels {' '.join(now)}" if now else f"{job.job} has no labels")
 
 
@@ -63,7 +58,7 @@ def set_priority(
     with connect(management) as cluster:
         before = find_job(cluster.jobs(), name)
         request = management_pb2.SetPriorityRequest(job=before.job, priority=priority)
-        cluster.management.SetPriority(request, timeout=CALL_SECONDS)
+        cluster.management.SetPriority(request, timeout=deadlines.QUERIES.command)
         job = cluster.job(before.job)
     place = f"; place {job.queue_position} in the queue" if job.queue_position else ""
     say(f"{job.job} has priority {job.priority} (it was {before.priority}){place}")

@@ -9,12 +9,11 @@ import grpc
 import typer
 from rich.text import Text
 
+from waferbox import deadlines
 from waferbox.commands.connection import ENDED, Connection, JobArgument, JobWatch, ManagementOption, connect, find_job
 from waferbox.output.console import errors, fail, output, printable, warn
 from waferbox.output.tables import phase_text, safe, styled_phase
 from wsc.v1 import management_pb2, observation_pb2
-
-KEPT_SECONDS: Final = 30.0  # until all that is kept of a job has come
 
 _NODE_WIDTH: Final = 11  # "coordinator"
 _LEVEL_WIDTH: Final = 7  # "WARNING"
@@ -59,7 +58,7 @@ def _print_end(job: management_pb2.JobInfo) -> None:
 def _kept(cluster: Connection, job: str) -> Iterable[observation_pb2.LogRecord]:
     """What there is now, in order of time: taken whole, for who reads it, in a pager, may take longer than the call."""
     request = observation_pb2.WatchJobRequest(job=job, kinds=["log"])
-    batches = list(cluster.observation.WatchJob(request, timeout=KEPT_SECONDS))
+    batches = list(cluster.observation.WatchJob(request, timeout=deadlines.QUERIES.history))
     return sorted(_records(event for batch in batches for event in batch.events), key=lambda record: record.time)
 
 

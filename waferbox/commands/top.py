@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from waferbox import deadlines
 from waferbox.commands.connection import (
     ENDED,
     JobWatch,
@@ -20,7 +21,6 @@ from waferbox.commands.connection import (
     connect,
     find_job,
 )
-from waferbox.commands.logs import KEPT_SECONDS
 from waferbox.output.console import Status, fail, output, printable, say
 from waferbox.output.tables import empty_table, one_line, phase_text, reason, safe, step_text, styled_phase
 from wsc.v1 import management_pb2, observation_pb2
@@ -138,7 +138,7 @@ def top(name: OptionalJobArgument = None, management: ManagementOption = None) -
             watch = JobWatch(cluster, job)
             _watch(watch, watch.responses(lambda: cluster.observation.WatchJob(request)), metrics)
         else:
-            for events in cluster.observation.WatchJob(request, timeout=KEPT_SECONDS):
+            for events in cluster.observation.WatchJob(request, timeout=deadlines.QUERIES.history):
                 metrics.add(events.events)
             output.print(_picture(job, metrics))
 

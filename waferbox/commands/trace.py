@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final
 import grpc
 import typer
 
+from waferbox import roles
 from waferbox.commands.connection import JobArgument, JobWatch, ManagementOption, connect, find_job
 from waferbox.output.console import fail, say
 from wsc.v1 import observation_pb2
@@ -28,7 +29,7 @@ from wsc.v1 import observation_pb2
 
 
 # In the order in which they are shown. Between the first and the last come the kinds of work.
-_ROLES: Final = ("worker", "memoryx", "swarmx", "wafer")
+_ROLES: Final = (roles.WORKER.name, roles.MEMORYX.name, roles.SWARMX.name, roles.WAFER.name)
 _FIRST_ROW: Final = "step"
 _LAST_ROWS: Final = ("send", "wait")
 

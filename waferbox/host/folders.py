@@ -12,19 +12,18 @@ import stat
 from pathlib import Path
 from typing import Final
 
+from waferbox import settings
+
 # --- The cache and keys -----------------------------------------------------------------------------------------------
 
 
-CACHE_VARIABLE: Final = "WAFERBOX_CACHE"
 KEY_BYTES: Final = 32
 
 
 def cache_root() -> Path:
     """$WAFERBOX_CACHE, or the user's cache folder."""
-    named = os.environ.get(CACHE_VARIABLE)
-    if named:
-        return Path(named).absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "waferbox"
+    named = settings.CACHE.get()
+    return named or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "waferbox"
 
 
 def secret_key(path: Path) -> bytes:
@@ -80,13 +79,9 @@ def _is_private(found: os.stat_result) -> bool:
 # --- Folders and their room -------------------------------------------------------------------------------------------
 
 
-RECOVERY_VARIABLE = "WAFERBOX_RECOVERY_DIR"
-
-
 def recovery_root() -> Path:
     """The folder of recovery points: $WAFERBOX_RECOVERY_DIR, or a folder in the cache."""
-    named = os.environ.get(RECOVERY_VARIABLE)
-    return Path(named).absolute() if named else cache_root() / "recovery"
+    return settings.RECOVERY_DIR.get() or cache_root() / "recovery"
 
 
 def check_private(folder: Path) -> None:
@@ -116,7 +111,7 @@ def write_whole(path: Path, content: bytes, *, durable: bool = True) -> None:
         raise
 
 
-def why_not_kept(folder: Path, nbytes: int, reason: str | None, variable: str = CACHE_VARIABLE) -> str:
+def why_not_kept(folder: Path, nbytes: int, reason: str | None, variable: str = settings.CACHE.name) -> str:
     """Text for the user about a folder that took no files: the folder, the reason, its free space, and the way out.
 
     Args:

@@ -6,9 +6,10 @@ from typing import Any, Final
 
 import yaml
 
+from waferbox import deadlines, settings
 from waferbox.kubernetes.compose_file import CACHE_FOLDER, LISTEN, METRICS_PORT, PORT, RoleSettings
-from waferbox.security.tls import TLS_VARIABLE
-from waferbox.security.tokens import SECRET_FILE, SECRET_VARIABLE
+from waferbox.roles import BY_NAME, INGRESS, MANAGEMENT, WAFER, WORKER
+from waferbox.security.tokens import SECRET_FILE
 
 # --- The pod of each role: one container that runs it, and one before it that lays out the secrets --------------------
 
@@ -20,12 +21,10 @@ EVERY_ROLE: Final = {"app.kubernetes.io/name": APP}  # by which all pods are fou
 CLIENT_LABEL: Final = "waferbox-client"  # "true" on pods whose scripts use the cluster
 CLIENTS: Final = {"namespaceSelector": {}, "podSelector": {"matchLabels": {CLIENT_LABEL: "true"}}}
 PAGE_PORT: Final = 7001  # of management
-NAMED_ROLES: Final = ("management", "ingress")  # which others reach by the names of their services
 _TLS_FOLDER: Final = "/var/lib/waferbox-tls"
 _USER: Final = 1000  # of the images
 _SECRET_FOLDER: Final = "/var/lib/waferbox-secret"
 _GIVEN: Final = "/run/given"
-_START_SECONDS: Final = 120  # until a role must serve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +49,7 @@ def labels(role: str) -> dict[str, str]:
 def ports(role: RoleSettings) -> dict[str, int]:
     """Those that can be known before; coordinators listen at others too."""
     found = {"grpc": PORT, "metrics": METRICS_PORT}
-    if role.name == "management":
+    if role.name == MANAGEMENT.name:
         found["page"] = PAGE_PORT
     return found
 
@@ -64,12 +63,12 @@ def pod(role: RoleSettings, options: ClusterOptions) -> Manifest:
         "containers": [_container(role, options)],
         "volumes": _volumes(role, options),
     }
-    if role.name in NAMED_ROLES:
+    if BY_NAME[role.name].has_own_name:
         spec["hostname"] = role.name  # how it names itself to others
     else:
         spec["topologySpreadConstraints"] = [spread(labels(role.name))]
-    if role.name == "worker":
-        spec["affinity"] = _beside("wafer")
+    if role.name == WORKER.name:
+        spec["affinity"] = _beside(WAFER.name)
     return {"metadata": {"labels": labels(role.name)}, "spec": spec}
 
 
@@ -101,7 +100,7 @@ def spread(pods: Mapping[str, str]) -> Manifest:
 
 def _container(role: RoleSettings, options: ClusterOptions) -> Manifest:
     # Others reach a pod by its address, but those that have a service by its name, which is that of their host too.
-    host = "0.0.0.0" if role.name in NAMED_ROLES else "$(POD_IP)"
+    host = "0.0.0.0" if BY_NAME[role.name].has_own_name else "$(POD_IP)"
     mounts: list[Manifest] = [
         {"name": "secret", "mountPath": _SECRET_FOLDER},
         {"name": "temporary", "mountPath": "/tmp"},
@@ -109,7 +108,7 @@ def _container(role: RoleSettings, options: ClusterOptions) -> Manifest:
     ]
     if options.tls:
         mounts.append({"name": "tls", "mountPath": _TLS_FOLDER})
-    if role.name == "worker" and options.data_claim:
+    if role.name == WORKER.name and options.data_claim:
         mounts.append({"name": "data", "mountPath": options.data_folder, "readOnly": True})
     return {
         "name": role.name,
@@ -135,10 +134,10 @@ def _environment(options: ClusterOptions) -> Sequence[Manifest]:
     variables: list[Manifest] = [
         {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {"name": "HOME", "value": "/tmp"},  # all else cannot be written to
-        {"name": SECRET_VARIABLE, "value": f"{_SECRET_FOLDER}/{SECRET_FILE}"},
+        {"name": settings.SECRET_FILE.name, "value": f"{_SECRET_FOLDER}/{SECRET_FILE}"},
     ]
     if options.tls:
-        variables.append({"name": TLS_VARIABLE, "value": _TLS_FOLDER})
+        variables.append({"name": settings.TLS_DIR.name, "value": _TLS_FOLDER})
     return variables
 
 
@@ -148,8 +147,14 @@ def _probes(options: ClusterOptions) -> Mapping[str, Manifest]:
     if options.tls:
         ask = {"exec": {"command": ["sh", "-c", f"exec python -m waferbox.rpc.health_check $POD_IP:{PORT}"]}}
     every = {"periodSeconds": 10, "timeoutSeconds": 5}
+    failures = int(deadlines.START.probe) // 2
     return {
-        "startupProbe": {**ask, "periodSeconds": 2, "timeoutSeconds": 5, "failureThreshold": _START_SECONDS // 2},
+        "startupProbe": {
+            **ask,
+            "periodSeconds": 2,
+            "timeoutSeconds": 5,
+            "failureThreshold": failures,
+        },
         "readinessProbe": {**ask, **every},
         "livenessProbe": {**ask, **every, "failureThreshold": 3},
     }
@@ -179,14 +184,14 @@ def _volumes(role: RoleSettings, options: ClusterOptions) -> Sequence[Manifest]:
         {"name": "given-secret", "secret": {"secretName": f"{APP}-secret", "defaultMode": 0o440}},
         {"name": "temporary", "emptyDir": {}},
     ]
-    if role.name in NAMED_ROLES:
+    if BY_NAME[role.name].has_own_name:
         volumes.append({"name": "cache", "persistentVolumeClaim": {"claimName": f"{role.name}-cache"}})
     elif not role.keeps_files:
         volumes.append({"name": "cache", "emptyDir": {}})
     if options.tls:
         volumes.append({"name": "tls", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}})
         volumes.append({"name": "given-tls", "secret": {"secretName": f"{APP}-tls", "defaultMode": 0o440}})
-    if role.name == "worker" and options.data_claim:
+    if role.name == WORKER.name and options.data_claim:
         claim = {"claimName": options.data_claim, "readOnly": True}
         volumes.append({"name": "data", "persistentVolumeClaim": claim})
     return volumes
@@ -249,7 +254,7 @@ def head(version: str, kind: str, name: str, options: ClusterOptions) -> Manifes
 
 def _of_role(role: RoleSettings, options: ClusterOptions) -> Sequence[Manifest]:
     template = pod(role, options)
-    if role.name in NAMED_ROLES:
+    if BY_NAME[role.name].has_own_name:
         return named_role(role, template, options)
     selector = labels(role.name)
     disruption = disruption_budget(role.name, selector, options)
@@ -336,7 +341,7 @@ def _network_policies(options: ClusterOptions) -> Sequence[Manifest]:
     """The roles reach each other; scripts reach the ingress, and who looks on the page and the figures."""
     everyone = {"matchLabels": EVERY_ROLE}
     between = network_policy("between-roles", everyone, [{"podSelector": everyone}], options)
-    opened = {"clients-to-ingress": ("ingress", PORT), "clients-to-page": ("management", PAGE_PORT)}
+    opened = {"clients-to-ingress": (INGRESS.name, PORT), "clients-to-page": (MANAGEMENT.name, PAGE_PORT)}
     return [
         between,
         *(

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from waferbox import deadlines
 from waferbox.kubernetes.compose_file import CACHE_FOLDER, PORT, ComposeFileError, RoleSettings
 from waferbox.kubernetes.manifests import (
     CLIENTS,
@@ -27,18 +28,17 @@ from waferbox.kubernetes.manifests import (
     pod,
     spread,
 )
-from waferbox.ray_engine.settings import DEFAULT_CPUS
+from waferbox.roles import INGRESS, LEASED, MANAGEMENT, MEMORYX, SWARMX, WAFER, WORKER
 
 RAY_VERSION: Final = "2.60.0"  # of the image
 CLUSTER: Final = "waferbox"  # and the secret with Ray's token, which KubeRay makes, has its name
 RAY_IMAGE: Final = "waferbox-ray"
 RAY_LABEL: Final = "waferbox-ray"  # on all pods of this cluster, and what each is
-GROUPS: Final = ("memoryx", "swarmx", "wafer")  # the roles that have pods of their own
+GROUPS: Final = tuple(role.name for role in (MEMORYX, SWARMX, WAFER))  # the roles that have pods of their own
 _GCS_PORT: Final = 6379
 _NODE_PORT: Final = 6380
 _OBJECT_STORE_BYTES: Final = 100_000_000  # of each node of Ray; no tensor of ours is ever in it
 _OVERHEAD_BYTES: Final = 2**30  # of a node of Ray, and an actor for each process
-_START_SECONDS: Final = 120
 
 
 def ray_manifests(roles: Mapping[str, RoleSettings], options: ClusterOptions, wafer_cpus: int) -> Sequence[Manifest]:
@@ -46,7 +46,7 @@ def ray_manifests(roles: Mapping[str, RoleSettings], options: ClusterOptions, wa
 
     Raises ComposeFileError.
     """
-    for name in (*GROUPS, "worker", "management", "ingress"):
+    for name in (*GROUPS, WORKER.name, MANAGEMENT.name, INGRESS.name):
         if name not in roles or not roles[name].count:
             raise ComposeFileError(f"on Ray there is at least one {name}")
     everyone = {"matchExpressions": [{"key": RAY_LABEL, "operator": "Exists"}]}
@@ -64,7 +64,7 @@ def ray_manifests(roles: Mapping[str, RoleSettings], options: ClusterOptions, wa
             },
         },
         *(disruption_budget(f"ray-{name}", {RAY_LABEL: name}, options) for name in GROUPS),
-        *named_role(roles["management"], _management(roles, options, wafer_cpus), options),
+        *named_role(roles[MANAGEMENT.name], _management(roles, options, wafer_cpus), options),
     ]
 
 
@@ -81,16 +81,16 @@ def _worker_group(
     role: RoleSettings, roles: Mapping[str, RoleSettings], options: ClusterOptions, wafer_cpus: int
 ) -> Manifest:
     """As many pods as there are processes of the role."""
-    workers = _workers_of_a_wafer(roles) if role.name == "wafer" else 0
-    memory = role.memory_bytes + workers * roles["worker"].memory_bytes + _OVERHEAD_BYTES
-    cpus = math.ceil(workers * DEFAULT_CPUS["workers"]) + (wafer_cpus if role.name == "wafer" else 1)
+    workers = _workers_of_a_wafer(roles) if role.name == WAFER.name else 0
+    memory = role.memory_bytes + workers * roles[WORKER.name].memory_bytes + _OVERHEAD_BYTES
+    cpus = math.ceil(workers * WORKER.default_cpus) + (wafer_cpus if role.name == WAFER.name else 1)
     cache: Manifest = {"emptyDir": {}}
     if role.keeps_files:
         cache = {"ephemeral": {"volumeClaimTemplate": {"spec": claim(options)}}}
     template = _ray_pod(role.name, memory, cache, _NODE_PORT, options)
     (container,) = template["spec"]["containers"]
     container["resources"]["requests"]["cpu"] = str(cpus)
-    if role.name == "wafer" and options.data_claim:
+    if role.name == WAFER.name and options.data_claim:
         data = {"claimName": options.data_claim, "readOnly": True}
         template["spec"]["volumes"].append({"name": "data", "persistentVolumeClaim": data})
         container["volumeMounts"].append({"name": "data", "mountPath": options.data_folder, "readOnly": True})
@@ -126,7 +126,7 @@ def _ray_pod(name: str, memory: int, cache: Manifest, port: int, options: Cluste
         "resources": _memory(memory),
         "volumeMounts": [{"name": "temporary", "mountPath": "/tmp"}, {"name": "cache", "mountPath": CACHE_FOLDER}],
         "securityContext": CONFINED,
-        "startupProbe": {**health, "periodSeconds": 2, "failureThreshold": _START_SECONDS // 2},
+        "startupProbe": {**health, "periodSeconds": 2, "failureThreshold": int(deadlines.START.probe) // 2},
         "readinessProbe": dict(health),
         "livenessProbe": {**health, "failureThreshold": 3},
     }
@@ -142,7 +142,7 @@ def _ray_pod(name: str, memory: int, cache: Manifest, port: int, options: Cluste
 
 def _management(roles: Mapping[str, RoleSettings], options: ClusterOptions, wafer_cpus: int) -> Manifest:
     """A pod that joins Ray with no processor, so that there is a Ray on its host, and runs `waferbox up` there."""
-    role = replace(roles["management"], image=RAY_IMAGE)
+    role = replace(roles[MANAGEMENT.name], image=RAY_IMAGE)
     template = pod(role, options)
     template["metadata"]["labels"][RAY_LABEL] = role.name
     (container,) = template["spec"]["containers"]
@@ -152,7 +152,7 @@ def _management(roles: Mapping[str, RoleSettings], options: ClusterOptions, wafe
     container["args"] = [f"{join} && exec python -m waferbox {' '.join(_up(roles, options, wafer_cpus))}"]
     container["ports"] = [{"name": "grpc", "containerPort": PORT}]
     # Coordinators run here too, which are with the ingress elsewhere.
-    container["resources"] = _memory(role.memory_bytes + roles["ingress"].memory_bytes + _OVERHEAD_BYTES)
+    container["resources"] = _memory(role.memory_bytes + roles[INGRESS.name].memory_bytes + _OVERHEAD_BYTES)
     container["env"] += [
         {"name": "RAY_USAGE_STATS_ENABLED", "value": "0"},
         {"name": "RAY_AUTH_MODE", "value": "token"},
@@ -169,15 +169,15 @@ def _up(roles: Mapping[str, RoleSettings], options: ClusterOptions, wafer_cpus: 
     words = ["up", "--engine", "ray", "--address", "auto", "--listen", f"$POD_IP:{PORT}"]
     # Without TLS the network policy keeps others out.
     words += [] if options.tls else ["--insecure"]
-    for name, option in {"wafer": "wafers", "memoryx": "memoryx", "swarmx": "swarmx", "worker": "workers"}.items():
-        words += [f"--{option}", str(roles[name].count)]
+    for role in LEASED:
+        words += [f"--{role.count_option}", str(roles[role.name].count)]
     for name in GROUPS:
         words += ["--resource", f"{name}.{name}=1"]
-    return [*words, "--resource", f"wafer.CPU={wafer_cpus}"]
+    return [*words, "--resource", f"{WAFER.name}.CPU={wafer_cpus}"]
 
 
 def _workers_of_a_wafer(roles: Mapping[str, RoleSettings]) -> int:
-    return math.ceil(roles["worker"].count / roles["wafer"].count)
+    return math.ceil(roles[WORKER.name].count / roles[WAFER.name].count)
 
 
 def _memory(size: int) -> Manifest:

@@ -30,13 +30,13 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from waferbox import deadlines
 from waferbox.host.descriptors import SHORTAGES
 from waferbox.launch.process import MODULES, enter, run_module
 from waferbox.launch.spawn import MAX_FDS, MAX_MESSAGE_BYTES
 from waferbox.launch.stop_signals import StopSignals
 
 RETRY_SECONDS = 0.1  # between attempts to accept during a shortage of descriptors or memory
-TERM_SECONDS = 3.0  # between SIGTERM and SIGKILL
 
 
 @dataclass(slots=True)
@@ -235,7 +235,7 @@ class ForkServer:
             self._signal(child, signal.SIGKILL)
         elif child.kill_at is None:
             self._signal(child, signal.SIGTERM)
-            child.kill_at = time.monotonic() + TERM_SECONDS
+            child.kill_at = time.monotonic() + deadlines.FORK_SERVER.kill
 
     @staticmethod
     def _signal(child: _Forked, number: signal.Signals) -> None:

@@ -10,9 +10,9 @@ import subprocess
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 
+from waferbox import deadlines, settings
 from waferbox.host.descriptors import readable
 from waferbox.launch.installation import python_command
-from waferbox.launch.process import SOCKET_VARIABLE
 from waferbox.security.tokens import without_tokens
 
 CLOSE_SECONDS = 8.0  # more than the fork server grants its children
@@ -63,7 +63,7 @@ class ForkServerProcess:
         self.name = f"waferbox-{secrets.token_hex(12)}"
         self._preload = preload
         self._when_idle = when_idle
-        self._environment = {**environment, SOCKET_VARIABLE: self.name}
+        self._environment = {**environment, settings.FORK_SERVER.name: self.name}
         self._output = output
         self._own = own
         self._start()
@@ -145,7 +145,7 @@ class ForkServerProcess:
             signal.pidfd_send_signal(self._pidfd, signal.SIGCONT)  # a suspended one would not see the end of its input
         if not self._own:
             try:
-                self._process.wait(CLOSE_SECONDS)
+                self._process.wait(deadlines.FORK_SERVER.close)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
@@ -156,8 +156,6 @@ class ForkServerProcess:
 #
 # For a process without a launcher: one that was started by hand, or in a container of its own.
 
-
-END_SECONDS = 1.0  # between the end of a fork server's socket and that of its process
 
 logger = logging.getLogger(__name__)
 
@@ -173,7 +171,7 @@ def own_fork_server(preload: Sequence[str]) -> Iterator[None]:
     server. It ends with this process, or after the last child that outlives this process.
     """
     global _own
-    if os.environ.get(SOCKET_VARIABLE):
+    if settings.FORK_SERVER.is_set():
         yield
         return
     _own = ForkServerProcess(preload, without_tokens(os.environ), own=True)
@@ -203,4 +201,4 @@ def own_fork_server_name() -> str:
 def own_is_ending() -> bool:
     """Whether this process's own fork server has ended, or ends within a second, so that a request is repeated."""
     with _lock:
-        return _own is not None and bool(readable([_own], END_SECONDS))
+        return _own is not None and bool(readable([_own], deadlines.FORK_SERVER.own_end))

@@ -8,11 +8,8 @@ import importlib
 import os
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
-
-# The packages of the process kinds. A user's modules may have these names too.
-ROLE_PACKAGES: Final = ("appliance", "memoryx", "swarmx", "vendor_gateway", "vendor_wire", "wafer", "workers")
 
 _ROOT: Final = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # In a wheel all packages lie side by side. In a checkout, some have a folder of their own: the folder, and one of them.
@@ -66,10 +63,14 @@ def python_command(module: str) -> list[str]:
     return [sys.executable, "-P", os.path.abspath(__file__), module]
 
 
-def begin_user_code() -> None:
-    """Undoes in this process, which is about to run a user's code, what that code would notice of `begin_process`."""
+def begin_user_code(packages: Collection[str]) -> None:
+    """Takes back, in a process that is about to run a user's code, what that code would notice of the role.
+
+    Args:
+        packages: the packages of the roles, which are removed: a user's modules may have their names.
+    """
     for name in list(sys.modules):
-        if name.partition(".")[0] in ROLE_PACKAGES:
+        if name.partition(".")[0] in packages:
             del sys.modules[name]
     environment = user_environment(os.environ)
     for name in os.environ.keys() - environment.keys():

@@ -18,24 +18,15 @@ import traceback
 from collections.abc import Sequence
 
 from waferbox.launch.installation import begin_user_code
+from waferbox.roles import ROLES
+
+INPUT_PROCESS = "waferbox.input_process"
 
 # Modules that may be started: a package by its __main__, a plain module by itself. Each has main(argv) -> int.
-MODULES = frozenset(
-    {
-        "appliance",
-        "appliance.coordinator",
-        "memoryx",
-        "swarmx",
-        "vendor_gateway",
-        "wafer",
-        "workers",
-        "waferbox.input_process",
-    }
-)
+MODULES = frozenset({INPUT_PROCESS, *(role.module for role in ROLES)})
 
-SOCKET_VARIABLE = "WAFERBOX_FORK_SERVER"  # the name of its abstract Unix socket
-
-_RUN_USER_CODE = frozenset({"waferbox.input_process"})
+# A user's modules may have the names of these packages.
+_ROLE_PACKAGES = frozenset({"vendor_wire", *(role.module.partition(".")[0] for role in ROLES)})
 
 FIRST_FD = 3  # the descriptors that a process is given are 3, 4, ... there, in the order of the request
 
@@ -90,8 +81,8 @@ def run_module(module: str, argv: Sequence[str]) -> int:
         raise ValueError(f"{module!r} is not one of the modules that may be started: {', '.join(sorted(MODULES))}")
     _libc.prctl(_PR_SET_NAME, module.rpartition(".")[2].encode()[:15], 0, 0, 0)  # shown by ps and top
     sys.argv = [module, *argv]
-    if module in _RUN_USER_CODE:
-        begin_user_code()
+    if module == INPUT_PROCESS:
+        begin_user_code(_ROLE_PACKAGES)
     try:
         spec = importlib.util.find_spec(module)
         if spec is not None and spec.submodule_search_locations is not None:

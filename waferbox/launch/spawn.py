@@ -17,17 +17,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from waferbox import deadlines, settings
 from waferbox.host.descriptors import readable
 from waferbox.launch.fork_server_process import own_fork_server_name, own_is_ending
 from waferbox.launch.installation import python_command
-from waferbox.launch.process import MODULES, SOCKET_VARIABLE
+from waferbox.launch.process import MODULES
 from waferbox.security.tokens import without_tokens
 
 # --- A started process ------------------------------------------------------------------------------------------------
 
 
 MAX_STATUS_BYTES = 1024
-STATUS_SECONDS = 5.0  # for a fork server to send the exit status of a child that has ended
 
 
 class ExitStatus(Protocol):
@@ -72,7 +72,7 @@ class ForkServerStatus:
                 return status
         answer = b""
         with contextlib.suppress(OSError):
-            self._connection.settimeout(STATUS_SECONDS)
+            self._connection.settimeout(deadlines.FORK_SERVER.status)
             answer = self._connection.recv(MAX_STATUS_BYTES)
         if answer:
             return int(json.loads(answer)["status"])
@@ -202,7 +202,6 @@ class Child:
 
 MAX_MESSAGE_BYTES = 128 * 1024
 MAX_FDS = 16
-START_DEADLINE_SECONDS = 60.0  # torch may have to come from a cold disk first
 
 
 class SpawnError(RuntimeError):
@@ -239,7 +238,7 @@ def spawn(module: str, argv: Sequence[str], fds: Sequence[int] = (), *, outlives
 
 def _fork_server_name() -> str:
     try:
-        return own_fork_server_name() or os.environ.get(SOCKET_VARIABLE, "")
+        return own_fork_server_name() or settings.FORK_SERVER.get()
     except OSError as error:
         raise SpawnError(f"a fork server could not be started in place of the one that ended: {error}") from error
 
@@ -247,7 +246,7 @@ def _fork_server_name() -> str:
 def _spawn_forked(name: str, module: str, argv: Sequence[str], fds: Sequence[int], *, outlives: bool) -> Child:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        connection.settimeout(START_DEADLINE_SECONDS)
+        connection.settimeout(deadlines.FORK_SERVER.start)
         connection.connect(f"\0{name}")
         request = json.dumps({"module": module, "argv": list(argv), "outlives": outlives}).encode()
         if len(request) > MAX_MESSAGE_BYTES or len(fds) > MAX_FDS:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from waferbox import deadlines
 from waferbox.host.descriptors import SHORTAGES
 from waferbox.host.threads import GuardedThread
 from waferbox.links.frame import FrameError
@@ -19,7 +20,6 @@ from waferbox.links.socket_names import NamedSocket
 
 logger = logging.getLogger(__name__)
 
-HELLO_SECONDS: Final = 5.0  # for a caller to send its first message
 RETRY_SECONDS: Final = 0.1  # between attempts to accept during a shortage of descriptors or memory
 MAX_CALLERS: Final = 256  # without a first message yet; further callers wait in the kernel's queue
 
@@ -111,7 +111,7 @@ class AcceptLoop:
             connection.close()
             return
         connection.setblocking(False)
-        self._deadlines[connection] = time.monotonic() + HELLO_SECONDS
+        self._deadlines[connection] = time.monotonic() + deadlines.LINKS.handshake
         self._selector.register(connection, selectors.EVENT_READ)
 
     def _read_hello(self, connection: socket.socket) -> None:

@@ -15,6 +15,7 @@ from typing import Final, NoReturn
 
 import grpc
 
+from waferbox import deadlines
 from waferbox.host.threads import GuardedThread
 from waferbox.links.frame import HEADER_BYTES, Frame, FrameError, FrameKind, parse
 from waferbox.links.grpc_bounds import CHUNK_BYTES, MAX_QUEUED_BYTES
@@ -30,8 +31,6 @@ MAX_JOINED: Final = 64
 # many steps, which are more than the windows allow.
 MIN_INCOMING_BYTES: Final = 64 * 1024 * 1024
 INCOMING_STEPS: Final = 8
-# For a peer to take what was sent to it before the link closes.
-CLOSE_SECONDS: Final = 1.0
 
 
 class GrpcLink(Link):
@@ -130,7 +129,7 @@ class GrpcLink(Link):
         self._let_reader_continue()
         # A stream in good order ends when the peer has taken what was sent.
         assert self._reader is not None
-        self._reader.join(CLOSE_SECONDS)
+        self._reader.join(deadlines.LINKS.close)
         self._abandon()
         self._reader.join()
         with self._lock:

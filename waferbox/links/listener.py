@@ -12,6 +12,7 @@ from typing import Final
 
 import grpc
 
+from waferbox import deadlines
 from waferbox.links.accept_loop import AcceptLoop
 from waferbox.links.grpc_lane import METHOD, GrpcLink
 from waferbox.links.handshake import NAME_KEY, PROOF_KEY, acceptance, dialler_proof
@@ -19,8 +20,6 @@ from waferbox.links.link import Link, LinkLost
 from waferbox.links.socket_lane import SocketLink
 from wsc.v1 import node_pb2
 
-# For which a caller is kept that is not expected yet: the order to dial may arrive before the order to listen.
-UNCLAIMED_SECONDS: Final = 30.0
 MAX_UNCLAIMED: Final = 256
 
 
@@ -157,7 +156,7 @@ class LinkListener:
         """Keeps a caller whose link this end may be about to expect."""
         now = time.monotonic()
         for old, (since, waiting) in list(self._unclaimed.items()):
-            if now - since > UNCLAIMED_SECONDS:
+            if now - since > deadlines.LINKS.unclaimed:
                 waiting.close()
                 del self._unclaimed[old]
         if self._closed or proof in self._unclaimed or len(self._unclaimed) >= MAX_UNCLAIMED:
@@ -187,7 +186,7 @@ class LinkListener:
         metadata = dict(context.invocation_metadata())
         proof = str(metadata.get(PROOF_KEY, ""))
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or proof in self._pending, UNCLAIMED_SECONDS)
+            self._changed.wait_for(lambda: self._closed or proof in self._pending, deadlines.LINKS.unclaimed)
             pending = self._pending.pop(proof, None)
         if pending is None:
             caller = metadata.get(NAME_KEY, "")

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from waferbox import settings
+
 logger = logging.getLogger(__name__)
 
-FOLDER_VARIABLE: Final = "WAFERBOX_SOCKETS"
 BACKLOG: Final = 1024
 YOUNG_SECONDS: Final = 5.0  # for which a socket with a name may refuse connections, as its process is about to listen
 _PREFIX: Final = "waferbox-"
@@ -56,12 +57,12 @@ def host_id() -> str:
 
 def own_directory() -> SocketDirectory:
     """The directory in which this process looks for the sockets of others: the folder, if there is one."""
-    name = os.environ.get(FOLDER_VARIABLE)
-    if name:
+    folder = settings.SOCKETS.get()
+    if folder:
         with contextlib.suppress(OSError):
-            status = os.stat(name)
+            status = os.stat(folder)
             # The kernel's identity of the folder: its path may differ between containers.
-            return SocketDirectory(host=_hashed(f"folder {status.st_dev} {status.st_ino}"), folder=Path(name))
+            return SocketDirectory(host=_hashed(f"folder {status.st_dev} {status.st_ino}"), folder=folder)
     return SocketDirectory(host=host_id(), folder=None)
 
 
@@ -94,16 +95,18 @@ class NamedSocket:
 def _listen_in_folder(name: str) -> tuple[SocketDirectory, socket.socket]:
     """A listening socket in the folder, or with an abstract name if there is none. Raises UnusableFolderError."""
     directory = own_directory()
-    named = os.environ.get(FOLDER_VARIABLE)
+    named = settings.SOCKETS.get()
     if directory.folder is None and named:
-        raise UnusableFolderError(f"{FOLDER_VARIABLE} names {named}, which is not there; mount it in every container")
+        raise UnusableFolderError(
+            f"{settings.SOCKETS.name} names {named}, which is not there; mount it in every container"
+        )
     if directory.folder is None:
         return directory, _listen(directory.address(name))
     try:
         status = os.stat(directory.folder)
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
             raise UnusableFolderError(
-                f"{directory.folder}, which {FOLDER_VARIABLE} names, must be a folder of user {os.getuid()} that "
+                f"{directory.folder}, which {settings.SOCKETS.name} names, must be a folder of user {os.getuid()} that "
                 "nobody else may open (mode 0700)"
             )
         _remove_left_sockets(directory.folder)

@@ -9,16 +9,10 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from waferbox import roles
 from waferbox.output.console import printable
-from wsc.v1 import management_pb2, node_pb2
+from wsc.v1 import management_pb2
 
-ROLES: Final = {
-    node_pb2.ROLE_WAFER: "wafer",
-    node_pb2.ROLE_MEMORYX: "memoryx",
-    node_pb2.ROLE_SWARMX: "swarmx",
-    node_pb2.ROLE_WORKER: "worker",
-    node_pb2.ROLE_INGRESS: "ingress",
-}
 _STYLES: Final = {
     management_pb2.JOB_PHASE_RUNNING: "green",
     management_pb2.JOB_PHASE_FAILED: "red",
@@ -47,22 +41,22 @@ def empty_table(*columns: str, right: Sequence[str] = (), whole: Sequence[str] =
 
 def sorted_nodes(nodes: Iterable[management_pb2.NodeInfo]) -> list[management_pb2.NodeInfo]:
     """By role, then in the order in which they came."""
-    order = list(ROLES)
+    order = [role.number for role in roles.REGISTERED]
     return sorted(nodes, key=lambda node: (order.index(node.role), int(node.node_id.lstrip("n") or 0)))
 
 
 def is_free(node: management_pb2.NodeInfo) -> bool:
     """Whether a job may get it: an ingress serves all."""
-    return not node.job and node.role != node_pb2.ROLE_INGRESS
+    return not node.job and roles.role_of(node.role).is_leased
 
 
 def cluster_table(nodes: Sequence[management_pb2.NodeInfo]) -> Table:
     """One line for each role that is there: what `up` shows."""
     table = empty_table("role", "nodes", "processes", right=["nodes"])
-    for role, name in ROLES.items():
-        pids = [str(node.process_id) for node in sorted_nodes(nodes) if node.role == role]
+    for role in roles.REGISTERED:
+        pids = [str(node.process_id) for node in sorted_nodes(nodes) if node.role == role.number]
         if pids:
-            table.add_row(name, str(len(pids)), ", ".join(pids))
+            table.add_row(role.name, str(len(pids)), ", ".join(pids))
     return table
 
 
@@ -74,7 +68,7 @@ def nodes_table(nodes: Sequence[management_pb2.NodeInfo], *, wide: bool = False)
     for node in sorted_nodes(nodes):
         cells = [
             node.node_id,
-            ROLES[node.role],
+            roles.role_of(node.role).name,
             "[dim]free[/]" if is_free(node) else node.job,
             node.member,
             f"{node.lease_left_seconds:.1f} s",

@@ -9,8 +9,9 @@ from typing import Final
 
 import psutil
 
-from waferbox.security.tls import AUTHORITY, NODE, TLS_VARIABLE, tls_folder
-from waferbox.security.tokens import SECRET_FILE, SECRET_VARIABLE, cluster_secret_key
+from waferbox import settings
+from waferbox.security.tls import AUTHORITY, NODE, tls_folder
+from waferbox.security.tokens import SECRET_FILE, cluster_secret_key
 
 _PREFIX: Final = "waferbox-ray-"  # and the process id of the actor whose folder it is
 
@@ -32,9 +33,9 @@ class Credentials:
         for name, content in {SECRET_FILE: self.key, **self.certificates}.items():
             with open(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
                 file.write(content)
-        variables = {SECRET_VARIABLE: str(folder / SECRET_FILE)}
+        variables = {settings.SECRET_FILE.name: str(folder / SECRET_FILE)}
         if self.certificates:
-            variables[TLS_VARIABLE] = str(folder)
+            variables[settings.TLS_DIR.name] = str(folder)
         return folder, variables
 
 

@@ -17,7 +17,7 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError
 from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from appliance.coordinator.recovery.recovery import REPLACEMENT_VARIABLE
+from waferbox import deadlines
 from waferbox.cluster.cluster import ClusterError, tell
 from waferbox.cluster.launcher import Process
 from waferbox.cluster.supervised_process import described
@@ -28,12 +28,10 @@ from waferbox.ray_engine.role_actor import OWN_HOST, RoleActor
 from waferbox.ray_engine.settings import STRATEGY, RaySettings, lay_out, missing_resources
 from waferbox.rpc.address import split_address
 from waferbox.security.tokens import is_here
+from waferbox.settings import REPLACEMENT_SECONDS
 
 # ----------------------------------------------------------------------------------------------------------------------
 # A role process on a Ray cluster, as its launcher knows it: an actor, which Ray may start anew, elsewhere
-
-
-END_SECONDS: Final = 5.0  # for a process to end when it is asked to
 
 
 class RayProcess:
@@ -77,7 +75,7 @@ class RayProcess:
             if self._status is None and (answer := self.ask_to_end()) is not None:
                 # Where its host does not answer, Ray ends what is left of it.
                 with contextlib.suppress(RayError, GetTimeoutError):
-                    ray.get(answer, timeout=END_SECONDS)
+                    ray.get(answer, timeout=deadlines.START.ray_end)
             self.kill()
             self._on_closed()
         return self._status or 0
@@ -87,7 +85,7 @@ class RayProcess:
         self._closed = True
         with contextlib.suppress(RayError):  # there is none
             ray.kill(self._actor, no_restart=True)
-        self._follower.join(END_SECONDS)
+        self._follower.join(deadlines.START.ray_end)
 
     def _follow(self) -> None:
         """Know where it is, and its end."""
@@ -117,12 +115,8 @@ class RayProcess:
 # Starts the role processes of a cluster on a Ray cluster. Management, and what else has descriptors, stays here
 
 
-CONNECT_SECONDS: Final = 5.0
-PLACEMENT_SECONDS: Final = 60.0  # for Ray to find room; a cluster that Ray makes larger by itself has to be so large
 WAIT_NOTICE_SECONDS: Final = 5.0  # until it is said what it waits for
 LOOK_SECONDS: Final = 0.25
-# For a job to wait for others in the places of the dead: Ray alone may take a minute to notice that a host is gone.
-REPLACEMENT_SECONDS: Final = 180
 MAX_RESTARTS: Final = 100  # of an actor by Ray, over the life of a cluster: of one that has lived for some time
 ACTOR_THREADS: Final = 8  # of calls to an actor at once: one waits for its process
 
@@ -133,7 +127,8 @@ class RayLauncher:
     def __init__(self, settings: RaySettings, roles: Mapping[str, int], stop_requests: Sequence[int] = ()) -> None:
         """Connect, and wait for room. Raises ClusterError."""
         _connect(settings)
-        os.environ.setdefault(REPLACEMENT_VARIABLE, str(REPLACEMENT_SECONDS))  # of the coordinators, which start here
+        # The coordinators, which start on this host, inherit the variable.
+        os.environ.setdefault(REPLACEMENT_SECONDS.name, f"{deadlines.START.ray_replacement:g}")
         self._settings = settings
         self._lock = threading.Lock()
         self._layout = lay_out(roles, settings.resources)
@@ -202,7 +197,7 @@ class RayLauncher:
             running, self._running = self._running, []
         answers = [answer for process in running if (answer := process.ask_to_end()) is not None]
         if answers:
-            ray.wait(answers, num_returns=len(answers), timeout=END_SECONDS)
+            ray.wait(answers, num_returns=len(answers), timeout=deadlines.START.ray_end)
         for process in running:
             process.kill()
         ray.shutdown()  # and the placement group goes
@@ -220,13 +215,13 @@ class RayLauncher:
             waited = time.monotonic() - began
             if readable(stop_requests, 0.0):
                 raise ClusterError("it was told to end while it waited for room on Ray")
-            if waited > PLACEMENT_SECONDS:
+            if waited > deadlines.START.ray_room:
                 raise ClusterError(
-                    f"Ray has had no room for the cluster within {PLACEMENT_SECONDS:g} s:\n{self._missing()}\n"
+                    f"Ray has had no room for the cluster within {deadlines.START.ray_room:g} s:\n{self._missing()}\n"
                     "Add hosts to Ray, wait until others are done, or ask for less, as in --resource wafer.CPU=0.5"
                 )
             if waited > WAIT_NOTICE_SECONDS and not told:
-                tell([f"waiting for room on Ray, {PLACEMENT_SECONDS:g} s at most:\n{self._missing()}"])
+                tell([f"waiting for room on Ray, {deadlines.START.ray_room:g} s at most:\n{self._missing()}"])
                 told = True
 
     def _missing(self) -> str:
@@ -256,7 +251,7 @@ def _check_reachable(address: str) -> None:
         return
     try:
         host, port = split_address(address.removeprefix("ray://"))
-        socket.create_connection((host.strip("[]"), port), CONNECT_SECONDS).close()
+        socket.create_connection((host.strip("[]"), port), deadlines.START.ray_connect).close()
     except (OSError, ValueError) as error:
         raise ClusterError(_no_ray(address, str(error))) from error
 

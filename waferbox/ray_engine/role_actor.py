@@ -14,10 +14,10 @@ from collections.abc import Sequence
 import ray
 from ray.util import get_node_ip_address
 
+from waferbox import settings
 from waferbox.cluster.supervised_process import EARLY_EXIT_SECONDS
 from waferbox.launch.spawn import spawn_python
 from waferbox.ray_engine.credentials import Credentials
-from waferbox.runtime.logs import LEVEL_VARIABLE
 
 OWN_HOST = "{host}"  # in an argument: the address of the host where the actor is
 
@@ -30,7 +30,7 @@ class RoleActor:
         self._host = own_host if any(OWN_HOST in word for word in arguments) else ""
         self._folder, variables = credentials.lay_out()
         os.environ.update(variables)
-        os.environ.setdefault(LEVEL_VARIABLE, "warning")
+        os.environ.setdefault(settings.LOG_LEVEL.name, "warning")
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as of the fork server
         # What Ray has put there for the actor, its runtime environment, is the process's too.
         os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)

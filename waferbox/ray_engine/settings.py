@@ -10,14 +10,10 @@ from typing import Any, Final
 import yaml
 
 from waferbox.host.memory import UNITS
+from waferbox.roles import LEASED, MEMORYX, SWARMX, WAFER, WORKER
 
 # --- What a cluster asks of Ray: where it is, and what each role gets of its hosts ------------------------------------
 
-
-MODULES: Final = {"memoryx": "memoryx", "swarmx": "swarmx", "wafer": "wafer", "worker": "workers"}  # of the roles
-
-# So that a wafer with what it needs fits on two processors. Memory is not counted unless asked for.
-DEFAULT_CPUS: Final[Mapping[str, float]] = {"memoryx": 0.5, "swarmx": 0.25, "wafer": 1.0, "workers": 0.25}
 
 Resources = Mapping[str, float]  # by Ray's names: CPU, GPU, memory in bytes, and those of a site's own
 
@@ -33,7 +29,7 @@ class RaySettings:
     @property
     def wafer_threads(self) -> int:
         """As many as a wafer has processors."""
-        return max(1, int(self.resources["wafer"].get("CPU", 0.0)))
+        return max(1, int(self.resources[WAFER.module].get("CPU", 0.0)))
 
 
 def parse_resources(given: Sequence[str]) -> Mapping[str, Resources]:
@@ -41,13 +37,14 @@ def parse_resources(given: Sequence[str]) -> Mapping[str, Resources]:
 
     Raises ValueError.
     """
-    resources: dict[str, dict[str, float]] = {module: {"CPU": cpus} for module, cpus in DEFAULT_CPUS.items()}
+    resources: dict[str, dict[str, float]] = {role.module: {"CPU": role.default_cpus} for role in LEASED}
+    modules = {role.name: role.module for role in LEASED}
     for word in given:
         name, _, amount = word.partition("=")
-        role, _, resource = name.partition(".")
-        if role not in MODULES or not resource:
-            raise ValueError(f"{word!r} must look like ROLE.NAME=AMOUNT, and the roles are {', '.join(MODULES)}")
-        resources[MODULES[role]][resource] = _amount(word, amount)
+        role_name, _, resource = name.partition(".")
+        if role_name not in modules or not resource:
+            raise ValueError(f"{word!r} must look like ROLE.NAME=AMOUNT, and the roles are {', '.join(modules)}")
+        resources[modules[role_name]][resource] = _amount(word, amount)
     return resources
 
 
@@ -92,10 +89,10 @@ class Layout:
 
 def lay_out(roles: Mapping[str, int], resources: Mapping[str, Resources]) -> Layout:
     """A wafer and its workers have a bundle; every other process has one of its own."""
-    members: list[list[str]] = [["wafer"] for _ in range(roles["wafer"])]
-    for worker in range(roles["workers"]):
-        members[worker % roles["wafer"]].append("workers")
-    members += [[module] for module in ("memoryx", "swarmx") for _ in range(roles[module])]
+    members: list[list[str]] = [[WAFER.module] for _ in range(roles[WAFER.module])]
+    for worker in range(roles[WORKER.module]):
+        members[worker % roles[WAFER.module]].append(WORKER.module)
+    members += [[module] for module in (MEMORYX.module, SWARMX.module) for _ in range(roles[module])]
     bundles = []
     for modules in members:
         total: Counter[str] = Counter()

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from waferbox import deadlines
 from waferbox.rpc.address import split_address
 from waferbox.rpc.server import make_channel
-
-ANSWER_SECONDS = 3.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with make_channel(address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         try:
-            status = stub.Check(health_pb2.HealthCheckRequest(), timeout=ANSWER_SECONDS).status
+            status = stub.Check(health_pb2.HealthCheckRequest(), timeout=deadlines.QUERIES.health).status
         except grpc.RpcError as error:
             assert isinstance(error, grpc.Call)
             print(f"{address} does not answer: {error.details()}", file=sys.stderr)

@@ -5,13 +5,13 @@ to `coordinator:7000 via 127.0.0.1:9000` goes to 127.0.0.1:9000 with the address
 gateway there (`appliance.ingress.gateway`) forwards it.
 """
 
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import grpc
 
+from waferbox import deadlines, settings
 from waferbox.host.memory import keep_large_blocks
 from waferbox.security.guard import Guard, ServerGuard, bearer
 from waferbox.security.tls import open_channel
@@ -31,14 +31,6 @@ MAX_THREADS: Final = 2048
 # exceed 1,000, which the calls of a thousand wafers do.
 MAX_UNSEEN_CALLS: Final = 16_384
 
-# A peer that is silent for so long gets a ping, and is given up without an answer within 5/3 of that time: the death of
-# a host or a hanging process is noticed within 8 s.
-KEEPALIVE_VARIABLE: Final = "WAFERBOX_KEEPALIVE_SECONDS"
-KEEPALIVE_SECONDS: Final = 3.0
-TIMEOUT_PER_KEEPALIVE: Final = 5 / 3
-# For which the job of a host that vanishes stays: it cannot be distinguished from a script in a debugger.
-SUSPENDED_SECONDS: Final = 3600.0
-
 GATEWAY_KEY: Final = "wsc-target"
 # In the metadata of calls that an ingress forwards to management, and of the errors that it returns.
 INGRESS_KEY: Final = "wsc-ingress"
@@ -56,15 +48,16 @@ def _keepalive(timeout_seconds: float) -> list[tuple[str, int]]:
     """Options by which a peer is given up that answers no ping for so long."""
     timeout = round(timeout_seconds * 1000)
     return [
-        ("grpc.keepalive_time_ms", round(_keepalive_seconds() * 1000)),
-        ("grpc.http2.min_ping_interval_without_data_ms", round(_keepalive_seconds() * 1000 * 2 / 3)),
+        ("grpc.keepalive_time_ms", round(settings.KEEPALIVE_SECONDS.get() * 1000)),
+        ("grpc.http2.min_ping_interval_without_data_ms", round(settings.KEEPALIVE_SECONDS.get() * 1000 * 2 / 3)),
         ("grpc.keepalive_timeout_ms", timeout),
         ("grpc.http2.ping_timeout_ms", timeout),  # a minute by default, which overrides the timeout of keepalive
     ]
 
 
-def _keepalive_seconds() -> float:
-    return float(os.environ.get(KEEPALIVE_VARIABLE, KEEPALIVE_SECONDS))
+def _answer_seconds() -> float:
+    """How long a peer may take to answer a ping."""
+    return settings.KEEPALIVE_SECONDS.get() * deadlines.KEEPALIVE.answers_per_interval
 
 
 def make_server(*, for_scripts: bool = False, job: str | None = None) -> grpc.Server:
@@ -83,10 +76,10 @@ def server_options(max_message_bytes: int, *, for_scripts: bool = False) -> list
 
     Args:
         max_message_bytes: larger requests are refused.
-        for_scripts: whether its clients are scripts, which their users may suspend for as long as SUSPENDED_SECONDS.
-            The end of a script is noticed nevertheless, by its closed socket.
+        for_scripts: whether its clients are scripts, which their users may suspend for as long as
+            deadlines.KEEPALIVE.suspended. The end of a script is noticed nevertheless, by its closed socket.
     """
-    keepalive = _keepalive(SUSPENDED_SECONDS if for_scripts else _keepalive_seconds() * TIMEOUT_PER_KEEPALIVE)
+    keepalive = _keepalive(deadlines.KEEPALIVE.suspended if for_scripts else _answer_seconds())
     unseen = [
         ("grpc.server.max_pending_requests", MAX_UNSEEN_CALLS),
         ("grpc.server.max_pending_requests_hard_limit", 2 * MAX_UNSEEN_CALLS),
@@ -115,7 +108,7 @@ def make_channel(address: str, token: str | None = None) -> grpc.Channel:
 
 def channel_options() -> list[tuple[str, int]]:
     """The options of a channel."""
-    keepalive = _keepalive(_keepalive_seconds() * TIMEOUT_PER_KEEPALIVE)
+    keepalive = _keepalive(_answer_seconds())
     largest = ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES)
     # An HTTP proxy that the environment names is for the internet, not for the processes of a cluster.
     without_proxy = ("grpc.enable_http_proxy", 0)

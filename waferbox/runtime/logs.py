@@ -1,7 +1,8 @@
 """What a process logs: on standard error, one line a record; and advice, which reaches the script's terminal too."""
 
 import logging
-import os
+
+from waferbox import roles, settings
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Advice: what a job's user should know although the job goes on. It is logged, and reaches the script's terminal
@@ -23,11 +24,10 @@ def is_advice(logger: str) -> bool:
 # --- What a process of the cluster says on standard error: one line a record ------------------------------------------
 
 
-LEVEL_VARIABLE = "WAFERBOX_LOG_LEVEL"  # the least that is said there; the log of a job has all from info
 _FORMAT = "%(asctime)s %(process)d %(name)s %(levelname)s: %(message)s"
 
 # Packages whose loggers say what happens, and not only what is wrong.
-_PACKAGES = ("appliance", "memoryx", "swarmx", "vendor_gateway", "wafer", "waferbox", "workers")
+_PACKAGES = frozenset({"waferbox", *(role.module.partition(".")[0] for role in roles.ROLES)})
 
 
 def set_up_logging() -> None:
@@ -36,10 +36,10 @@ def set_up_logging() -> None:
     Raises:
         SystemExit: the environment names a level that there is not.
     """
-    name = os.environ.get(LEVEL_VARIABLE, "info")
-    level = logging.getLevelNamesMapping().get(name.upper())
-    if level is None:
-        raise SystemExit(f"{LEVEL_VARIABLE}={name}: a level is one of debug, info, warning, error and critical")
+    try:
+        level = settings.LOG_LEVEL.get()
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
     terminal = logging.StreamHandler()
     terminal.setLevel(level)
     # Advice comes to a terminal through the job, which may be this one.

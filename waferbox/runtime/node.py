@@ -12,24 +12,22 @@ from typing import Protocol
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 
-from waferbox import __version__
+from waferbox import __version__, deadlines
 from waferbox.host.descriptors import raise_descriptor_limit
 from waferbox.launch.process import let_wafers_compute
 from waferbox.launch.stop_signals import on_stop_signal
 from waferbox.links.listener import LinkListener
 from waferbox.links.socket_names import host_id
-from waferbox.roles import role_name
+from waferbox.roles import WAFER, Role
 from waferbox.rpc.address import bind, split_address
 from waferbox.rpc.server import make_server
 from waferbox.runtime.logs import set_up_logging
 from waferbox.runtime.node_job import JobContext, NodeJob
 from waferbox.runtime.node_service import Leases, NodeService
 from waferbox.runtime.registration import Registration
-from wsc.v1 import management_pb2, node_pb2, node_pb2_grpc
+from wsc.v1 import management_pb2, node_pb2_grpc
 
 logger = logging.getLogger(__name__)
-
-STOP_GRACE_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,15 +49,15 @@ def add_arguments(parser: argparse.ArgumentParser, listen: str) -> None:
     )
 
 
-def parse_arguments(program: str, argv: Sequence[str] | None) -> NodeSettings:
-    """`python -m <program> --management host:port [--listen 127.0.0.1:0] [--threads 1] [--metrics-port N]`."""
-    parser = node_parser(program)
+def parse_arguments(role: Role, argv: Sequence[str] | None) -> NodeSettings:
+    """`python -m <module> --management host:port [--listen 127.0.0.1:0] [--threads 1] [--metrics-port N]`."""
+    parser = node_parser(role)
     return node_settings(parser, parser.parse_args(argv))
 
 
-def node_parser(program: str) -> argparse.ArgumentParser:
+def node_parser(role: Role) -> argparse.ArgumentParser:
     """For the settings that every role process has, and those that a role adds."""
-    parser = argparse.ArgumentParser(prog=f"python -m {program}")
+    parser = argparse.ArgumentParser(prog=f"python -m {role.module}")
     add_arguments(parser, "where this process listens")
     parser.add_argument("--threads", type=int, default=1, help="threads that compute")
     return parser
@@ -82,7 +80,7 @@ class Node:
 
     def __init__(
         self,
-        role: "node_pb2.Role.ValueType",
+        role: Role,
         settings: NodeSettings,
         make_job: Callable[[JobContext], NodeJob],
         *,
@@ -107,9 +105,7 @@ class Node:
             from waferbox.runtime.metrics import MetricsServer, RoleCollector
 
             host = split_address(settings.listen, any_port=True)[0]
-            self._metrics = MetricsServer(
-                RoleCollector(role_name(role), self._service.report), host, settings.metrics_port
-            )
+            self._metrics = MetricsServer(RoleCollector(role.name, self._service.report), host, settings.metrics_port)
         self._role = role
 
     def start(self) -> None:
@@ -130,14 +126,14 @@ class Node:
         self._registration.close()
         if self._metrics is not None:
             self._metrics.close()
-        self._server.stop(STOP_GRACE_SECONDS).wait()
+        self._server.stop(deadlines.END.server_grace).wait()
         self._service.close()
         self.listener.close()
 
     def _hello(self) -> management_pb2.RegisterRequest:
         attached_job = self._service.attached_job
         return management_pb2.RegisterRequest(
-            role=self._role,
+            role=self._role.number,
             address=self.address,
             host=host_id(),
             version=__version__,
@@ -157,7 +153,7 @@ class Node:
 
 
 def run_node(
-    role: "node_pb2.Role.ValueType",
+    role: Role,
     settings: NodeSettings,
     make_job: Callable[[JobContext], NodeJob],
     *,
@@ -168,7 +164,7 @@ def run_node(
     The process registers with management, keeps its lease alive (and comes back when management does), and serves
     NodeService, health and the links' stream.
     """
-    if role != node_pb2.ROLE_WAFER:
+    if role is not WAFER:
         let_wafers_compute()
     return serve(lambda: Node(role, settings, make_job, add_services=add_services))
 

@@ -10,14 +10,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from waferbox import deadlines
 from waferbox.host.threads import CancellationToken
 from waferbox.links.dialling import dial
 from waferbox.links.link import Link
 from waferbox.links.listener import LinkListener
 from wsc.v1 import node_pb2, observation_pb2
-
-# All links of a Load must be open by then: every node of the job opens its own at about the same time.
-LINK_DEADLINE_SECONDS = 20.0
 
 LinkKey: TypeAlias = "tuple[node_pb2.LinkPurpose.ValueType, int]"  # purpose, index
 
@@ -64,7 +62,7 @@ class JobContext:
     def open_links(self, specs: Iterable[node_pb2.LinkSpec], cancellation: CancellationToken) -> dict[LinkKey, Link]:
         """Open all links of a Load. LinkLost, naming the peer, when one does not come in time, or it is cancelled."""
         specs = list(specs)
-        deadline = time.monotonic() + LINK_DEADLINE_SECONDS
+        deadline = time.monotonic() + deadlines.LINKS.open
         opened: dict[LinkKey, Link] = {}
         awaited = [(spec, self.listener.expect(spec.token, spec.peer)) for spec in specs if not spec.dial]
         try:

@@ -11,6 +11,7 @@ from functools import partial
 
 import grpc
 
+from waferbox import deadlines
 from waferbox.host.threads import CancellationToken, GuardedThread
 from waferbox.links.listener import LinkListener
 from waferbox.runtime.node_job import JobContext, NodeJob
@@ -55,9 +56,6 @@ class Leases:
 # --- NodeService: a job attaches to the node, gives it commands, and has it until the stream ends ---------------------
 
 
-# How long a job waits for the one before to be dropped: closing joins threads and, at worst, waits for a link.
-PREVIOUS_JOB_SECONDS = 5.0
-CLOSE_SECONDS = 10.0
 MAX_COMMANDS = 16  # read ahead
 
 
@@ -94,7 +92,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         self, request_iterator: Iterator[node_pb2.AttachRequest], context: grpc.ServicerContext
     ) -> Iterator[node_pb2.AttachResponse]:
         job = self._leases.job_of(context)
-        if not self._free.acquire(timeout=PREVIOUS_JOB_SECONDS):
+        if not self._free.acquire(timeout=deadlines.ATTACHMENT.previous_job):
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"this node works for job {self._attached_job.job}")
         outbox = Outbox()
 
@@ -113,8 +111,8 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
 
     def close(self) -> None:
         """Wait until the job is dropped; the server must have been stopped, which ends its stream."""
-        if not self._free.acquire(timeout=CLOSE_SECONDS):
-            logger.error("job %s was not dropped within %g s", self._attached_job.job, CLOSE_SECONDS)
+        if not self._free.acquire(timeout=deadlines.ATTACHMENT.close):
+            logger.error("job %s was not dropped within %g s", self._attached_job.job, deadlines.ATTACHMENT.close)
 
     def _serve(self, job: str, requests: Iterator[node_pb2.AttachRequest], outbox: Outbox) -> None:
         """One job, from its first message until its stream ends."""

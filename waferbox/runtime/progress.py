@@ -159,29 +159,9 @@ def node_report(node: str, epoch: int, progress: Progress, links: Iterable[Link]
 # its process computes nothing meanwhile, and no disk is read or written for it.
 
 
-HANG_VARIABLE: Final = "WAFERBOX_HANG_SECONDS"
-DEFAULT_HANG_SECONDS: Final = 60.0
 IDLE_PARTS: Final = 3  # of that time, one for a process that does nothing
 IDLE_SHARE: Final = 0.02  # of a processor; heartbeats and reports take less
 MAX_COUNTED_SECONDS: Final = 2.0  # between two looks; more has passed only where this process was suspended
-
-
-def hang_seconds() -> float:
-    """How long a role may be busy with one kernel before it is said to hang; one that does nothing, a third of it.
-
-    Raises:
-        ValueError: the environment says something else than a positive number.
-    """
-    text = os.environ.get(HANG_VARIABLE)
-    if text is None:
-        return DEFAULT_HANG_SECONDS
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not seconds > 0:
-        raise ValueError(f"{HANG_VARIABLE}={text}: it must be a number of seconds greater than 0")
-    return seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import grpc
 
+from waferbox import deadlines
 from waferbox.host.threads import GuardedThread
 from waferbox.rpc.server import make_channel
 from waferbox.security.tokens import Kind, cluster_secret
@@ -15,9 +16,6 @@ from wsc.v1 import management_pb2, management_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
-FIRST_HEARTBEAT_SECONDS = 1.0  # until management has said how long the lease is
-RETRY_SECONDS = 0.5
-HEARTBEATS_PER_LEASE = 4
 
 # Answers that another attempt cannot change: another version of the project, an address that nobody can reach.
 REFUSALS = frozenset(
@@ -53,7 +51,7 @@ class Registration:
         self._on_refusal = on_refusal
         self._closing = threading.Event()
         self._thread = GuardedThread(self._run, name="registration", on_defect=self._defect)
-        self._interval = FIRST_HEARTBEAT_SECONDS
+        self._interval = deadlines.REGISTRATION.first_heartbeat
         self._lock = threading.Lock()
         self._call: _Cancellable | None = None
 
@@ -92,7 +90,7 @@ class Registration:
                 if reported != details:
                     reported = details or ""
                     logger.warning("no management at %s: %s; trying again", self._management, reported)
-            self._closing.wait(RETRY_SECONDS)
+            self._closing.wait(deadlines.REGISTRATION.retry)
 
     def _hold(self) -> None:
         """One Register stream, from its first message to its end."""
@@ -108,7 +106,7 @@ class Registration:
             try:
                 for response in call:
                     self._registered = True
-                    self._interval = max(0.05, response.lease_seconds / HEARTBEATS_PER_LEASE)
+                    self._interval = max(0.05, response.lease_seconds / deadlines.REGISTRATION.heartbeats_per_lease)
                     logger.debug("registered as %s", response.node_id)
             finally:
                 ended.set()

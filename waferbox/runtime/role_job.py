@@ -10,12 +10,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from waferbox import deadlines, settings
 from waferbox.host.memory import is_refused_memory
 from waferbox.host.threads import CancellationToken, GuardedThread
 from waferbox.links.hub import Hub, Stopped
 from waferbox.links.link import Link, LinkLost
 from waferbox.runtime.node_job import JobContext, JobFailure, LinkKey
-from waferbox.runtime.progress import Progress, ProgressWatchdog, Recorder, Usage, hang_seconds, node_report
+from waferbox.runtime.progress import Progress, ProgressWatchdog, Recorder, Usage, node_report
 from waferbox.runtime.schedule import StepSchedule, check_groups
 from wsc.v1 import node_pb2, observation_pb2
 
@@ -119,8 +120,6 @@ def report_failure(context: JobContext, error: Exception) -> None:
 
 logger = logging.getLogger(__name__)
 
-HUNG_STOP_SECONDS = 2.0  # that an execution which is known to hang gets to end nevertheless
-
 
 class StepProgram(Protocol):
     """A plan part made ready to run."""
@@ -204,7 +203,7 @@ class RoleJob(ABC):
 
         program.progress.begin(schedule.done_steps)
         self._execution = StepThread(self.context, request.epoch, lambda: program.run(schedule), interrupt)
-        self._watchdog = ProgressWatchdog(hang_seconds())
+        self._watchdog = ProgressWatchdog(settings.HANG_SECONDS.get())
         self._execution.start()
         done = f", of which {request.done_steps} are done" if request.done_steps else ""
         logger.info("epoch %d begins: %d steps%s", request.epoch, request.num_steps, done)
@@ -271,7 +270,7 @@ class RoleJob(ABC):
     def _drop(self) -> None:
         """End the execution, whatever it does, and drop what belongs to it."""
         if self._execution is not None:
-            self._execution.stop(HUNG_STOP_SECONDS if self._hangs else hang_seconds())
+            self._execution.stop(deadlines.ATTACHMENT.hung_stop if self._hangs else settings.HANG_SECONDS.get())
         if self._program is not None:
             self._program.progress.end_trace()  # of one that was asked for when the steps were over
         if self._hub is not None:

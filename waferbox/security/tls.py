@@ -6,13 +6,13 @@ a process of the cluster by the name in its certificate, whatever its address; c
 """
 
 import functools
-import os
 from pathlib import Path
 from typing import Final
 
 import grpc
 
-TLS_VARIABLE: Final = "WAFERBOX_TLS_DIR"
+from waferbox import settings
+
 AUTHORITY: Final = "authority.pem"
 NODE: Final = "node.pem"
 CLIENT: Final = "client.pem"
@@ -50,8 +50,7 @@ def open_async_channel(address: str, options: list[tuple[str, int]]) -> grpc.aio
 
 def tls_folder() -> Path | None:
     """The folder of the certificates that this process uses; None if it uses no TLS."""
-    named = os.environ.get(TLS_VARIABLE)
-    return Path(named) if named else None
+    return settings.TLS_DIR.get()
 
 
 _NAMED: Final = [("grpc.ssl_target_name_override", NODE_NAME)]
@@ -80,6 +79,6 @@ def _read(folder: Path, name: str) -> bytes:
         return (folder / name).read_bytes()
     except OSError as error:
         raise TlsError(
-            f"{TLS_VARIABLE} names {folder}, where {name} cannot be read ({error.strerror}): `waferbox up --tls` makes "
-            f"one; a client on another machine needs copies of {AUTHORITY} and {CLIENT}"
+            f"{settings.TLS_DIR.name} names {folder}, where {name} cannot be read ({error.strerror}): "
+            f"`waferbox up --tls` makes one; a client on another machine needs copies of {AUTHORITY} and {CLIENT}"
         ) from error

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote, unquote
 
+from waferbox import settings
 from waferbox.host.folders import cache_root, read_secret_key, secret_key
 
 # --- Tokens -----------------------------------------------------------------------------------------------------------
@@ -80,9 +81,6 @@ class ClusterSecret:
 # --- The secret and the token of this process -------------------------------------------------------------------------
 
 
-SECRET_VARIABLE: Final = "WAFERBOX_SECRET_FILE"
-TOKEN_VARIABLE: Final = "WAFERBOX_TOKEN"
-TOKEN_FILE_VARIABLE: Final = "WAFERBOX_TOKEN_FILE"
 SECRET_FILE: Final = "cluster.key"
 
 
@@ -108,7 +106,8 @@ def known_secret() -> ClusterSecret | None:
 
 def without_tokens(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment for a process of the cluster, without the user's token: other processes could read it there."""
-    return {name: value for name, value in environment.items() if name not in (TOKEN_VARIABLE, TOKEN_FILE_VARIABLE)}
+    withheld = (settings.TOKEN.name, settings.TOKEN_FILE.name)
+    return {name: value for name, value in environment.items() if name not in withheld}
 
 
 def user_name() -> str:
@@ -136,10 +135,10 @@ def own_clusters_token(kind: Kind) -> str:
 
 def _own_token(address: str, kind: Kind, *names: str) -> str:
     """The token in the environment of this process, or else one for a cluster of this machine."""
-    if token := os.environ.get(TOKEN_VARIABLE):
-        return token.strip()
-    if file := os.environ.get(TOKEN_FILE_VARIABLE):
-        return Path(file).read_text(encoding="ascii").strip()
+    if token := settings.TOKEN.get():
+        return token
+    if file := settings.TOKEN_FILE.get():
+        return file.read_text(encoding="ascii").strip()
     # No other machine gets a token of the clusters here, whatever address a script was given.
     secret = known_secret() if is_here(address.rpartition(":")[0].strip("[]")) else None
     return "" if secret is None else secret.token(kind, *names)
@@ -172,7 +171,7 @@ def _kept_key(paths: Sequence[Path]) -> bytes:
 
 def _secret_files() -> tuple[Path, ...]:
     """The files that the secret may lie in."""
-    if named := os.environ.get(SECRET_VARIABLE):
-        return (Path(named),)
+    if named := settings.SECRET_FILE.get():
+        return (named,)
     temporary = Path(tempfile.gettempdir()) / f"waferbox-{os.getuid()}"
     return cache_root() / SECRET_FILE, temporary / SECRET_FILE

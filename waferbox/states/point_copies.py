@@ -13,7 +13,8 @@ from typing import Final
 
 import grpc
 
-from waferbox.host.folders import RECOVERY_VARIABLE, why_not_kept
+from waferbox import deadlines, settings
+from waferbox.host.folders import why_not_kept
 from waferbox.host.threads import CancellationToken, GuardedThread
 from waferbox.rpc.server import make_channel
 from waferbox.runtime.logs import advise
@@ -111,8 +112,6 @@ def _cancel(call: grpc.Call) -> None:
 
 # As much again stays free, for the member's own points.
 COPY_ROOMS: Final = 2
-# A source that takes longer hangs, and the point is not to wait for its copy.
-COPY_SECONDS: Final = 60.0
 SLOWEST_BYTES_PER_SECOND: Final = 10e6
 
 logger = logging.getLogger(__name__)
@@ -241,7 +240,7 @@ class PointCopies:
         if request.same_as and (path.parent / str(request.same_as)).exists():
             copy_point(path.parent, request.same_as, request.recovery_point)
             return
-        timeout = COPY_SECONDS + request.nbytes / SLOWEST_BYTES_PER_SECOND
+        timeout = deadlines.RECOVERY.copy + request.nbytes / SLOWEST_BYTES_PER_SECOND
         self._fetch(request.address, request.member, path, COPY_ROOMS, timeout, cancellation).complete()
 
     def _fetch(
@@ -262,7 +261,7 @@ class PointCopies:
     def _advise(self, request: node_pb2.CopyRecoveryPoint, path: Path, error: OSError) -> None:
         told, self._advised = self._advised, True
         if not told:
-            why = why_not_kept(path.parent, COPY_ROOMS * request.nbytes, error.strerror, RECOVERY_VARIABLE)
+            why = why_not_kept(path.parent, COPY_ROOMS * request.nbytes, error.strerror, settings.RECOVERY_DIR.name)
             lost = f"If the host of {request.member} is lost with its disk, the job may end"
             advise("recovery-copy", f"{lost}: no copy of its recovery point in {why}")
 

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from waferbox.host.folders import RECOVERY_VARIABLE, why_not_kept
+from waferbox import settings
+from waferbox.host.folders import why_not_kept
 from waferbox.host.threads import GuardedThread
 from waferbox.links.hub import Stopped
 from waferbox.runtime.logs import advise
@@ -256,7 +257,7 @@ class PointShares:
             told, self._advised = self._advised, True
         self._announce(node_pb2.RecoveryPointKept(recovery_point=number, given_up=True))
         if not told:
-            why = why_not_kept(folder, point.nbytes, error.strerror, RECOVERY_VARIABLE)
+            why = why_not_kept(folder, point.nbytes, error.strerror, settings.RECOVERY_DIR.name)
             advise("recovery", f"If a process dies the job starts again from further back: no recovery point in {why}")
 
     def _announce_kept(self, folder: Path, number: int, point: PointShare, begin: float, same_as: int = 0) -> None:

@@ -18,6 +18,7 @@ from typing import Protocol, TypeVar
 import grpc
 import torch
 
+from waferbox import deadlines
 from waferbox.cirh import CirhError
 from waferbox.cirh.execution import initialisation
 from waferbox.links.hub import Hub, Stopped
@@ -32,7 +33,6 @@ from wsc.v1 import node_pb2, node_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
-CLIENT_LINK_SECONDS = 10.0
 MAX_NAMES = 1 << 16  # of states, in one call
 
 
@@ -47,7 +47,7 @@ class StateTransferSession:
     def link(self) -> Link:
         """The link, which the client opens before its first transfer."""
         if self._link is None:
-            self._link = self._pending.wait(CLIENT_LINK_SECONDS)
+            self._link = self._pending.wait(deadlines.STATE_TRANSFER.link)
             self.hub.add(self._link)
         return self._link
 

@@ -9,15 +9,11 @@ from appliance.coordinator.execution.results import OnScalars, Results
 from appliance.coordinator.execution.waiting import EpochOver, Waiting
 from appliance.coordinator.nodes.job_nodes import JobMembers
 from appliance.coordinator.nodes.topology import COORDINATOR, Member
+from waferbox import deadlines
 from waferbox.links.link import Link, LinkLost
 from waferbox.links.listener import LinkListener
 from waferbox.runtime.schedule import StepSchedule
 from wsc.v1 import coordinator_pb2, node_pb2, plan_pb2
-
-LOAD_SECONDS = 1800.0  # a wafer may have many kernels to compile
-LINK_SECONDS = 20.0
-STOP_SECONDS = 15.0
-
 
 SAME_NUMBERS = (
     "a tensor of integers in the batch, in which every sample has another value, is the same on all {num_csx} wafers, "
@@ -124,7 +120,7 @@ class Epoch:
             self._wait_for_loaded(members)
             # A node that has loaded has opened its links, so that these waits are short.
             for purpose, one in pending.items():
-                links[purpose] = one.wait(LINK_SECONDS)
+                links[purpose] = one.wait(deadlines.LINKS.coordinator)
             self.results = Results(
                 self._plan,
                 self.schedule,
@@ -186,7 +182,7 @@ class Epoch:
         def late() -> list[Member]:
             return [m for m in members if m.name not in self._stopped and self._nodes.answers(m)]
 
-        self._waiting.until(lambda: not late(), STOP_SECONDS)
+        self._waiting.until(lambda: not late(), deadlines.ATTACHMENT.stop)
         return late()
 
     def close(self) -> None:
@@ -246,15 +242,15 @@ class Epoch:
         self._on_failure(failure)
 
     def _wait_for_loaded(self, members: Sequence[Member]) -> None:
-        """Waits until these have loaded the plan; fails the job after LOAD_SECONDS."""
-        if self._waiting.until(lambda: len(self._loaded) == len(members), LOAD_SECONDS, self):
+        """Waits until these have loaded the plan; fails the job after the deadline."""
+        if self._waiting.until(lambda: len(self._loaded) == len(members), deadlines.ATTACHMENT.load, self):
             return
         with self._waiting.changed:
             late = [member.name for member in members if member.name not in self._loaded]
         failure = node_pb2.Failure(
             kind=node_pb2.Failure.KIND_NODE,
             node=late[0],
-            message=f"{', '.join(late)} did not load the plan within {LOAD_SECONDS:g} s",
+            message=f"{', '.join(late)} did not load the plan within {deadlines.ATTACHMENT.load:g} s",
         )
         raise self._verdict.fail(failure)
 

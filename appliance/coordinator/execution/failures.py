@@ -6,15 +6,14 @@ import traceback
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from waferbox import deadlines, roles
 from waferbox.host.threads import GuardedTimer
 from wsc.v1 import node_pb2
 
 # --- The verdict: the first of several failures that is a cause and not a consequence ---------------------------------
-
+#
 # When a node dies its neighbours report lost links, often before the death itself is noticed. A lost link becomes the
-# verdict only if no other failure is reported within this time.
-GRACE_SECONDS = 1.0
-END_GRACE_SECONDS = 0.3  # likewise for an order to end, which often follows another death
+# verdict only if no other failure is reported within deadlines.RECOVERY.grace.
 
 
 class Verdict:
@@ -35,7 +34,7 @@ class Verdict:
         """Makes this failure the verdict, unless there is one; a lost link only after GRACE_SECONDS."""
         is_lost_link = failure.kind == node_pb2.Failure.KIND_NODE and failure.peer
         if is_lost_link:
-            self._reach_after(GRACE_SECONDS, failure)
+            self._reach_after(deadlines.RECOVERY.grace, failure)
         else:
             self._reach(failure)
 
@@ -49,8 +48,8 @@ class Verdict:
         self._reach(internal_failure(error))
 
     def report_end(self, failure: node_pb2.Failure) -> None:
-        """Reports an order to end this process, after END_GRACE_SECONDS: a death reported meanwhile is the verdict."""
-        self._reach_after(END_GRACE_SECONDS, failure)
+        """Reports an order to end this process, after a grace time: a death reported meanwhile is the verdict."""
+        self._reach_after(deadlines.RECOVERY.end_grace, failure)
 
     def _reach_after(self, seconds: float, failure: node_pb2.Failure) -> None:
         with self._lock:
@@ -83,7 +82,7 @@ def internal_failure(error: Exception) -> node_pb2.Failure:
     """The failure for a defect in the coordinator."""
     return node_pb2.Failure(
         kind=node_pb2.Failure.KIND_INTERNAL,
-        node="coordinator",
+        node=roles.COORDINATOR.name,
         message=f"{type(error).__name__}: {error}",
         traceback="".join(traceback.format_exception(error)),
     )

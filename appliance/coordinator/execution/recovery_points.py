@@ -1,6 +1,5 @@
 """The recovery points of a job, and those of one execution: their numbers, their makers, and when they are complete."""
 
-import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -8,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from appliance.coordinator.nodes.job_nodes import JobMembers
+from waferbox import settings
 from wsc.v1 import node_pb2
 
 # --- The recovery points of a job -------------------------------------------------------------------------------------
@@ -206,12 +206,6 @@ class RecoveryPoints:
 
 # After so many intervals an incomplete point is given up: it was requested too late, or the disks are too slow for it.
 GIVE_UP_INTERVALS: Final = 10
-INTERVAL_VARIABLE: Final = "WAFERBOX_RECOVERY_SECONDS"
-
-
-def recovery_seconds() -> float:
-    """Seconds from one recovery point to the next."""
-    return float(os.environ.get(INTERVAL_VARIABLE, "30"))
 
 
 class NoRecoveryPoint(RuntimeError):
@@ -311,9 +305,8 @@ class ExecutionPoints:
         # Batch t comes from worker t mod their number: an epoch must begin at a multiple.
         step = -(-step // topology.num_workers_per_wafer) * topology.num_workers_per_wafer
         now = time.monotonic()
-        is_early = (
-            not self._points.is_over(self._next) and now - self._asked_at < GIVE_UP_INTERVALS * recovery_seconds()
-        )
+        patience = GIVE_UP_INTERVALS * settings.RECOVERY_SECONDS.get()
+        is_early = not self._points.is_over(self._next) and now - self._asked_at < patience
         if step >= self._num_steps or is_early:
             return False
         self._order += 1

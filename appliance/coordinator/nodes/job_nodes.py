@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 import grpc
 
 from appliance.coordinator.nodes.topology import COORDINATOR, Member, Topology
-from appliance.members import member_index
+from waferbox import deadlines, roles
 from waferbox.host.threads import GuardedThread
 from waferbox.links.listener import LinkListener
 from waferbox.rpc.server import make_channel
@@ -109,9 +109,6 @@ def _add_part(load: node_pb2.Load, plan: plan_pb2.Plan, member: Member) -> None:
 
 logger = logging.getLogger(__name__)
 
-ATTACH_SECONDS = 15.0
-DETACH_SECONDS = 4.0
-
 
 class NodesRefused(RuntimeError):
     """Management has no nodes for the job; the message says which are missing, and how to add them."""
@@ -184,7 +181,7 @@ class JobMembers:
         acquired = self._acquire(wanted)
         if not acquired.nodes:
             raise NodesRefused(acquired.refusal or "management has no nodes for this job")
-        nodes = acquired.nodes if attaches else sorted(acquired.nodes, key=lambda node: member_index(node.member))
+        nodes = acquired.nodes if attaches else sorted(acquired.nodes, key=lambda node: roles.member_index(node.member))
         topology = self._topology = Topology.build(nodes, request.num_workers_per_csx)
         if attaches:
             self._attach(topology.members())
@@ -192,7 +189,7 @@ class JobMembers:
 
     def _attach(self, members: Sequence[Member]) -> None:
         """Open the streams, until all have answered. Raises TimeoutError, NodesDied."""
-        deadline = time.monotonic() + ATTACH_SECONDS
+        deadline = time.monotonic() + deadlines.ATTACHMENT.attach
         with self._changed:
             if self._closing:
                 return
@@ -207,7 +204,7 @@ class JobMembers:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     silent = sorted(self._attachments.keys() - self._endpoints.keys())
-                    raise TimeoutError(f"{', '.join(silent)} did not answer within {ATTACH_SECONDS:g} s")
+                    raise TimeoutError(f"{', '.join(silent)} did not answer within {deadlines.ATTACHMENT.attach:g} s")
                 if self._interrupted:
                     raise NodesDied
                 self._changed.wait(left)
@@ -345,14 +342,14 @@ class JobMembers:
         return f"{name} (pid {node.process_id} at {node.address})"
 
     def close(self) -> list[str]:
-        """Let the nodes drop the job; returns the names of those that had not after DETACH_SECONDS."""
+        """Let the nodes drop the job; returns the names of those that had not after deadlines.ATTACHMENT.detach."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
             attachments = dict(self._attachments)
         for attachment in attachments.values():
             attachment.end()
-        deadline = time.monotonic() + DETACH_SECONDS
+        deadline = time.monotonic() + deadlines.ATTACHMENT.detach
         return [
             name
             for name, attachment in attachments.items()

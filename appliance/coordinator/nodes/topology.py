@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from appliance.members import member_name
+from waferbox import roles
 from waferbox.runtime.swarmx_tree import SwarmXTreeNode, swarmx_tree
 from wsc.v1 import management_pb2, node_pb2
 
-COORDINATOR = "coordinator"
+COORDINATOR = roles.COORDINATOR.name
 
 _Purpose: TypeAlias = "node_pb2.LinkPurpose.ValueType"
 
@@ -49,7 +49,7 @@ class Topology:
 
         def members(role: "node_pb2.Role.ValueType") -> tuple[Member, ...]:
             return tuple(
-                Member(name=member_name(role, index), role=role, index=index, node=node)
+                Member(name=roles.role_of(role).member_name(index), role=role, index=index, node=node)
                 for index, node in enumerate(by_role[role])
             )
 

@@ -2,12 +2,11 @@
 
 import logging
 from collections.abc import Callable, Collection, Sequence
-from typing import Final, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from appliance.coordinator.nodes.job_nodes import JobMembers
+from waferbox import deadlines
 from wsc.v1 import management_pb2, node_pb2
-
-ANSWER_SECONDS: Final = 60.0
 
 # What management is asked for: with some nodes, and a deadline, it returns all nodes of the job.
 RequestNodes: TypeAlias = Callable[[Sequence[management_pb2.NodeInfo], float], management_pb2.Acquired]
@@ -62,7 +61,7 @@ class FewerWafers:
                 what = f"the job has {num_csx} of {self._num_csx} wafers from now on, as min_num_csx allows"
                 result = f"none came in the place of {', '.join(sorted(dead))}: {what}"
                 logger.warning("%s", result)
-                self._nodes.reduce(num_csx, dead, lambda nodes: self._reduce(nodes, ANSWER_SECONDS))
+                self._nodes.reduce(num_csx, dead, lambda nodes: self._reduce(nodes, deadlines.RECOVERY.fewer_wafers))
                 return result
             logger.warning("the job cannot have %d wafers: %s", num_csx, refusal)
         return ""

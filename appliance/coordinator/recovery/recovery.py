@@ -2,14 +2,13 @@
 
 import contextlib
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from appliance.coordinator.execution.execution import CoordinatedExecution
-from appliance.coordinator.execution.failures import GRACE_SECONDS, JobFailed, Verdict
+from appliance.coordinator.execution.failures import JobFailed, Verdict
 from appliance.coordinator.execution.recovery_points import NoRecoveryPoint, RecoveryPoints
 from appliance.coordinator.execution.waiting import Abandoned, EpochOver
 from appliance.coordinator.nodes.inputs import Inputs
@@ -17,18 +16,11 @@ from appliance.coordinator.nodes.job_nodes import JobMembers, NodesDied, NodesRe
 from appliance.coordinator.nodes.topology import Member
 from appliance.coordinator.recovery.fewer_wafers import FewerWafers, RequestNodes
 from appliance.coordinator.recovery.restarts import RestartLimit
+from waferbox import deadlines, roles, settings
 from waferbox.host.threads import GuardedThread
 from wsc.v1 import management_pb2, node_pb2
 
 logger = logging.getLogger(__name__)
-
-LAUNCHER_SECONDS = 3.0
-REPLACEMENT_VARIABLE = "WAFERBOX_REPLACEMENT_SECONDS"
-
-
-def replacement_seconds() -> float:
-    """How long a job waits for nodes in the places of those that have died."""
-    return float(os.environ.get(REPLACEMENT_VARIABLE, "60"))
 
 
 class RecoverableExecutions(Protocol):
@@ -156,7 +148,7 @@ class Recovery:
         """What the job has been waiting for longer than a launcher takes to start it; told once."""
         with self._changed:
             status = self._waits_for
-            if self._is_live or status is None or time.monotonic() - self._interrupted_at < LAUNCHER_SECONDS:
+            if self._is_live or status is None or time.monotonic() - self._interrupted_at < deadlines.RECOVERY.launcher:
                 return None
             self._waits_for = None
             return status if status.waiting_for else None
@@ -202,7 +194,7 @@ class Recovery:
                 self._changed.wait_for(lambda: self._closing or self._dead or self._lost or self._has_ended)
                 if self._lost and not self._dead and all(failure.peer for failure in self._lost):
                     # Most links are lost because a node has died, which is told soon.
-                    self._changed.wait_for(lambda: self._closing or self._dead, GRACE_SECONDS)
+                    self._changed.wait_for(lambda: self._closing or self._dead, deadlines.RECOVERY.grace)
                 if self._closing:
                     return
             try:
@@ -217,7 +209,9 @@ class Recovery:
             except JobFailed:
                 return
             except NodesRefused as error:
-                failure = node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, node="management", message=str(error))
+                failure = node_pb2.Failure(
+                    kind=node_pb2.Failure.KIND_NODE, node=roles.MANAGEMENT.name, message=str(error)
+                )
                 self._verdict.report(failure)
                 return
 
@@ -308,7 +302,7 @@ class Recovery:
             dead = dict(self._dead)
         self._unprepared.update(dead)
         members = [member for member, _ in dead.values()]
-        seconds = replacement_seconds()
+        seconds = settings.REPLACEMENT_SECONDS.get()
         replaced = ""
         try:
             self._nodes.replace(members, lambda lost: self._replace(lost, seconds))

@@ -3,10 +3,10 @@
 import time
 from collections.abc import Mapping, Sequence
 
+from waferbox import deadlines
 from wsc.v1 import node_pb2
 
 MAX_CAUSES = 20  # that are listed
-ONE_RESTART_SECONDS = 10.0  # what cuts off one node of a host is seen of the others that much later at most
 
 
 class RestartLimit:
@@ -37,7 +37,7 @@ class RestartLimit:
             self._causes.clear()
             self._missed.clear()
         now = time.monotonic()
-        is_same = now - self._missed_at <= ONE_RESTART_SECONDS and self._missed.keys().isdisjoint(causes)
+        is_same = now - self._missed_at <= deadlines.RECOVERY.one_restart and self._missed.keys().isdisjoint(causes)
         if self._missed and is_same:
             self._missed.update(causes)
             self._causes.pop()

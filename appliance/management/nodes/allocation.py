@@ -8,7 +8,7 @@ those of the cluster, so that jobs on the other wafers find some too.
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
-from appliance.members import PACKAGES, counted, member_name
+from waferbox.roles import REGISTERED, role_of
 from waferbox.runtime.swarmx_tree import tree_size
 from wsc.v1 import management_pb2, node_pb2, plan_pb2
 
@@ -19,9 +19,10 @@ class Inventory:
     """The nodes by role: how many there are, who has some, and which are free. `lease` keeps it up."""
 
     def __init__(self, nodes: Iterable[management_pb2.NodeInfo]) -> None:
-        self.totals = dict.fromkeys(PACKAGES, 0)
-        self.free: dict[_Role, list[management_pb2.NodeInfo]] = {role: [] for role in PACKAGES}
-        self._holders: dict[_Role, set[str]] = {role: set() for role in PACKAGES}
+        numbers = [role.number for role in REGISTERED]
+        self.totals = dict.fromkeys(numbers, 0)
+        self.free: dict[_Role, list[management_pb2.NodeInfo]] = {role: [] for role in numbers}
+        self._holders: dict[_Role, set[str]] = {role: set() for role in numbers}
         for node in nodes:
             self.totals[node.role] += 1
             if node.job:
@@ -61,7 +62,7 @@ def lease(job: str, wanted: management_pb2.Acquire, inventory: Inventory) -> Seq
     chosen: list[management_pb2.NodeInfo] = []
     for role, count in counts.items():
         for index, node in enumerate(inventory.take(role, count, job)):
-            node.job, node.member = job, member_name(role, index)
+            node.job, node.member = job, role_of(role).member_name(index)
             chosen.append(node)
     return chosen
 
@@ -78,7 +79,9 @@ def waiting_for(wanted: management_pb2.Acquire, inventory: Inventory) -> str:
         lacking = least - len(inventory.free[role])
         if lacking > 0:
             holders = inventory.holders(role)
-            texts.append(counted(lacking, role) + (f", held by {holders}" if holders else ", not in the cluster"))
+            texts.append(
+                role_of(role).counted(lacking) + (f", held by {holders}" if holders else ", not in the cluster")
+            )
     return "; ".join(texts)
 
 
@@ -90,11 +93,13 @@ def refusal(wanted: management_pb2.Acquire, inventory: Inventory, management: st
         if missing <= 0:
             continue
         free = len(inventory.free[role])
-        problem = f"the job needs {counted(least, role)}, and {free or 'none'} {'is' if free <= 1 else 'are'} free"
+        problem = (
+            f"the job needs {role_of(role).counted(least)}, and {free or 'none'} {'is' if free <= 1 else 'are'} free"
+        )
         busy = inventory.totals[role] - free
         if busy:
             verb = "works" if busy == 1 else "work"
-            problem += f" ({counted(busy, role)} {verb} for {inventory.holders(role)})"
+            problem += f" ({role_of(role).counted(busy)} {verb} for {inventory.holders(role)})"
         problems.append(f"{problem}; {how_to_add(missing, role, management)}")
     return "; ".join(problems)
 
@@ -102,7 +107,7 @@ def refusal(wanted: management_pb2.Acquire, inventory: Inventory, management: st
 def how_to_add(count: int, role: _Role, management: str) -> str:
     """The command that adds nodes of a role to the cluster of a management service."""
     each = "one" if count == 1 else f"{count}, each"
-    return f"to add {each}: python -m {PACKAGES[role]} --management {management}"
+    return f"to add {each}: python -m {role_of(role).module} --management {management}"
 
 
 def _needs(wanted: management_pb2.Acquire) -> Iterable[tuple[_Role, int]]:

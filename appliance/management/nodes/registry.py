@@ -17,10 +17,9 @@ from appliance.changes import Changes
 from appliance.management.nodes.allocation import Inventory, refusal
 from appliance.management.nodes.job_queue import JobQueue, Waiting
 from appliance.management.nodes.replacements import MAX_REQUESTS, Replacement, Replacements
+from waferbox import deadlines
 from wsc.v1 import management_pb2, node_pb2
 
-MISSING_NODES_SECONDS = 5.0  # how long a job waits for nodes that the cluster does not have
-RETURN_SECONDS = 10.0  # after a start: how long nodes are kept for jobs that are not back
 MAX_NODES = 16_384
 MAX_PROBLEM = 500  # characters
 
@@ -62,7 +61,7 @@ class NodeRegistry:
         self._lock = threading.Lock()
         # That may hold nodes; with those, by member, that their coordinators know of.
         self._jobs: dict[str, Mapping[str, management_pb2.NodeInfo]] = {}
-        self._returning_until = time.monotonic() + RETURN_SECONDS
+        self._returning_until = time.monotonic() + deadlines.REGISTRATION.return_to_job
         # Until then: the jobs and members, by address, that nodes are which have not returned yet, as far as is known.
         self._homes: dict[str, tuple[str, str]] = {}
         self._queue = JobQueue()
@@ -274,7 +273,7 @@ class NodeRegistry:
             }
             for waiting in self._queue.ordered():
                 impossible_since = self._impossible_since.get(waiting.job)
-                if impossible_since is not None and now - impossible_since >= MISSING_NODES_SECONDS:
+                if impossible_since is not None and now - impossible_since >= deadlines.REGISTRATION.missing_nodes:
                     inventory = Inventory(self._infos())
                     self._waiters[waiting.job].refused(refusal(waiting.wanted, inventory, self.address))
                     self._forget(waiting.job)

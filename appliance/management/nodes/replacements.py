@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from appliance.management.nodes.allocation import Inventory, how_to_add
 from appliance.management.nodes.job_queue import QUEUE_ORDER, Admission
-from appliance.members import PACKAGES, counted
+from waferbox import roles
 from wsc.v1 import management_pb2
 
 MAX_REQUESTS = 256  # of one job, that wait for an answer
@@ -88,10 +88,13 @@ class Replacements:
             missing = waiting.lost - _held(waiting, nodes).keys()
             counts = Counter(waiting.nodes[member].role for member in missing)
             texts = []
-            for role, count in ((role, counts[role]) for role in PACKAGES if role in counts):
-                holders = inventory.holders(role, besides=waiting.job)
+            for role in roles.LEASED:
+                count = counts[role.number]
+                if not count:
+                    continue
+                holders = inventory.holders(role.number, besides=waiting.job)
                 where = f"held by {holders}" if holders else "not in the cluster"
-                texts.append(f"{counted(count, role)}, {where}; {how_to_add(count, role, management)}")
+                texts.append(f"{role.counted(count)}, {where}; {how_to_add(count, role.number, management)}")
             statuses[waiting.job] = management_pb2.QueueStatus(waiting_for="; ".join(texts))
         return statuses
 

@@ -1,6 +1,5 @@
 """The cluster that a job runs on, and what the job takes of it."""
 
-import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -8,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from cstorch.distributed import cluster_defaults
+from cstorch.distributed.run_settings import configured
 from cstorch.errors import ConfigurationError
+from waferbox import settings
 from wsc.v1 import node_pb2
-
-MANAGEMENT_VARIABLE = "WAFERBOX_MANAGEMENT"
-LANE_VARIABLE = "WAFERBOX_LANE"
-RUN_AHEAD_VARIABLE = "WAFERBOX_RUN_AHEAD_STEPS"
 
 LANES: Mapping[str, "node_pb2.Lane.ValueType"] = {
     "auto": node_pb2.LANE_UNSPECIFIED,
@@ -106,10 +103,10 @@ class ClusterConfig:
     disable_version_check: bool = field(default_factory=_default("disable_version_check", lambda: False))
     workflow_id: str | None = field(default_factory=_default("workflow_id", lambda: None))
     notifications: list[Any] = field(default_factory=_default("notifications", list))
-    lane: str = field(default_factory=_default("lane", lambda: os.environ.get(LANE_VARIABLE, "auto")))
+    lane: str = field(default_factory=_default("lane", lambda: configured(settings.LANE)))
     changes_need_checkpoint: bool = field(default_factory=_default("changes_need_checkpoint", lambda: True))
     run_ahead_steps: int = field(
-        default_factory=_default("run_ahead_steps", lambda: _integer_from_environment(RUN_AHEAD_VARIABLE, 16))
+        default_factory=_default("run_ahead_steps", lambda: configured(settings.RUN_AHEAD_STEPS))
     )
 
     def __post_init__(self) -> None:
@@ -155,10 +152,11 @@ class ClusterConfig:
         """The management address to use; None for an embedded cluster."""
         if self.mgmt_address is not None:
             return self.mgmt_address
-        if address := os.environ.get(MANAGEMENT_VARIABLE):
-            return check_address(address, f"the environment variable {MANAGEMENT_VARIABLE}")
-        address = cluster_defaults.user_node_address(self.mgmt_namespace)
-        return check_address(address, f"the server in {cluster_defaults.USER_NODE_VARIABLE}") if address else None
+        if address := settings.MANAGEMENT.get():
+            return check_address(address, f"the environment variable {settings.MANAGEMENT.name}")
+        of_user_node = cluster_defaults.user_node_address(self.mgmt_namespace)
+        source = f"the server in {cluster_defaults.USER_NODE_VARIABLE}"
+        return check_address(of_user_node, source) if of_user_node else None
 
 
 def check_address(address: str, source: str) -> str:
@@ -175,15 +173,6 @@ def check_address(address: str, source: str) -> str:
     if match is None or not 1 <= int(match[2]) <= 65535:
         raise ConfigurationError(f"{source} must look like host:port, for example 127.0.0.1:9000, got {address!r}")
     return address
-
-
-def _integer_from_environment(variable: str, default: int) -> int:
-    text = os.environ.get(variable)
-    if text is None:
-        return default
-    if not text.isdecimal():
-        raise ConfigurationError(f"the environment variable {variable} must be a number, got {text!r}")
-    return int(text)
 
 
 def _check_count(name: str, value: Any, least: int) -> None:

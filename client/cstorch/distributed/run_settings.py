@@ -1,16 +1,15 @@
 """The execution strategy, the restarts and the fewest wafers of a job, from flags and the environment."""
 
-import os
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from cstorch import backends
 from cstorch.errors import ConfigurationError
+from waferbox import settings
 from wsc.v1 import plan_pb2
 
 # --- The execution strategy: weights streamed layer by layer, or all layers of a small model on the wafer at once -----
 
 
-STRATEGY_VARIABLE: Final = "WAFERBOX_EXECUTION_STRATEGY"
 STRATEGIES: Final = {
     "weight_streaming": plan_pb2.EXECUTION_STRATEGY_WEIGHT_STREAMING,
     "pipeline": plan_pb2.EXECUTION_STRATEGY_PIPELINE,
@@ -25,13 +24,12 @@ def execution_strategy() -> "plan_pb2.ExecutionStrategy.ValueType":
         ConfigurationError: The variable names no strategy.
     """
     name = backends.csx.performance.execution_strategy
-    if name is None:
-        name = os.environ.get(STRATEGY_VARIABLE) or "weight_streaming"
-        if name not in STRATEGIES:
-            raise ConfigurationError(
-                f"the environment variable {STRATEGY_VARIABLE} must be {' or '.join(STRATEGIES)}, not {name!r}"
-            )
-    return STRATEGIES[name]
+    return STRATEGIES[configured(settings.EXECUTION_STRATEGY) if name is None else name]
+
+
+def is_strategy_in_environment() -> bool:
+    """Whether the environment variable names an execution strategy."""
+    return settings.EXECUTION_STRATEGY.is_set()
 
 
 def strategy_name(strategy: Any) -> str | None:
@@ -50,12 +48,6 @@ def strategy_name(strategy: Any) -> str | None:
 # --- Restarts after the death of a node, and the fewest wafers --------------------------------------------------------
 
 
-RESTARTS_VARIABLE: Final = "WAFERBOX_MAX_NUM_RESTARTS"
-LEAST_VARIABLE: Final = "WAFERBOX_MIN_NUM_CSX"
-DEFAULT_MAX_NUM_RESTARTS: Final = 3
-MOST_RESTARTS: Final = 1_000_000
-
-
 def max_num_restarts() -> int:
     """Returns the number of the flag, or else of the environment variable, or else 3. With 0 a death ends the job.
 
@@ -63,9 +55,7 @@ def max_num_restarts() -> int:
         ConfigurationError: The variable is no such number.
     """
     number = backends.csx.cluster.max_num_restarts
-    if number is not None:
-        return int(number)
-    return _from_environment(RESTARTS_VARIABLE, DEFAULT_MAX_NUM_RESTARTS, 0, MOST_RESTARTS)
+    return configured(settings.MAX_NUM_RESTARTS) if number is None else int(number)
 
 
 def min_num_csx(num_csx: int) -> int:
@@ -77,18 +67,22 @@ def min_num_csx(num_csx: int) -> int:
     Raises:
         ConfigurationError: The number is out of range.
     """
-    number = backends.csx.cluster.min_num_csx
+    name, number = "min_num_csx", backends.csx.cluster.min_num_csx
     if number is None:
-        return _from_environment(LEAST_VARIABLE, num_csx, 1, num_csx)
+        name, number = settings.MIN_NUM_CSX.name, configured(settings.MIN_NUM_CSX) or num_csx
     if number > num_csx:
-        raise ConfigurationError(f"min_num_csx is {number}, and must be at most num_csx, which is {num_csx}")
+        raise ConfigurationError(f"{name} is {number}, and must be at most num_csx, which is {num_csx}")
     return int(number)
 
 
-def _from_environment(variable: str, default: int, least: int, most: int) -> int:
-    text = os.environ.get(variable) or str(default)
-    if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
-        raise ConfigurationError(
-            f"the environment variable {variable} must be a number from {least} to {most}, not {text!r}"
-        )
-    return int(text)
+# --- The environment --------------------------------------------------------------------------------------------------
+
+T = TypeVar("T")
+
+
+def configured(variable: settings.Variable[T]) -> T:
+    """Returns the value of an environment variable. Raises ConfigurationError: its text has another form."""
+    try:
+        return variable.get()
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None

@@ -1,14 +1,11 @@
 """The progress of a worker, which a restartable loader reads in its `state_dict`."""
 
 import json
-import os
 from dataclasses import dataclass
 from typing import Any
 
 from cstorch.errors import UsageError
-
-# Set by waferbox/input_process/loader.py while it reads a loader's state.
-_VARIABLE = "WAFERBOX_WORKER_STATE"
+from waferbox import settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +70,8 @@ class WorkerState:
         """Returns the progress. Raises as `get_worker_state`."""
         if cls._state is not None:
             return cls._state
-        text = os.environ.get(_VARIABLE)
-        if text is None:
+        text = settings.WORKER_STATE.get()
+        if not text:
             raise UsageError(
                 "how far a worker has streamed is known while the state of its loader is taken: call get_worker_state "
                 "inside the state_dict of your RestartableDataLoader"

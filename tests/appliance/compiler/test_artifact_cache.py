@@ -14,7 +14,7 @@ from appliance.compiler import artifacts as cache_module
 from appliance.compiler.artifacts import KEY_FILE, REPORT_DATA, REPORT_PAGE, Artifacts, artifact_key, read_plan
 from appliance.compiler.core.target import ExecutionStrategy, Target
 from appliance.coordinator.compilation import report_of
-from waferbox.host.folders import CACHE_VARIABLE
+from waferbox import settings
 from wsc.v1 import plan_pb2
 
 TARGET = Target(num_csx=2, num_shards=1)
@@ -30,7 +30,7 @@ def text() -> str:
 @pytest.fixture(scope="module", autouse=True)
 def _own_cache_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(CACHE_VARIABLE, str(tmp_path_factory.mktemp("root")))
+        patch.setenv(settings.CACHE.name, str(tmp_path_factory.mktemp("root")))
         yield
 
 

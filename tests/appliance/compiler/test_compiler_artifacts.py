@@ -6,10 +6,11 @@ import pytest
 
 from appliance.compiler.artifacts import Artifacts
 from appliance.compiler.pipeline import PASSES, STAGES, Target, compile_module
+from waferbox import settings
 from waferbox.cirh.modules.verify import verify
 from waferbox.cirh.text.parser import parse_module
 from waferbox.cirh.text.printer import print_module
-from waferbox.host.folders import CACHE_VARIABLE, cache_root
+from waferbox.host.folders import cache_root
 
 TARGET = Target(num_csx=2, num_shards=1)
 TEXT = """module {
@@ -30,7 +31,7 @@ TEXT = """module {
 
 @pytest.fixture(autouse=True)
 def _own_cache_root(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path_factory.mktemp("root")))
+    monkeypatch.setenv(settings.CACHE.name, str(tmp_path_factory.mktemp("root")))
 
 
 def test_the_module_is_kept_after_each_pass_that_changed_it_and_each_stage(tmp_path: Path) -> None:

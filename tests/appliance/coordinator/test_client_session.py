@@ -3,11 +3,12 @@
 import socket
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
-from appliance.coordinator import session as session_module
-from appliance.coordinator.session import DYING_SECONDS, ClientSession
+from appliance.coordinator.session import ClientSession
+from waferbox import deadlines
 from waferbox.host.threads import GuardedThread
 
 
@@ -39,12 +40,14 @@ def address(port: socket.socket) -> str:
 def test_an_ingress_that_dies_takes_connections_for_a_moment(
     port: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_module, "DYING_SECONDS", DYING_SECONDS * 4)  # for a busy machine
+    dying = deadlines.COORDINATION.ingress_dying
+    # For a busy machine.
+    monkeypatch.setattr(deadlines, "COORDINATION", replace(deadlines.COORDINATION, ingress_dying=dying * 4))
     session = session_behind(address(port))
     done = ended(session, is_finished=False)
-    assert not done.wait(DYING_SECONDS / 5)
+    assert not done.wait(dying / 5)
     port.close()  # the last of what the dying process had
-    assert not done.wait(DYING_SECONDS * 6)  # this process is about to be ended
+    assert not done.wait(dying * 6)  # this process is about to be ended
     session.close()
     assert done.wait(10.0)
 
@@ -54,11 +57,11 @@ def test_the_end_of_a_client_is_one_where_the_ingress_lives(port: socket.socket)
         begin = time.monotonic()
         done = ended(session_behind(address(port)), is_finished=False)
         assert done.wait(10.0)
-        assert time.monotonic() - begin >= DYING_SECONDS
+        assert time.monotonic() - begin >= deadlines.COORDINATION.ingress_dying
 
 
 def test_a_client_that_has_finished_is_not_waited_for(port: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     ingress = address(port)
     port.close()
-    monkeypatch.setattr(session_module, "DYING_SECONDS", 60.0)
+    monkeypatch.setattr(deadlines, "COORDINATION", replace(deadlines.COORDINATION, ingress_dying=60.0))
     assert ended(session_behind(ingress), is_finished=True).wait(10.0)

@@ -2,26 +2,25 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
 
-from appliance.coordinator import management_link, points, record, serving
-from appliance.coordinator.execution import recovery_points
-from appliance.coordinator.recovery import recovery
+from appliance.coordinator import record, serving
 from appliance.coordinator.session import ClientSession
 from appliance.ingress.process import Ingress, IngressSettings
 from appliance.management import supervisor
 from appliance.management.supervisor import Supervisor
-from cstorch._internal.session import coordinator_link
 from cstorch._internal.session import job as session_job
 from cstorch._internal.session.execution.run import ExecutionStream
 from cstorch._internal.session.job import ClientJob
 from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import ClusterError, NodeLostError
-from waferbox.runtime import outbox, registration
+from waferbox import deadlines, settings
+from waferbox.runtime import outbox
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, plan_pb2
 
 FULL = {"memoryx": 1, "swarmx": 1, "wafer": 1, "workers": 1}
@@ -32,7 +31,7 @@ INPUT = node_pb2.PrepareInput(loader="train", builder=b"anything")
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(recovery.REPLACEMENT_VARIABLE, "20")
+    monkeypatch.setenv(settings.REPLACEMENT_SECONDS.name, "20")
 
 
 class Script:
@@ -144,8 +143,8 @@ def test_while_steps_run(cluster: Any, script: Callable[..., Script]) -> None:
 def test_whose_management_had_been_started_anew(
     cluster: Any, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (management_link, registration):
-        monkeypatch.setattr(module, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(deadlines, "COORDINATION", replace(deadlines.COORDINATION, retry=0.05))
+    monkeypatch.setattr(deadlines, "REGISTRATION", replace(deadlines.REGISTRATION, retry=0.05))
     one = script()
     one.begin(NUM_STEPS)
     one.start()
@@ -169,8 +168,8 @@ def test_with_its_management(
     cluster: Any, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch, before: bool
 ) -> None:
     """The coordinator dies before another management service is there, or when it is, and has not heard of the job."""
-    monkeypatch.setattr(registration, "RETRY_SECONDS", 0.05)
-    monkeypatch.setattr(management_link, "RETRY_SECONDS", 20.0)
+    monkeypatch.setattr(deadlines, "REGISTRATION", replace(deadlines.REGISTRATION, retry=0.05))
+    monkeypatch.setattr(deadlines, "COORDINATION", replace(deadlines.COORDINATION, retry=20.0))
     one = script()
     one.begin(NUM_STEPS)
     one.start()
@@ -234,8 +233,8 @@ def test_while_another_has_the_job_it_is_not_taken_up(cluster: Any, script: Call
 def test_from_the_last_point_that_was_complete(
     cluster: Any, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(recovery_points.INTERVAL_VARIABLE, "0")
-    monkeypatch.setattr(points, "LEAD_SECONDS", 0.0)
+    monkeypatch.setenv(settings.RECOVERY_SECONDS.name, "0")
+    monkeypatch.setattr(deadlines, "RECOVERY", replace(deadlines.RECOVERY, point_lead=0.0))
     monkeypatch.setattr(serving, "TICK_SECONDS", 0.05)
     monkeypatch.setattr(outbox, "BATCH_SECONDS", 0.05)
     one = script()
@@ -319,8 +318,8 @@ def start_ingress(cluster: Any, listen: str = "127.0.0.1:0") -> Ingress:
 def test_with_its_ingress(
     cluster: Any, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch, management: str
 ) -> None:
-    for module in (management_link, registration):
-        monkeypatch.setattr(module, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(deadlines, "COORDINATION", replace(deadlines.COORDINATION, retry=0.05))
+    monkeypatch.setattr(deadlines, "REGISTRATION", replace(deadlines.REGISTRATION, retry=0.05))
     monkeypatch.setattr(supervisor, "INGRESS_RETRY_SECONDS", 0.05)
     ingress = start_ingress(cluster)
     try:
@@ -385,7 +384,7 @@ def test_a_script_on_another_host_that_does_not_come_back_ends_its_job(
     cluster: Any, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session_job, "host_id", lambda: "elsewhere")
-    monkeypatch.setattr(record, "RETURN_SECONDS", 0.5)
+    monkeypatch.setattr(deadlines, "COORDINATION", replace(deadlines.COORDINATION, session_return=0.5))
     one = script()
     one.job._link._closing.set()
     one.job._link.end()  # nobody looks for another coordinator
@@ -414,8 +413,8 @@ def test_a_script_on_another_host_may_leave_an_execution(
 def test_with_an_ingress_that_does_not_come_back(
     cluster: Any, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "INGRESS_RETURN_SECONDS", 0.3)
-    monkeypatch.setattr(coordinator_link, "ANOTHER_SECONDS", 0.5)
+    monkeypatch.setattr(deadlines, "COORDINATION", replace(deadlines.COORDINATION, ingress_return=0.3))
+    monkeypatch.setattr(deadlines, "COORDINATION", replace(deadlines.COORDINATION, another=0.5))
     ingress = start_ingress(cluster)
     cluster.wait_for_nodes(5)
     one = script(ingress=ingress.address)
@@ -493,7 +492,7 @@ def test_while_another_node_is_replaced(cluster: Any, script: Callable[..., Scri
 def test_after_it_has_lost_a_wafer(
     cluster: Any, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(recovery.REPLACEMENT_VARIABLE, "1")
+    monkeypatch.setenv(settings.REPLACEMENT_SECONDS.name, "1")
     monkeypatch.setenv("WAFERBOX_MIN_NUM_CSX", "1")
     cluster.add(wafer=1, workers=1)
     one = script(num_csx=2)

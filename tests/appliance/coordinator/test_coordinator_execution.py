@@ -4,14 +4,15 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
-from appliance.coordinator import job
 from appliance.management.requests import is_artifact
+from waferbox import deadlines
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, plan_pb2
 
 FULL = {"memoryx": 1, "swarmx": 1, "wafer": 1, "workers": 1}
@@ -198,7 +199,7 @@ def test_what_cannot_be_an_artifact_names_no_file(name: str) -> None:
 def test_only_one_execution_at_a_time(
     cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job, "LEFT_SECONDS", 0.2)
+    monkeypatch.setattr(deadlines, "ATTACHMENT", replace(deadlines.ATTACHMENT, left_execution=0.2))
     cluster.add(**FULL)
     one = client()
     one.compile()

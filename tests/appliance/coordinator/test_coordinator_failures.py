@@ -3,13 +3,15 @@
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import grpc
 import pytest
 
-from appliance.coordinator.execution.failures import GRACE_SECONDS, Verdict
+from appliance.coordinator.execution.failures import Verdict
 from appliance.coordinator.reporting import JobReporter
+from waferbox import deadlines
 from waferbox.links.link import LinkLost
 from waferbox.runtime.node_job import JobContext, JobFailure
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2
@@ -90,7 +92,7 @@ def test_a_lost_link_is_the_reason_if_nobody_died(cluster: Any, client: Callable
     one.start()
     begin = time.monotonic()
     failure = one.failure()
-    assert GRACE_SECONDS * 0.5 < time.monotonic() - begin < GRACE_SECONDS + 2
+    assert deadlines.RECOVERY.grace * 0.5 < time.monotonic() - begin < deadlines.RECOVERY.grace + 2
     assert (failure.node, failure.peer) == ("wafer-0", "swarmx-0")
     assert "damaged" in failure.message
 
@@ -167,9 +169,8 @@ def test_cancel_ends_a_job(cluster: Any, client: Callable[..., Any]) -> None:
 def test_a_missing_role_is_named_with_the_command_that_starts_one(
     cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from appliance.management.nodes import registry
 
-    monkeypatch.setattr(registry, "MISSING_NODES_SECONDS", 0.2)
+    monkeypatch.setattr(deadlines, "REGISTRATION", replace(deadlines.REGISTRATION, missing_nodes=0.2))
     cluster.add(memoryx=1, swarmx=1, workers=1)
     one = client()
     with pytest.raises(grpc.RpcError) as caught:

@@ -1,5 +1,6 @@
 """A job goes on when nodes die: in new epochs, from recovery points, with what the client gets as if nobody had."""
 
+import dataclasses
 import itertools
 import threading
 import time
@@ -10,11 +11,11 @@ import grpc
 import numpy
 import pytest
 
-from appliance.coordinator import points, serving
+from appliance.coordinator import serving
 from appliance.coordinator.compilation import CompileRefused
-from appliance.coordinator.execution import epoch, recovery_points
 from appliance.coordinator.nodes.job_nodes import JobMembers
 from appliance.coordinator.recovery import recovery
+from waferbox import deadlines, settings
 from waferbox.runtime import outbox
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, observation_pb2
 
@@ -26,7 +27,7 @@ SECONDS = 5.0  # that are promised for each
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(recovery.REPLACEMENT_VARIABLE, "20")
+    monkeypatch.setenv(settings.REPLACEMENT_SECONDS.name, "20")
 
 
 class Gate:
@@ -140,7 +141,7 @@ class Death(threading.Event):
 def test_nobody_waits_for_a_node_that_dies_while_it_is_being_stopped(
     cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(epoch, "STOP_SECONDS", 600.0)
+    monkeypatch.setattr(deadlines, "ATTACHMENT", dataclasses.replace(deadlines.ATTACHMENT, stop=600.0))
     cluster.add(**FULL)
     died = cluster.behaviour.on_stop["memoryx-0"] = Death(cluster)
     one = client(max_num_restarts=3)
@@ -168,8 +169,8 @@ def test_a_node_that_dies_while_it_is_attached_to_is_replaced(cluster: Any, clie
 def test_a_job_goes_on_from_the_last_point_that_is_complete(
     cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(recovery_points.INTERVAL_VARIABLE, "0")
-    monkeypatch.setattr(points, "LEAD_SECONDS", 0.0)
+    monkeypatch.setenv(settings.RECOVERY_SECONDS.name, "0")
+    monkeypatch.setattr(deadlines, "RECOVERY", dataclasses.replace(deadlines.RECOVERY, point_lead=0.0))
     monkeypatch.setattr(serving, "TICK_SECONDS", 0.05)
     monkeypatch.setattr(outbox, "BATCH_SECONDS", 0.05)
     cluster.add(**FULL)
@@ -340,7 +341,7 @@ def test_a_job_without_a_spare_says_what_it_waits_for_and_goes_on_with_the_next_
 def test_a_client_may_leave_an_execution_whose_nodes_are_being_replaced(
     cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recovery, "LAUNCHER_SECONDS", 0.1)
+    monkeypatch.setattr(deadlines, "RECOVERY", dataclasses.replace(deadlines.RECOVERY, launcher=0.1))
     monkeypatch.setattr(serving, "TICK_SECONDS", 0.05)
     cluster.add(**FULL)
     one = client(max_num_restarts=3, run_ahead_steps=4)
@@ -361,7 +362,7 @@ def test_a_client_may_leave_an_execution_whose_nodes_are_being_replaced(
 def test_a_job_that_finds_no_replacement_ends_with_the_cause(
     cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(recovery.REPLACEMENT_VARIABLE, "0.2")
+    monkeypatch.setenv(settings.REPLACEMENT_SECONDS.name, "0.2")
     cluster.add(**FULL)
     one = client(max_num_restarts=3)
     one.compile()
@@ -405,7 +406,7 @@ def kill_member(cluster: Any, member: str) -> None:
 def test_fewer_wafers_do_where_none_comes(
     cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, victims: list[str]
 ) -> None:
-    monkeypatch.setenv(recovery.REPLACEMENT_VARIABLE, "0.3")
+    monkeypatch.setenv(settings.REPLACEMENT_SECONDS.name, "0.3")
     cluster.add(**TWO)
     one = client(num_csx=2, num_workers_per_csx=2, max_num_restarts=3, min_num_csx=1, run_ahead_steps=4)
     one.compile()
@@ -444,7 +445,7 @@ def test_fewer_wafers_do_where_none_comes(
     all_outputs(one, 3)
     one.receive("finished")
     if victims == ["worker-1"]:
-        monkeypatch.setenv(recovery.REPLACEMENT_VARIABLE, "20")
+        monkeypatch.setenv(settings.REPLACEMENT_SECONDS.name, "20")
     kill_member(cluster, "wafer-0")
     if victims == ["worker-1"]:
         one.begin(3)  # the wafer that was let go takes the place
@@ -457,7 +458,7 @@ def test_fewer_wafers_do_where_none_comes(
 def test_as_many_wafers_are_left_as_divide_the_batch(
     cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(recovery.REPLACEMENT_VARIABLE, "0.3")
+    monkeypatch.setenv(settings.REPLACEMENT_SECONDS.name, "0.3")
     tried = []
 
     def compile_step(cirh: str, num_csx: int, num_shards: int, placed: Any) -> Any:
@@ -486,7 +487,7 @@ def test_as_many_wafers_are_left_as_divide_the_batch(
 def test_a_job_that_may_not_have_fewer_ends(
     cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, least: int, victim: str
 ) -> None:
-    monkeypatch.setenv(recovery.REPLACEMENT_VARIABLE, "0.3")
+    monkeypatch.setenv(settings.REPLACEMENT_SECONDS.name, "0.3")
     cluster.add(memoryx=1, swarmx=1, wafer=2, workers=2)
     one = client(num_csx=2, max_num_restarts=3, min_num_csx=least)
     one.compile()

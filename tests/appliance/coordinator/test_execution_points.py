@@ -9,7 +9,7 @@ import pytest
 
 from appliance.coordinator.execution.recovery_points import FIRST_POINT, LAST_POINT
 from appliance.coordinator.execution_slot import ExecutionSlot
-from appliance.coordinator.recovery import recovery
+from waferbox import settings
 from wsc.v1 import coordinator_pb2, node_pb2
 
 FULL = {"memoryx": 1, "swarmx": 1, "wafer": 1, "workers": 1}
@@ -19,7 +19,7 @@ MANY_STEPS = 100_000
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(recovery.REPLACEMENT_VARIABLE, "20")
+    monkeypatch.setenv(settings.REPLACEMENT_SECONDS.name, "20")
 
 
 @pytest.fixture

@@ -3,11 +3,13 @@
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from appliance.coordinator.execution.failures import cause_of_replacement
+from waferbox import deadlines
 from waferbox.runtime import outbox, role_job
 from wsc.v1 import management_pb2, node_pb2
 
@@ -19,7 +21,7 @@ NUM_STEPS = 40
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WAFERBOX_HANG_SECONDS", "0.5")
     monkeypatch.setattr(outbox, "BATCH_SECONDS", 0.05)
-    monkeypatch.setattr(role_job, "HUNG_STOP_SECONDS", 0.1)
+    monkeypatch.setattr(deadlines, "ATTACHMENT", replace(deadlines.ATTACHMENT, hung_stop=0.1))
 
 
 @pytest.fixture

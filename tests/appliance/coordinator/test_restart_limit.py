@@ -2,14 +2,14 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from appliance.coordinator import points, serving
-from appliance.coordinator.execution import recovery_points
-from appliance.coordinator.recovery import restarts
+from appliance.coordinator import serving
 from appliance.coordinator.recovery.restarts import RestartLimit
+from waferbox import deadlines, settings
 from wsc.v1 import management_pb2, node_pb2
 
 FULL = {"memoryx": 1, "swarmx": 1, "wafer": 1, "workers": 1}
@@ -68,8 +68,8 @@ class Run:
 
 @pytest.fixture
 def run(cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setenv(recovery_points.INTERVAL_VARIABLE, "0")
-    monkeypatch.setattr(points, "LEAD_SECONDS", 0.0)
+    monkeypatch.setenv(settings.RECOVERY_SECONDS.name, "0")
+    monkeypatch.setattr(deadlines, "RECOVERY", replace(deadlines.RECOVERY, point_lead=0.0))
     monkeypatch.setattr(serving, "TICK_SECONDS", 0.05)
     return Run(cluster, client)
 
@@ -122,7 +122,7 @@ def test_a_node_that_dies_again_counts_again() -> None:
 
 
 def test_deaths_that_are_far_apart_count_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(restarts, "ONE_RESTART_SECONDS", -1.0)
+    monkeypatch.setattr(deadlines, "RECOVERY", replace(deadlines.RECOVERY, one_restart=-1.0))
     limit = RestartLimit(1, [], progress=None)
     for name in ("wafer-0", "worker-0"):
         limit.add({name: f"{name} died"}, None)

@@ -2,10 +2,12 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from waferbox import deadlines
 from waferbox.host.threads import GuardedThread, GuardedTimer
 from waferbox.runtime import outbox
 from wsc.v1 import coordinator_pb2, coordinator_pb2_grpc, management_pb2, node_pb2
@@ -140,7 +142,6 @@ def test_a_defect_in_what_the_main_thread_does_every_second_ends_the_job(
 def test_a_client_that_comes_after_the_end_hears_of_it(
     cluster: Any, break_thread: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from appliance.coordinator import serving
     from appliance.coordinator.job import CoordinatedJob
     from waferbox import __version__
     from waferbox.rpc.server import make_channel
@@ -153,7 +154,7 @@ def test_a_client_that_comes_after_the_end_hears_of_it(
         ended.set()
 
     monkeypatch.setattr(CoordinatedJob, "close", note_end)
-    monkeypatch.setattr(serving, "LAST_MESSAGES_SECONDS", DEADLINE)
+    monkeypatch.setattr(deadlines, "END", replace(deadlines.END, last_messages=DEADLINE))
     cluster.add(**FULL)
     break_thread("management")
     created = cluster.stub.CreateJob(

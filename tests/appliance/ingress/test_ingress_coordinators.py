@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,10 @@ import grpc
 import pytest
 from tokens_shown import shown, token
 
-from appliance.coordinator import management_link, settings
+from appliance.coordinator import settings
 from appliance.ingress.process import Ingress, IngressSettings
-from appliance.management import supervisor
-from waferbox import __version__
+from waferbox import __version__, deadlines
 from waferbox.rpc.server import LARGE_MESSAGE_BYTES, SMALL_MESSAGE_BYTES, make_channel
-from waferbox.runtime import registration
 from waferbox.security.tokens import Kind
 from wsc.v1 import ingress_pb2, ingress_pb2_grpc, management_pb2, management_pb2_grpc, node_pb2
 
@@ -23,8 +22,8 @@ ONE = {"memoryx": 1, "swarmx": 1, "wafer": 1, "workers": 1}
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (management_link, registration):
-        monkeypatch.setattr(module, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(deadlines, "COORDINATION", replace(deadlines.COORDINATION, retry=0.05))
+    monkeypatch.setattr(deadlines, "REGISTRATION", replace(deadlines.REGISTRATION, retry=0.05))
 
 
 @pytest.fixture
@@ -139,7 +138,7 @@ def test_an_ingress_that_is_gone_is_named(
 def test_a_coordinator_of_which_the_ingress_is_lost_may_come_back_but_not_for_ever(
     cluster: Any, client: Callable[..., Any], ingress: Ingress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "COORDINATOR_RETURN_SECONDS", 0.3)
+    monkeypatch.setattr(deadlines, "COORDINATION", replace(deadlines.COORDINATION, coordinator_return=0.3))
     one = client()
     one.compile()
     job = cluster.service._jobs.live(one.created.job)

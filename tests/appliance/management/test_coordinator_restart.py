@@ -4,6 +4,7 @@ import os
 import queue
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -11,8 +12,7 @@ import pytest
 
 from appliance.coordinator import settings as coordinator_settings
 from appliance.coordinator.settings import CoordinatorSettings, read_settings
-from appliance.management import supervisor
-from waferbox import __version__
+from waferbox import __version__, deadlines
 from waferbox.launch.spawn import SpawnError
 from waferbox.rpc.server import make_channel
 from waferbox.security.tokens import Kind, cluster_secret
@@ -181,7 +181,7 @@ def test_one_that_says_hello_while_it_is_started_is_not_waited_for(
 def test_one_that_cannot_be_started_again_ends_the_job(
     cluster: Any, coordinators: Coordinators, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "SPAWN_SECONDS", 0.3)
+    monkeypatch.setattr(deadlines, "COORDINATION", replace(deadlines.COORDINATION, spawn=0.3))
     name = create(cluster)
     one = coordinators.wait_for(1)
     one.nodes()

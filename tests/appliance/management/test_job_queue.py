@@ -8,14 +8,10 @@ from hypothesis import strategies as st
 
 from appliance.management.nodes.allocation import Inventory, lease, possible, refusal, waiting_for
 from appliance.management.nodes.job_queue import JobQueue, Waiting
-from wsc.v1 import management_pb2, node_pb2, plan_pb2
+from waferbox import roles
+from wsc.v1 import management_pb2, plan_pb2
 
-ROLES = {
-    "wafer": node_pb2.ROLE_WAFER,
-    "worker": node_pb2.ROLE_WORKER,
-    "memoryx": node_pb2.ROLE_MEMORYX,
-    "swarmx": node_pb2.ROLE_SWARMX,
-}
+ROLES = {role.name: role.number for role in roles.LEASED}
 
 
 def cluster(**counts: int) -> list[management_pb2.NodeInfo]:

@@ -4,6 +4,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tokens_shown import shown
 from appliance.coordinator.settings import FolderRefused, cache_directory
 from appliance.management import jobs
 from appliance.management.nodes import registry
-from waferbox import __version__
+from waferbox import __version__, deadlines
 from waferbox.security.tokens import Kind
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2
 
@@ -208,9 +209,8 @@ def test_a_coordinator_that_does_not_start_is_reported(
 def test_a_client_that_never_comes_does_not_keep_a_job(
     cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from appliance.coordinator import record
 
-    monkeypatch.setattr(record, "SESSION_SECONDS", 0.2)
+    monkeypatch.setattr(deadlines, "JOB_CREATION", replace(deadlines.JOB_CREATION, session=0.2))
     cluster.add(memoryx=1, swarmx=1, wafer=1, workers=1)
     cluster.stub.CreateJob(
         management_pb2.CreateJobRequest(version=__version__, num_csx=1, num_workers_per_csx=1), timeout=20

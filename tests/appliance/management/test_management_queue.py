@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import grpc
 import pytest
 
-from appliance.management.nodes import registry
+from waferbox import deadlines
 from wsc.v1 import coordinator_pb2, management_pb2
 
 TWO = {"memoryx": 2, "swarmx": 2, "wafer": 2, "workers": 2}
@@ -60,7 +61,7 @@ def test_two_jobs_run_side_by_side_and_the_third_waits_visibly(cluster: Any, cli
 def test_a_job_waits_longer_than_missing_nodes_are_waited_for(
     cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry, "MISSING_NODES_SECONDS", 0.0)
+    monkeypatch.setattr(deadlines, "REGISTRATION", replace(deadlines.REGISTRATION, missing_nodes=0.0))
     cluster.add(memoryx=1, swarmx=2, wafer=2, workers=2)
     first = client()
     first.compile()

@@ -4,17 +4,16 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import grpc
 import pytest
 from tokens_shown import shown
 
-from appliance.coordinator import management_link
 from appliance.management import supervisor
 from appliance.management.nodes import registry
-from waferbox import __version__
-from waferbox.runtime import registration
+from waferbox import __version__, deadlines
 from waferbox.security.tokens import Kind
 from wsc.v1 import management_pb2, node_pb2, observation_pb2
 
@@ -23,8 +22,8 @@ TWO = {"memoryx": 2, "swarmx": 2, "wafer": 2, "workers": 2}
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (management_link, registration):
-        monkeypatch.setattr(module, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(deadlines, "COORDINATION", replace(deadlines.COORDINATION, retry=0.05))
+    monkeypatch.setattr(deadlines, "REGISTRATION", replace(deadlines.REGISTRATION, retry=0.05))
 
 
 def restart(cluster: Any) -> None:
@@ -121,7 +120,7 @@ def test_nodes_are_kept_for_a_job_that_is_not_back_but_not_for_ever(
 def test_a_coordinator_that_does_not_come_back_fails_its_job(
     cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "COORDINATOR_RETURN_SECONDS", 0.1)
+    monkeypatch.setattr(deadlines, "COORDINATION", replace(deadlines.COORDINATION, coordinator_return=0.1))
     request = management_pb2.CreateJobRequest(version=__version__, num_csx=1, num_workers_per_csx=1)
     hello = management_pb2.CoordinatorHello(job="job-1", address="127.0.0.1:1", request=request)
     call = cluster.stub.Coordinate(
@@ -183,7 +182,7 @@ def test_a_job_that_an_ingress_tells_of_has_another_coordinator(cluster: Any, mo
 def test_a_coordinator_that_hangs_when_it_is_started_again_is_replaced(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "HELLO_SECONDS", 0.2)
+    monkeypatch.setattr(deadlines, "COORDINATION", replace(deadlines.COORDINATION, restarted_hello=0.2))
     started: list[Any] = []
 
     class Hanging:

@@ -5,6 +5,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,13 @@ import grpc
 import pytest
 from tokens_shown import shown, token
 
-from appliance.coordinator import management_link
 from appliance.coordinator.management_link import ManagementLink, ManagementLost
 from appliance.coordinator.settings import CoordinatorSettings
-from appliance.management.nodes import registry as registry_module
 from appliance.management.nodes import replacements
 from appliance.management.nodes.job_queue import Waiting
 from appliance.management.nodes.registry import NodeRegistry
-from waferbox import __version__
+from waferbox import __version__, deadlines
 from waferbox.rpc.server import make_channel
-from waferbox.runtime import registration
 from waferbox.security.tokens import Kind
 from wsc.v1 import management_pb2, node_pb2, node_pb2_grpc, observation_pb2
 
@@ -134,7 +132,7 @@ def test_a_job_that_goes_on_with_fewer_gives_back_the_others(nodes: Nodes) -> No
 def test_a_job_waits_for_nodes_before_the_queue_and_is_told_what_for(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry_module, "MISSING_NODES_SECONDS", 1000.0)
+    monkeypatch.setattr(deadlines, "REGISTRATION", replace(deadlines.REGISTRATION, missing_nodes=1000.0))
     wafer, worker, *_ = nodes.one_of_each()
     told = nodes.start("one", priority=3)
     queued = nodes.start("two", priority=1)
@@ -359,8 +357,8 @@ class Linked:
 
 @pytest.fixture
 def linked(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Linked]:
-    for module in (management_link, registration):
-        monkeypatch.setattr(module, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(deadlines, "COORDINATION", replace(deadlines.COORDINATION, retry=0.05))
+    monkeypatch.setattr(deadlines, "REGISTRATION", replace(deadlines.REGISTRATION, retry=0.05))
     cluster.add(memoryx=1, swarmx=1, wafer=1, workers=1)
     linked = Linked(cluster, tmp_path)
     yield linked

@@ -120,7 +120,7 @@ def test_a_users_code_finds_no_trace_of_the_role(
     modules = {**sys.modules, "workers": sys, "workers.child": sys, "workers_of_mine": sys}
     monkeypatch.setattr(sys, "modules", modules)
     monkeypatch.setenv("GRPC_VERBOSITY", before)
-    installation.begin_user_code()
+    installation.begin_user_code({"workers"})
     assert "workers" not in modules
     assert "workers.child" not in modules
     assert "workers_of_mine" in modules

@@ -3,11 +3,12 @@
 import grpc
 
 from memoryx.memoryx_program import MemoryXJob
+from waferbox import roles
 from waferbox.links.listener import LinkListener
 from waferbox.runtime.node import Node, NodeSettings
 from waferbox.states.state_memory import StateSettings
 from waferbox.states.state_service import StateService
-from wsc.v1 import node_pb2, node_pb2_grpc
+from wsc.v1 import node_pb2_grpc
 
 
 def memoryx_node(management: str, states: StateSettings) -> Node:
@@ -18,7 +19,7 @@ def memoryx_node(management: str, states: StateSettings) -> Node:
         node_pb2_grpc.add_StateServiceServicer_to_server(service, server)
 
     return Node(
-        node_pb2.ROLE_MEMORYX,
+        roles.MEMORYX,
         NodeSettings(management=management),
         lambda context: MemoryXJob(context, service, states),
         add_services=add_services,

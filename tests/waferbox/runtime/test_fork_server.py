@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 from probe import gone, run
 
+from waferbox import settings
 from waferbox.host.descriptors import readable
 from waferbox.launch.fork_server_process import ForkServerProcess
-from waferbox.launch.process import SOCKET_VARIABLE
 from waferbox.launch.spawn import Child, SpawnError, process_started, spawn
 
 pytestmark = pytest.mark.cluster
@@ -28,11 +28,11 @@ pytestmark = pytest.mark.cluster
 @pytest.fixture(params=["forked", "python"])
 def way(request: pytest.FixtureRequest, probe: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     if request.param == "python":
-        monkeypatch.delenv(SOCKET_VARIABLE, raising=False)
+        monkeypatch.delenv(settings.FORK_SERVER.name, raising=False)
         yield request.param
         return
     server = ForkServerProcess(["json"], os.environ)
-    monkeypatch.setenv(SOCKET_VARIABLE, server.name)
+    monkeypatch.setenv(settings.FORK_SERVER.name, server.name)
     yield request.param
     assert readable([server.ready_fileno()], 60)  # before that it would be killed
     server.close()
@@ -131,7 +131,7 @@ def test_a_process_can_outlive_the_one_that_asked_for_it(way: str) -> None:
 
 def test_everything_dies_with_the_fork_server(probe: None, monkeypatch: pytest.MonkeyPatch) -> None:
     server = ForkServerProcess([], os.environ)
-    monkeypatch.setenv(SOCKET_VARIABLE, server.name)
+    monkeypatch.setenv(settings.FORK_SERVER.name, server.name)
     child, (end,) = run(["stubborn"])
     assert end.recv(100) == b"here"
     os.kill(server.pid, signal.SIGKILL)
@@ -148,7 +148,7 @@ def test_the_fork_server_outlives_children_that_are_ended_as_soon_as_they_are_th
     probe: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = ForkServerProcess([], os.environ)
-    monkeypatch.setenv(SOCKET_VARIABLE, server.name)
+    monkeypatch.setenv(settings.FORK_SERVER.name, server.name)
     for _ in range(20):
         child, (end,) = run(["stay"])
         assert child.close() == -signal.SIGTERM
@@ -159,7 +159,7 @@ def test_the_fork_server_outlives_children_that_are_ended_as_soon_as_they_are_th
 
 def test_closing_the_fork_server_ends_all_within_its_deadline(probe: None, monkeypatch: pytest.MonkeyPatch) -> None:
     server = ForkServerProcess([], os.environ)
-    monkeypatch.setenv(SOCKET_VARIABLE, server.name)
+    monkeypatch.setenv(settings.FORK_SERVER.name, server.name)
     children = [run([kind]) for kind in ("stay", "stubborn")]
     for _, (end,) in children:
         assert end.recv(100) == b"here"
@@ -177,7 +177,7 @@ def test_a_preloaded_module_that_imports_grpc_is_refused(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = ForkServerProcess(["wsc.v1.node_pb2_grpc"], os.environ)
-    monkeypatch.setenv(SOCKET_VARIABLE, server.name)
+    monkeypatch.setenv(settings.FORK_SERVER.name, server.name)
     with pytest.raises(SpawnError):
         spawn("swarmx", [])
     server.close()
@@ -189,7 +189,7 @@ def test_the_fork_server_survives_foreign_messages(
     probe: None, monkeypatch: pytest.MonkeyPatch, message: bytes
 ) -> None:
     server = ForkServerProcess([], os.environ)
-    monkeypatch.setenv(SOCKET_VARIABLE, server.name)
+    monkeypatch.setenv(settings.FORK_SERVER.name, server.name)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as channel:
         channel.connect(f"\0{server.name}")
         channel.send(message)
@@ -206,7 +206,7 @@ def test_the_fork_server_survives_foreign_messages(
 @pytest.fixture
 def server(probe: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServerProcess]:
     server = ForkServerProcess([], os.environ)
-    monkeypatch.setenv(SOCKET_VARIABLE, server.name)
+    monkeypatch.setenv(settings.FORK_SERVER.name, server.name)
     yield server
     server.close()
 
@@ -245,7 +245,7 @@ def test_the_fork_server_outlives_a_shortage_of_descriptors(
     output = tmp_path / "output"
     with output.open("wb") as file:
         server = ForkServerProcess([], os.environ, file.fileno())
-    monkeypatch.setenv(SOCKET_VARIABLE, server.name)
+    monkeypatch.setenv(settings.FORK_SERVER.name, server.name)
     _, hard = resource.prlimit(server.pid, resource.RLIMIT_NOFILE)
     child, (end,) = run(["status", "0"])  # it is up
     assert child.wait(20) == 0

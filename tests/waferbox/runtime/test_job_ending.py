@@ -7,6 +7,7 @@ from link_pairs import listening
 from role_rig import AttachedNode, FakeManagement
 
 from swarmx.swarmx_program import SwarmXJob
+from waferbox import roles
 from waferbox.host.threads import CancellationToken
 from waferbox.runtime.node import Node, NodeSettings
 from wsc.v1 import node_pb2
@@ -20,7 +21,7 @@ SOON_SECONDS = 5.0  # far less than links are waited for
 @pytest.mark.parametrize("lane", [node_pb2.LANE_SHARED_MEMORY, node_pb2.LANE_GRPC])
 def test_the_end_of_the_job_ends_the_wait_for_a_link(lane: "node_pb2.Lane.ValueType", *, dials: bool) -> None:
     management = FakeManagement()
-    node = Node(node_pb2.ROLE_SWARMX, NodeSettings(management=management.address), SwarmXJob)
+    node = Node(roles.SWARMX, NodeSettings(management=management.address), SwarmXJob)
     node.start()
     try:
         with listening() as nobody:  # expects no link
@@ -45,7 +46,7 @@ def test_a_stop_ends_the_load_that_waits_for_a_peer_which_has_died(
     lane: "node_pb2.Lane.ValueType", *, dials: bool
 ) -> None:
     management = FakeManagement()
-    node = Node(node_pb2.ROLE_SWARMX, NodeSettings(management=management.address), SwarmXJob)
+    node = Node(roles.SWARMX, NodeSettings(management=management.address), SwarmXJob)
     node.start()
     try:
         with listening() as nobody:  # expects no link

@@ -6,9 +6,9 @@ import pytest
 from role_rig import FakeManagement
 
 from swarmx.swarmx_program import SwarmXJob
+from waferbox import roles
 from waferbox.links import accept_loop
 from waferbox.runtime.node import Node, NodeSettings
-from wsc.v1 import node_pb2
 
 
 @pytest.mark.defects
@@ -18,7 +18,7 @@ def test_a_node_whose_listener_has_a_defect_ends(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(accept_loop, "proof_of", fail)
     management = FakeManagement()
-    node = Node(node_pb2.ROLE_SWARMX, NodeSettings(management=management.address), SwarmXJob)
+    node = Node(roles.SWARMX, NodeSettings(management=management.address), SwarmXJob)
     node.start()
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as caller:

@@ -1,11 +1,13 @@
 """A node at management: registration, heartbeats, another management, a refusal, an address that cannot be had."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 from role_rig import FakeManagement, until
 
 from swarmx.swarmx_program import SwarmXJob
+from waferbox import deadlines, roles
 from waferbox.rpc.address import bind
 from waferbox.rpc.server import make_server
 from waferbox.runtime import registration as registration_module
@@ -19,7 +21,7 @@ def hello() -> management_pb2.RegisterRequest:
 
 
 def test_lease_is_kept_alive_and_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registration_module, "FIRST_HEARTBEAT_SECONDS", 0.1)
+    monkeypatch.setattr(deadlines, "REGISTRATION", replace(deadlines.REGISTRATION, first_heartbeat=0.1))
     management = FakeManagement()
     registration = Registration(management.address, hello, pytest.fail)
     registration.start()
@@ -45,7 +47,7 @@ def test_node_comes_back_when_management_does() -> None:
 def test_refusal_ends_the_node() -> None:
     management = FakeManagement()
     management.refusal = "versions differ"
-    node = Node(node_pb2.ROLE_SWARMX, NodeSettings(management=management.address), SwarmXJob)
+    node = Node(roles.SWARMX, NodeSettings(management=management.address), SwarmXJob)
     node.start()
     node.wait()
     assert "versions differ" in node.refusal
@@ -57,7 +59,7 @@ def test_a_server_that_is_no_management_service_ends_the_node() -> None:
     server = make_server()
     address = bind(server, "127.0.0.1:0")
     server.start()
-    node = Node(node_pb2.ROLE_SWARMX, NodeSettings(management=address), SwarmXJob)
+    node = Node(roles.SWARMX, NodeSettings(management=address), SwarmXJob)
     node.start()
     node.wait()
     assert node.refusal == f"what listens at {address} is no management service: check the port"
@@ -69,7 +71,7 @@ def test_port_that_is_taken_is_an_error() -> None:
     management = FakeManagement()
     with pytest.raises(OSError, match="cannot listen"):
         Node(
-            node_pb2.ROLE_SWARMX,
+            roles.SWARMX,
             NodeSettings(management=management.address, listen=management.address),
             SwarmXJob,
         )
@@ -78,7 +80,7 @@ def test_port_that_is_taken_is_an_error() -> None:
 
 def test_closing_leaves_no_thread() -> None:
     before = set(threading.enumerate())
-    node = Node(node_pb2.ROLE_SWARMX, NodeSettings(management="127.0.0.1:1"), SwarmXJob)
+    node = Node(roles.SWARMX, NodeSettings(management="127.0.0.1:1"), SwarmXJob)
     node.start()
     node.end()
     node.wait()
@@ -88,12 +90,12 @@ def test_closing_leaves_no_thread() -> None:
 
 
 def test_arguments() -> None:
-    settings = parse_arguments("wafer", ["--management", "a:1", "--threads", "2"])
+    settings = parse_arguments(roles.WAFER, ["--management", "a:1", "--threads", "2"])
     assert settings == NodeSettings(management="a:1", listen="127.0.0.1:0", threads=2)
     with pytest.raises(SystemExit):
-        parse_arguments("wafer", [])
+        parse_arguments(roles.WAFER, [])
     with pytest.raises(SystemExit):
-        parse_arguments("wafer", ["--management", "a:1", "--threads", "0"])
+        parse_arguments(roles.WAFER, ["--management", "a:1", "--threads", "0"])
 
 
 @pytest.mark.defects

@@ -12,8 +12,8 @@ import psutil
 import pytest
 from probe import run
 
+from waferbox import settings
 from waferbox.launch.fork_server_process import own_fork_server, own_fork_server_name
-from waferbox.launch.process import SOCKET_VARIABLE
 from waferbox.launch.spawn import SpawnError, spawn
 
 pytestmark = pytest.mark.cluster
@@ -24,7 +24,7 @@ PRELOAD = ["colorsys"]  # which nobody imports otherwise
 @pytest.fixture(autouse=True)
 def _started_by_hand(probe: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a launcher's fork server."""
-    monkeypatch.delenv(SOCKET_VARIABLE, raising=False)
+    monkeypatch.delenv(settings.FORK_SERVER.name, raising=False)
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_processes_are_had_whenever_it_dies(server: psutil.Process) -> None:
 
 
 def test_a_launchers_fork_server_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(SOCKET_VARIABLE, "of-a-launcher")
+    monkeypatch.setenv(settings.FORK_SERVER.name, "of-a-launcher")
     before = psutil.Process().children()
     with own_fork_server(PRELOAD):
         assert own_fork_server_name() == ""

@@ -12,6 +12,7 @@ from small_plan import GRADIENT, WEIGHTS
 from test_roles_training import MakeJob, make_job, write_states  # noqa: F401 - make_job is a fixture
 
 from swarmx.swarmx_program import SwarmXJob
+from waferbox import roles
 from waferbox.runtime import outbox as outbox_module
 from waferbox.runtime.node import Node, NodeSettings
 from waferbox.runtime.outbox import MAX_EVENTS, MAX_MESSAGE_CHARACTERS, JobLogHandler, Outbox
@@ -134,7 +135,7 @@ def test_what_is_logged_while_a_job_is_there() -> None:
 def test_a_node_serves_its_figures_where_it_is_told_to() -> None:
     management = FakeManagement()
     settings = NodeSettings(management=management.address, metrics_port=0)
-    node = Node(node_pb2.ROLE_SWARMX, settings, SwarmXJob)
+    node = Node(roles.SWARMX, settings, SwarmXJob)
     try:
         assert node._metrics is not None
         address = f"http://{node._metrics.address}/metrics"

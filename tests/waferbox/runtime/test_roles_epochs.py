@@ -18,6 +18,7 @@ from appliance.coordinator.execution.results import Results
 from cstorch._internal.state import Registry, named_getters
 from cstorch.optim import AdamW
 from swarmx.swarmx_program import SwarmXJob
+from waferbox import roles
 from waferbox.links.elements import torch_dtype
 from waferbox.runtime.node import Node, NodeSettings
 from waferbox.runtime.schedule import StepSchedule
@@ -102,7 +103,7 @@ def make_nodes() -> Iterator[Callable[[int, int], Topology]]:
         def make(wafers: int, shards: int) -> Topology:
             return Topology(
                 [attach(memoryx_node(management.address, StateSettings()), f"memoryx-{i}", i) for i in range(shards)],
-                [attach(Node(node_pb2.ROLE_SWARMX, settings, SwarmXJob), "swarmx-0", 0)],
+                [attach(Node(roles.SWARMX, settings, SwarmXJob), "swarmx-0", 0)],
                 [attach(wafer_node(settings), f"wafer-{i}", i) for i in range(wafers)],
             )
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -14,7 +15,7 @@ from wafer_nodes import wafer_node
 
 from memoryx import paging
 from swarmx.swarmx_program import SwarmXJob
-from waferbox.runtime import node_service
+from waferbox import deadlines, roles
 from waferbox.runtime.node import Node, NodeSettings
 from waferbox.states.state_memory import TRANSFER_BYTES, StateSettings
 from wsc.v1 import node_pb2
@@ -50,10 +51,7 @@ def make_job(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
             settings = NodeSettings(management=management.address)
             nodes = Topology(
                 [attach(memoryx_node(management.address, states), f"memoryx-{i}", i, lane) for i in range(shards)],
-                [
-                    attach(Node(node_pb2.ROLE_SWARMX, settings, SwarmXJob), f"swarmx-{i}", i, lane)
-                    for i in range(1 + leaves)
-                ],
+                [attach(Node(roles.SWARMX, settings, SwarmXJob), f"swarmx-{i}", i, lane) for i in range(1 + leaves)],
                 [attach(wafer_node(settings), f"wafer-{i}", i, lane) for i in range(wafers)],
             )
             job = SmallJob(SmallPlan(num_shards=shards, num_wafers=wafers), nodes, lane, num_workers=workers)
@@ -394,7 +392,7 @@ def test_cancelling_is_silent(make_job: MakeJob, lane: int) -> None:
 
 
 def test_a_node_works_for_one_job_at_a_time(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_service, "PREVIOUS_JOB_SECONDS", 0.2)
+    monkeypatch.setattr(deadlines, "ATTACHMENT", replace(deadlines.ATTACHMENT, previous_job=0.2))
     job = make_job(node_pb2.LANE_SHARED_MEMORY)
     address = job.nodes.wafers[0].address
     with pytest.raises(AssertionError, match="ended the stream"):

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from waferbox.runtime.logs import LEVEL_VARIABLE
+from waferbox import settings
 
 SCRIPT = """
 import logging
@@ -26,7 +26,7 @@ print(*records)
 def run(level: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", SCRIPT],
-        env={"PATH": ""} | ({LEVEL_VARIABLE: level} if level else {}),
+        env={"PATH": ""} | ({settings.LOG_LEVEL.name: level} if level else {}),
         capture_output=True,
         text=True,
     )
@@ -50,5 +50,5 @@ def test_the_terminal_has_what_was_asked_for_and_other_handlers_at_least_info(le
 def test_a_level_that_there_is_not_is_named() -> None:
     done = run("loud")
     assert done.returncode != 0
-    assert f"{LEVEL_VARIABLE}=loud: a level is one of" in done.stderr
+    assert "WAFERBOX_LOG_LEVEL must be one of debug, info, warning, error and critical, not 'loud'" in done.stderr
     assert "Traceback" not in done.stderr

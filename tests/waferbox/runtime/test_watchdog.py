@@ -4,8 +4,9 @@ import types
 
 import pytest
 
+from waferbox import settings
 from waferbox.runtime import progress
-from waferbox.runtime.progress import DEFAULT_HANG_SECONDS, Progress, ProgressWatchdog, Usage
+from waferbox.runtime.progress import Progress, ProgressWatchdog, Usage
 
 
 class Looks:
@@ -16,7 +17,7 @@ class Looks:
         self.cpu_seconds = 50.0
         self.disk_bytes = 10
         self.progress = Progress("compute")
-        self.watchdog = ProgressWatchdog(DEFAULT_HANG_SECONDS)
+        self.watchdog = ProgressWatchdog(settings.HANG_SECONDS.default)
         monkeypatch.setattr(progress, "time", types.SimpleNamespace(monotonic=lambda: self.now))
 
     def look(self, *, waits: bool = False) -> str:

@@ -6,10 +6,8 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cstorch.errors import ClusterUnreachableError
+from waferbox import deadlines, settings
 from waferbox.rpc.server import make_channel
-from waferbox.security.tls import TLS_VARIABLE
-
-CONNECT_SECONDS = 4.0
 
 
 def connect(address: str, what: str, token: str) -> grpc.Channel:
@@ -19,7 +17,8 @@ def connect(address: str, what: str, token: str) -> grpc.Channel:
         token: what calls show.
 
     Raises:
-        ClusterUnreachableError: nobody answers within CONNECT_SECONDS, or somebody who does not speak gRPC.
+        ClusterUnreachableError: nothing answers within deadlines.JOB_CREATION.connect, or something that does not speak
+            gRPC.
     """
     channel = make_channel(address, token)
     try:
@@ -32,12 +31,12 @@ def connect(address: str, what: str, token: str) -> grpc.Channel:
         if _listens(address):
             raise ClusterUnreachableError(
                 f"what listens at {address} does not answer as a {what} does: check the port, which `waferbox up` "
-                f"printed (the page has another); if the cluster uses TLS, {TLS_VARIABLE} must name a folder with its "
-                "certificates, and else none"
+                f"printed (the page has another); if the cluster uses TLS, {settings.TLS_DIR.name} must name a "
+                "folder with its certificates, and else none"
             )
         raise ClusterUnreachableError(
-            f"no {what} answers at {address} within {CONNECT_SECONDS:g} s: check the address, and that the cluster "
-            "is up (`waferbox status`, `waferbox up`)"
+            f"no {what} answers at {address} within {deadlines.JOB_CREATION.connect:g} s: check the address, and that "
+            "the cluster is up (`waferbox status`, `waferbox up`)"
         )
     return channel
 
@@ -49,7 +48,7 @@ def _answers(channel: grpc.Channel) -> bool:
     """
     try:
         health_pb2_grpc.HealthStub(channel).Check(
-            health_pb2.HealthCheckRequest(), timeout=CONNECT_SECONDS, wait_for_ready=True
+            health_pb2.HealthCheckRequest(), timeout=deadlines.JOB_CREATION.connect, wait_for_ready=True
         )
     except grpc.RpcError as error:
         return error.code() != grpc.StatusCode.DEADLINE_EXCEEDED
@@ -60,7 +59,7 @@ def _listens(address: str) -> bool:
     """Whether somebody takes connections at host:port, whoever it is."""
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+        socket.create_connection((host.strip("[]"), int(port)), deadlines.JOB_CREATION.connect).close()
     except OSError:
         return False
     return True

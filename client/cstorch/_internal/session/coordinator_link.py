@@ -11,14 +11,10 @@ import grpc
 
 from cstorch._internal.session.connecting import connect
 from cstorch.errors import ClusterUnreachableError
+from waferbox import deadlines
 from waferbox.rpc.server import is_from_ingress, make_channel, through
 from wsc.v1 import coordinator_pb2, coordinator_pb2_grpc, management_pb2, management_pb2_grpc
 
-ANOTHER_SECONDS: Final = 60.0  # that a cluster may take to start another coordinator
-FIRST_SECONDS: Final = 8.0  # in which the first one may be replaced, before the script reaches any
-AWAY_SECONDS: Final = 10.0  # that a management service may be away meanwhile
-WAIT_SECONDS: Final = 1.0  # of one call that asks for it
-ANSWER_SECONDS: Final = 1.0
 RETRY_SECONDS: Final = 0.2
 
 Request = TypeVar("Request")
@@ -110,7 +106,7 @@ class CoordinatorLink:
         """
         if not is_gone(error):
             return False
-        deadline = time.monotonic() + ANOTHER_SECONDS
+        deadline = time.monotonic() + deadlines.COORDINATION.another
         with self._changed:
             while self._connection.incarnation <= incarnation and self._may_be_replaced and is_wanted():
                 if not self._changed.wait(max(0.0, deadline - time.monotonic())) and time.monotonic() >= deadline:
@@ -131,7 +127,7 @@ class CoordinatorLink:
         assert isinstance(error, grpc.Call)
         if not is_gone(error):
             return False
-        deadline = time.monotonic() + ANOTHER_SECONDS
+        deadline = time.monotonic() + deadlines.COORDINATION.another
         away_since: float | None = None
         lost = self._connection.coordinator
         logger.info("The connection to the coordinator of %s broke: looking for another that takes it up", self._job)
@@ -147,7 +143,7 @@ class CoordinatorLink:
                 away_since = now if is_ingress_away or away_since is None else away_since
                 # A management service that was started anew hears of the job in a moment.
                 is_late = refusal.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.NOT_FOUND)
-                if not (is_late or is_gone(refusal)) or now - away_since > AWAY_SECONDS:
+                if not (is_late or is_gone(refusal)) or now - away_since > deadlines.COORDINATION.script_away:
                     return False
                 self._closing.wait(RETRY_SECONDS)
                 continue
@@ -201,8 +197,9 @@ class CoordinatorLink:
         self._connection.channel.close()
 
     def _get_job(self, lost: str) -> management_pb2.JobInfo:
-        request = management_pb2.GetJobRequest(job=self._job, wait_seconds=WAIT_SECONDS, lost_coordinator=lost)
-        return self._management.GetJob(request, timeout=WAIT_SECONDS + ANSWER_SECONDS).job
+        wait, answer = deadlines.COORDINATION.another_wait, deadlines.COORDINATION.another_answer
+        request = management_pb2.GetJobRequest(job=self._job, wait_seconds=wait, lost_coordinator=lost)
+        return self._management.GetJob(request, timeout=wait + answer).job
 
     def _connect(self, coordinator: str, incarnation: int) -> Connection:
         channel = connect(through(self._gateway, coordinator), f"coordinator of job {self._job}", self._token)
@@ -212,7 +209,7 @@ class CoordinatorLink:
 
     def _connect_first(self, coordinator: str) -> Connection:
         """To the coordinator of a new job, or to the one in its place: it may have died since management named it."""
-        deadline = time.monotonic() + FIRST_SECONDS
+        deadline = time.monotonic() + deadlines.JOB_CREATION.first_replaced
         while True:
             try:
                 return self._connect(coordinator, 0)
@@ -234,7 +231,8 @@ class CoordinatorLink:
         request = coordinator_pb2.SessionRequest(token=self._token, cut_off=True)
         with make_channel(through(self._gateway, self._connection.coordinator), self._token) as channel:
             try:
-                next(iter(coordinator_pb2_grpc.CoordinatorStub(channel).Session(request, timeout=ANSWER_SECONDS)), None)
+                stub = coordinator_pb2_grpc.CoordinatorStub(channel)
+                next(iter(stub.Session(request, timeout=deadlines.COORDINATION.another_answer)), None)
             except grpc.RpcError as error:
                 logger.debug("the coordinator of %s: %s", self._job, error)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from cstorch.distributed.cluster_config import ClusterConfig, check_address
 from cstorch.errors import ClusterError
+from waferbox import deadlines
 from waferbox.host.descriptors import readable
 from waferbox.launch.installation import python_command
 
@@ -18,8 +19,6 @@ logger = logging.getLogger("cstorch.cluster")
 
 LOG = "embedded_cluster.log"
 MODULE = "waferbox.cluster.embedded"
-START_SECONDS = 60.0
-STOP_SECONDS = 10.0
 _LINE_BYTES = 4096
 _LOG_TAIL_BYTES = 4000
 
@@ -86,12 +85,14 @@ class EmbeddedCluster:
     def _first_line(self) -> bytes:
         assert self._process.stdout is not None
         output = self._process.stdout.fileno()
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + deadlines.START.embedded
         line = b""
         while not line.endswith(b"\n") and len(line) < _LINE_BYTES:
             left = deadline - time.monotonic()
             if left <= 0 or not readable([output], left):
-                raise ClusterError(f"the embedded cluster did not start within {START_SECONDS:.0f} s{self._log_tail()}")
+                raise ClusterError(
+                    f"the embedded cluster did not start within {deadlines.START.embedded:.0f} s{self._log_tail()}"
+                )
             some = os.read(output, _LINE_BYTES)
             if not some:
                 raise ClusterError(f"the embedded cluster ended while it started{self._log_tail()}")
@@ -109,13 +110,13 @@ class EmbeddedCluster:
         assert process.stdout is not None
         process.stdin.close()
         try:
-            process.wait(STOP_SECONDS)
+            process.wait(deadlines.END.embedded)
         except subprocess.TimeoutExpired:
             # No news for who reads the log of a script: nobody uses the cluster any more.
-            logger.debug("the embedded cluster has not ended within %g s: killing it", STOP_SECONDS)
+            logger.debug("the embedded cluster has not ended within %g s: killing it", deadlines.END.embedded)
             os.killpg(process.pid, signal.SIGKILL)  # the group that start_new_session made
             try:
-                process.wait(STOP_SECONDS)
+                process.wait(deadlines.END.embedded)
             except subprocess.TimeoutExpired:
                 logger.error("the embedded cluster (pid %d) is still there after SIGKILL", process.pid)
         with self._reading:

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 import grpc
 
 from cstorch._internal.session import failures
-from cstorch._internal.session.connecting import CONNECT_SECONDS, connect
+from cstorch._internal.session.connecting import connect
 from cstorch._internal.session.coordinator_link import CoordinatorLink, is_gone
 from cstorch.distributed.cluster_config import LANES, ClusterConfig
 from cstorch.distributed.run_settings import max_num_restarts, min_num_csx
 from cstorch.errors import CompileError, ConfigurationError, CstorchError, NodeLostError
-from waferbox import __version__
+from waferbox import __version__, deadlines
 from waferbox.host.threads import GuardedThread
 from waferbox.links.socket_names import host_id
 from waferbox.rpc.server import is_from_ingress
@@ -25,14 +25,6 @@ from wsc.v1 import coordinator_pb2, management_pb2, management_pb2_grpc, node_pb
 logger = logging.getLogger("cstorch.job")
 
 RETRY_SECONDS = 0.2
-CREATE_SECONDS = 60.0  # management starts a coordinator process
-COMPILE_SECONDS = 3600.0
-PREPARE_SECONDS = 600.0  # the workers import what the input_fn needs
-CANCEL_SECONDS = 2.0
-FINISH_SECONDS = 2.0
-CAUSE_SECONDS = 1.8  # that management may take to hear of the end
-ANSWER_SECONDS = 1.0
-VERDICT_SECONDS = 4.0  # the coordinator takes a second to find the cause among several reports
 
 
 class ClientJob:
@@ -100,10 +92,10 @@ class ClientJob:
             max_num_restarts=num_restarts,
             min_num_csx=min_num_csx(self.config.num_csx),
         )
-        give_up = time.monotonic() + CONNECT_SECONDS
+        give_up = time.monotonic() + deadlines.JOB_CREATION.connect
         while True:
             try:
-                return self._management.CreateJob(request, timeout=CREATE_SECONDS)
+                return self._management.CreateJob(request, timeout=deadlines.JOB_CREATION.create)
             except grpc.RpcError as error:
                 # As for a management service that is dialled directly: it may be about to start.
                 if not failures.is_management_away(error) or time.monotonic() >= give_up:
@@ -173,9 +165,9 @@ class ClientJob:
 
     def _cause_of_end(self) -> str:
         """What management says of the job's end, if it knows of it in time."""
-        request = management_pb2.GetJobRequest(job=self.name, wait_seconds=CAUSE_SECONDS)
+        request = management_pb2.GetJobRequest(job=self.name, wait_seconds=deadlines.END.cause)
         try:
-            job = self._management.GetJob(request, timeout=CAUSE_SECONDS + ANSWER_SECONDS).job
+            job = self._management.GetJob(request, timeout=deadlines.END.cause + deadlines.END.cause_answer).job
         except grpc.RpcError as error:
             assert isinstance(error, grpc.Call)
             if is_gone(error) and self.gateway and not is_from_ingress(error):
@@ -189,7 +181,7 @@ class ClientJob:
         """What is to be raised for anything that failed while the job was used: the one place that decides on it.
 
         Where the job has ended, its end is the reason, whatever the call says: a node that dies takes the job along,
-        and with it all that other nodes keep of the job. The session knows who died, within VERDICT_SECONDS.
+        and with it all that other nodes keep of the job. The session knows who died, within deadlines.END.verdict.
 
         Args:
             error: of a gRPC call, a link, or what was made of one of these.
@@ -199,7 +191,7 @@ class ClientJob:
 
     def wait_for_failure(self) -> CstorchError | None:
         """Why the job ended, for an operation that failed because it did: the session knows more, and soon."""
-        self._watcher.join(VERDICT_SECONDS)
+        self._watcher.join(deadlines.END.verdict)
         return self.failure
 
     @property
@@ -221,7 +213,7 @@ class ClientJob:
         self._ready.wait()  # for its incarnation in the queue, which counts for no deadline; the session's end ends it
         request = coordinator_pb2.CompileRequest(token=self._token, cirh=cirh, options=options)
         try:
-            return self._link.call(lambda stub: stub.Compile, request, COMPILE_SECONDS)
+            return self._link.call(lambda stub: stub.Compile, request, deadlines.JOB_CREATION.compile)
         except grpc.RpcError as error:
             raise self.reason(failures.from_compile_error(error), "compiling the step") from None
 
@@ -234,7 +226,7 @@ class ClientJob:
         self._ready.wait()  # for its incarnation in the queue, which counts for no deadline; the session's end ends it
         request = coordinator_pb2.PrepareInputRequest(token=self._token, input=prepared)
         try:
-            self._link.call(lambda stub: stub.PrepareInput, request, PREPARE_SECONDS)
+            self._link.call(lambda stub: stub.PrepareInput, request, deadlines.JOB_CREATION.prepare)
         except grpc.RpcError as error:
             raise self.reason(error, "preparing the input") from None
 
@@ -249,7 +241,7 @@ class ClientJob:
         """
         request = coordinator_pb2.ShardsRequest(token=self._token, step=step)
         try:
-            return list(self._link.call(lambda stub: stub.Shards, request, PREPARE_SECONDS).shards)
+            return list(self._link.call(lambda stub: stub.Shards, request, deadlines.JOB_CREATION.prepare).shards)
         except grpc.RpcError as error:
             raise self.reason(error, "asking for the shards") from None
 
@@ -285,7 +277,7 @@ class ClientJob:
         """Moves the job in the queue: 1 (first) to 3. Raises CstorchError, also where it waits no longer."""
         request = management_pb2.SetPriorityRequest(job=self.name, priority=priority)
         try:
-            self._management.SetPriority(request, timeout=CANCEL_SECONDS)
+            self._management.SetPriority(request, timeout=deadlines.END.cancel)
         except grpc.RpcError as error:
             raise self.reason(error, "changing the priority") from None
 
@@ -293,7 +285,7 @@ class ClientJob:
         """Asks management to cancel the job, then closes it; the job may be gone already."""
         if not self._closed:
             try:
-                self._management.CancelJob(management_pb2.CancelJobRequest(job=self.name), timeout=CANCEL_SECONDS)
+                self._management.CancelJob(management_pb2.CancelJobRequest(job=self.name), timeout=deadlines.END.cancel)
             except grpc.RpcError as error:
                 logger.debug("the job %s could not be cancelled: %s", self.name, error)
         self.close()
@@ -306,14 +298,16 @@ class ClientJob:
             self._finish()
         self._closed = True
         self._link.close()
-        self._watcher.join(CANCEL_SECONDS)
+        self._watcher.join(deadlines.END.cancel)
         self._link.close_channel()
         self._management_channel.close()
 
     def _finish(self) -> None:
         """Tells the coordinator that the session does not end by accident."""
         try:
-            self._link.current.stub.Finish(coordinator_pb2.FinishRequest(token=self._token), timeout=FINISH_SECONDS)
+            self._link.current.stub.Finish(
+                coordinator_pb2.FinishRequest(token=self._token), timeout=deadlines.END.finish
+            )
         except grpc.RpcError as error:
             logger.debug("the coordinator of %s could not be told of its end: %s", self.name, error)
 

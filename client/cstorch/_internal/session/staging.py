@@ -10,10 +10,9 @@ from cstorch._internal.session.job import ClientJob
 from cstorch._internal.state import Getter
 from cstorch._internal.tracing import Cell, LazyTensor
 from cstorch.errors import ClusterError
+from waferbox import deadlines
 from waferbox.rpc.server import through
 from wsc.v1 import coordinator_pb2, initialisation_pb2, node_pb2, node_pb2_grpc
-
-SECONDS = 600.0
 
 
 class Staged:
@@ -81,7 +80,7 @@ def stage(job: ClientJob, programs: Mapping[str, initialisation_pb2.InitialProgr
             states = [node_pb2.InitialState(name=name, program=programs[name]) for name in names]
             request = node_pb2.StageStatesRequest(job=shard.job, states=states)
             stub = node_pb2_grpc.StateServiceStub(channel)
-            calls.append((shard, stub.StageStates.future(request, timeout=SECONDS)))
+            calls.append((shard, stub.StageStates.future(request, timeout=deadlines.STATE_TRANSFER.stage)))
         for shard, call in calls:
             staged.update(dict.fromkeys(call.result().staged, shard.shard))
     except grpc.RpcError as error:

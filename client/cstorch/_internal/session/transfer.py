@@ -12,6 +12,7 @@ import torch
 from cstorch._internal.session.connecting import connect
 from cstorch.distributed.cluster_config import LANES
 from cstorch.errors import ClusterError, ClusterUnreachableError, CstorchError
+from waferbox import deadlines
 from waferbox.links.dialling import dial
 from waferbox.links.elements import aligned
 from waferbox.links.hub import Hub, Stopped
@@ -20,9 +21,6 @@ from waferbox.links.shared_memory import SharedMemory, Slice
 from waferbox.rpc.server import through
 from wsc.v1 import coordinator_pb2, node_pb2, node_pb2_grpc
 
-CALL_SECONDS = 10.0
-TRANSFER_SECONDS = 600.0
-REASON_SECONDS = 1.0
 BATCH_BYTES = 64 * 1024 * 1024
 BATCH_STATES = 1024
 ATTEMPTS = 5  # to use a shard, each of which waits for the job to have all of its nodes
@@ -187,7 +185,9 @@ class _OpenConnection:
         self._channel = connect(through(gateway, shard.address), f"MemoryX shard {shard.shard}", token)
         try:
             self._stub = node_pb2_grpc.StateServiceStub(self._channel)
-            opened = self._stub.OpenState(node_pb2.OpenStateRequest(job=shard.job), timeout=CALL_SECONDS)
+            opened = self._stub.OpenState(
+                node_pb2.OpenStateRequest(job=shard.job), timeout=deadlines.STATE_TRANSFER.open
+            )
             self._token = opened.token
             opened.endpoint.address = through(gateway, opened.endpoint.address)
             self._link: Link = dial(
@@ -196,7 +196,7 @@ class _OpenConnection:
                 name=name,
                 own_name="client",
                 lane=lane,
-                deadline_seconds=CALL_SECONDS,
+                deadline_seconds=deadlines.STATE_TRANSFER.open,
                 credential=token,
             )
         except BaseException:
@@ -220,7 +220,7 @@ class _OpenConnection:
         memory = SharedMemory.create(max(end, 1))
         try:
             call = self._stub.WriteState.future(
-                self._request([state.name for state in states], 0), timeout=TRANSFER_SECONDS
+                self._request([state.name for state in states], 0), timeout=deadlines.STATE_TRANSFER.transfer
             )
             with self._watching(call):
                 for index, (state, offset) in enumerate(zip(states, offsets, strict=True)):
@@ -241,7 +241,7 @@ class _OpenConnection:
                 nbytes = min(BATCH_BYTES, state.nbytes - offset)
                 request = self._request([state.name], 0)
                 request.part.offset, request.part.nbytes = offset, nbytes
-                call = self._stub.WriteState.future(request, timeout=TRANSFER_SECONDS)
+                call = self._stub.WriteState.future(request, timeout=deadlines.STATE_TRANSFER.transfer)
                 with self._watching(call):
                     memory.tensor(torch.uint8, (nbytes,), 0).copy_(value[offset : offset + nbytes])
                     self._hub.send(self._link, 0, 0, Slice(memory, 0, nbytes), as_bytes=True)
@@ -254,12 +254,12 @@ class _OpenConnection:
     ) -> None:
         request = node_pb2.InitialiseStatesRequest(job=self._job, states=states)
         try:
-            self._stub.InitialiseStates(request, timeout=TRANSFER_SECONDS)
+            self._stub.InitialiseStates(request, timeout=deadlines.STATE_TRANSFER.transfer)
         except grpc.RpcError as error:
             if error.code() != grpc.StatusCode.DATA_LOSS:
                 raise
             request = node_pb2.InitialiseStatesRequest(job=self._job, states=unstaged())
-            self._stub.InitialiseStates(request, timeout=TRANSFER_SECONDS)
+            self._stub.InitialiseStates(request, timeout=deadlines.STATE_TRANSFER.transfer)
 
     def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, step: int, offset: int) -> torch.Tensor:
         """The part of a state that begins `offset` bytes from its start and has this shape."""
@@ -267,7 +267,7 @@ class _OpenConnection:
         self._link.expect({0: nbytes})
         request = self._request([name], step)
         request.part.offset, request.part.nbytes = offset, nbytes
-        call = self._stub.ReadState.future(request, timeout=TRANSFER_SECONDS)
+        call = self._stub.ReadState.future(request, timeout=deadlines.STATE_TRANSFER.transfer)
         with self._watching(call):
             message = self._hub.receive(self._link, 0, step)
             value = message.tensor(dtype, shape, 0).clone()
@@ -300,7 +300,7 @@ class _Watched:
     def _outcome(self) -> grpc.RpcError | None:
         """Why the shard ended the call: it closes the link when it refuses, and the call says why."""
         try:
-            self._call.result(timeout=REASON_SECONDS)
+            self._call.result(timeout=deadlines.STATE_TRANSFER.reason)
         except grpc.RpcError as reason:
             return reason
         except grpc.FutureTimeoutError:

@@ -4,7 +4,6 @@ said where not.
 
 import hashlib
 import logging
-import os
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,12 +19,12 @@ from cstorch._internal.tracing import Trace, random_counter, user_line
 from cstorch._internal.tracing.provenance import line_of
 from cstorch._internal.tracing.recording.comparison import compare
 from cstorch.errors import TraceError
+from waferbox import settings
 
 # ----------------------------------------------------------------------------------------------------------------------
 # What a step would do otherwise when it is called again: warnings, and errors where the user wants them to be
 
 
-STRICT_VARIABLE = "WAFERBOX_STRICT"
 _MOST_CHANGES = 4
 
 WAY_OUT = (
@@ -90,7 +89,7 @@ def findings(first: Trace, later: Trace | Exception, before: PythonState, now: P
 
 def report(message: str) -> None:
     """Warns; raises a TraceError where WAFERBOX_STRICT is 1."""
-    if os.environ.get(STRICT_VARIABLE) == "1":
+    if settings.STRICT.get():
         raise TraceError(message)
     warnings.warn(message, stacklevel=2)
 

@@ -1,0 +1,94 @@
+"""The table of environment variables: it has all of them, and a wrong value is refused by name."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from waferbox import settings
+from waferbox.input_process.confinement import DROPPED_VARIABLES
+
+ROOT = Path(__file__).parents[2]
+PRODUCT = ("appliance", "client", "memoryx", "swarmx", "vendor_gateway", "wafer", "waferbox", "workers")
+NAME = re.compile(r"WAFERBOX_[A-Z]+(?:_[A-Z]+)*")
+KNOWN = {variable.name for variable in settings.VARIABLES}
+# WAFERBOX_INPUT is to replace these.
+REPLACED = re.compile(r"WAFERBOX_(STREAMER_[A-Z_]+|HALF_TYPE|MIXED_PRECISION)")
+
+
+def product_files() -> Iterator[Path]:
+    for folder in PRODUCT:
+        yield from (ROOT / folder).rglob("*.py")
+
+
+def test_every_variable_is_in_the_table() -> None:
+    for file in product_files():
+        unknown = set(NAME.findall(REPLACED.sub("", file.read_text()))) - KNOWN
+        assert not unknown, f"{file}: {unknown}"
+
+
+def test_only_the_process_of_an_input_fn_writes_names_itself() -> None:
+    allowed = {ROOT / "waferbox" / "settings.py", *(ROOT / "waferbox" / "input_process").glob("*.py")}
+    for file in set(product_files()) - allowed:
+        assert not re.search(r"""["']WAFERBOX_[A-Z_]+["']""", REPLACED.sub("", file.read_text())), file
+
+
+def test_the_process_of_an_input_fn_drops_what_is_withheld() -> None:
+    assert set(DROPPED_VARIABLES) == {variable.name for variable in settings.VARIABLES if variable.is_withheld}
+
+
+@pytest.mark.parametrize("variable", settings.VARIABLES, ids=lambda variable: variable.name)
+@pytest.mark.parametrize("text", [None, ""])
+def test_without_a_text_a_variable_has_its_default(
+    variable: settings.Variable[object], text: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if text is None:
+        monkeypatch.delenv(variable.name, raising=False)
+    else:
+        monkeypatch.setenv(variable.name, text)
+    assert not variable.is_set()
+    assert variable.get() == variable.default
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        (settings.HANG_SECONDS, "0"),
+        (settings.HANG_SECONDS, "soon"),
+        (settings.KEEPALIVE_SECONDS, "nan"),
+        (settings.RECOVERY_SECONDS, "-1"),
+        (settings.LOG_LEVEL, "loud"),
+        (settings.LANE, "pigeon"),
+        (settings.RUN_AHEAD_STEPS, "1.5"),
+        (settings.EXECUTION_STRATEGY, "fast"),
+        (settings.MAX_NUM_RESTARTS, "1000001"),
+        (settings.MIN_NUM_CSX, "0"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name(
+    variable: settings.Variable[object], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable.name, text)
+    with pytest.raises(ValueError, match=f"{variable.name} must be .*, not {text!r}"):
+        variable.get()
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "value"),
+    [
+        (settings.RECOVERY_SECONDS, "0", 0.0),
+        (settings.LOG_LEVEL, "Debug", 10),
+        (settings.TOKEN, " t\n", "t"),
+        (settings.STRICT, "1", True),
+        (settings.STRICT, "yes", False),
+        (settings.MIN_NUM_CSX, "2", 2),
+        (settings.CACHE, "cache", Path.cwd() / "cache"),
+    ],
+)
+def test_a_text_becomes_a_value(
+    variable: settings.Variable[object], text: str, value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable.name, text)
+    assert variable.is_set()
+    assert variable.get() == value
