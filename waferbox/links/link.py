@@ -233,12 +233,12 @@ class Link(ABC):
         """Removes a message from the inbox and returns it."""
         message = self.inbox[index]
         del self.inbox[index]
-        self._held_bytes -= _held_bytes(message)
+        self._held_bytes -= _MESSAGE_BYTES if message.payload is None else _MESSAGE_BYTES + message.nbytes
         return message
 
     def _keep(self, message: Message) -> None:
         """Puts a message into the inbox. Raises LinkLost where the inbox then exceeds its bound."""
-        self._held_bytes += _held_bytes(message)
+        self._held_bytes += _MESSAGE_BYTES if message.payload is None else _MESSAGE_BYTES + message.nbytes
         if self._held_bytes > self._max_held_bytes:
             raise self._lost(f"it sent more than its windows allow: {self._held_bytes:,} bytes wait here already")
         self.inbox.append(message)
@@ -298,8 +298,3 @@ class Link(ABC):
             raise self._lost(f"a reference to group {frame.group} lies in no memory that was shared")
         self.received_bytes += frame.length
         self._keep(Message(self, frame.group, frame.step, frame.length, memory, frame.offset))
-
-
-def _held_bytes(message: Message) -> int:
-    """Memory that a message in the inbox takes. Shared memory is its sender's."""
-    return _MESSAGE_BYTES + (0 if message.payload is None else len(message.payload))
