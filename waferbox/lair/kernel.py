@@ -67,7 +67,7 @@ class BoundKernel:
         self._out = tuple(out)
         self._passing = tuple(passing)
         self._given: list[torch.Tensor | None] = [None] * len(types)
-        self._read: list[torch.Tensor | None] = [None] * len(types)  # keeps alive what the buffers point to
+        self._read: list[torch.Tensor | None] = [None] * len(types)  # keeps the memory of the buffers alive
         self._buffers = (ctypes.c_void_p * (len(types) + len(out)))()
         for index, tensor in enumerate(out, start=len(types)):
             self._buffers[index] = self._begin(tensor)

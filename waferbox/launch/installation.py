@@ -42,7 +42,7 @@ def put_first() -> None:
         if entry in (library, shared, os.path.join(shared, "lib-dynload")) or os.path.basename(entry) == archive
     ]
     if not standard:
-        return  # an interpreter that is laid out in another way; its own order is the best guess
+        return  # the layout of the interpreter is unknown, so its own order is the best guess
     begin = sys.path.index(standard[0])
     own = roots(_ROOT)
     given, site = [
@@ -67,7 +67,7 @@ def python_command(module: str) -> list[str]:
 
 
 def begin_user_code() -> None:
-    """Undoes in this process, which is about to run a user's code, what that code would notice of `begin_process`."""
+    """Removes from this process, which is about to run a user's code, the role packages and variables of ours."""
     for name in list(sys.modules):
         if name.partition(".")[0] in ROLE_PACKAGES:
             del sys.modules[name]

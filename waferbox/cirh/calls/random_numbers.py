@@ -292,5 +292,5 @@ def _whole_shape(site: Site) -> tuple[int, ...]:
     if site.segments[-1]:
         part = _part(site)
         shape[part.dim] = shape[part.dim] // site.operands[-1].shape[0] * part.count
-        tensor_type(shape, site.result.dtype)  # refuses what is too large
+        tensor_type(shape, site.result.dtype)  # raises CirhError for a tensor that is too large
     return tuple(shape)

@@ -68,7 +68,7 @@ def prepare_strided_slice(site: Site) -> Call:
 def prepare_strided_slice_grad(site: Site) -> Call:
     """The gradient of a strided slice: zeros but for the part. Operands: shape, begin, end, strides, and gradient."""
     shape = _numbers(site, 0, "shape")
-    tensor_type(shape, site.operands[-1].dtype)  # refuses what is too large
+    tensor_type(shape, site.operands[-1].dtype)  # raises CirhError for a tensor that is too large
     place, part = strided_place(site, shape, 1), site.operands[-1].shape
     if torch.empty(shape, device="meta")[place].shape != part:
         raise CirhError(f"{site.name}: the part of {shape} is not {list(part)}")
@@ -110,7 +110,7 @@ def prepare_pad(site: Site) -> Call:
         made.append(slice(start, start + count * step, step) if count else slice(0, 0))
     if min(sizes, default=0) < 0:
         raise CirhError(f"{site.name}: more is cut off than {list(shape)} has")
-    tensor_type(sizes, dtype)  # refuses what is too large
+    tensor_type(sizes, dtype)  # raises CirhError for a tensor that is too large
     source, target = tuple(given), tuple(made)
 
     def pad(x: torch.Tensor) -> torch.Tensor:
@@ -159,7 +159,7 @@ def prepare_one_hot(site: Site) -> Call:
     if not -1 <= axis <= len(shape) or site.operands[0].dtype.is_floating_point or classes < 0:
         raise CirhError(f"{site.name}: {classes} classes in dimension {axis} of {list(shape)}")
     axis %= len(shape) + 1
-    tensor_type((*shape[:axis], classes, *shape[axis:]), on.dtype)  # refuses what is too large
+    tensor_type((*shape[:axis], classes, *shape[axis:]), on.dtype)  # raises CirhError for a tensor that is too large
     view = [1] * (len(shape) + 1)
     view[axis] = classes
 

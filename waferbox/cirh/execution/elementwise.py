@@ -65,7 +65,7 @@ class _Bound:
     inputs: tuple[tuple[int, torch.Tensor], ...]  # those of the kernel's shape, with their positions
     outputs: tuple[tuple[int, torch.Tensor], ...]
     scalars: tuple[tuple[int, torch.dtype], ...]
-    targets: list[torch.Tensor]  # outputs, or what is copied there at the end
+    targets: list[torch.Tensor]  # outputs, or tensors that are copied there at the end
     layout: _Layout
     blocks: list[list[torch.Tensor]]
     num_out: int
@@ -123,6 +123,7 @@ class ElementwiseKernel:
                 self._run(bound, out, scalars)
             written = [(out[i], scalars[r.index]) for i, r in enumerate(self._program.results) if isinstance(r, Scalar)]
             if len(written) > 1:
+                # A value may be an input that is also the target of an earlier copy.
                 written = [(target, value.clone()) for target, value in written]
             for target, value in written:
                 target.copy_(value)

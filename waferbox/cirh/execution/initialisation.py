@@ -75,6 +75,7 @@ def run(program: initialisation_pb2.InitialProgram, out: torch.Tensor) -> None:
     if result.elements != out.numel() or dtype != out.dtype:
         raise CirhError(f"the program makes {result.elements} elements of {dtype}, not {out.numel()} of {out.dtype}")
     try:
+        # The dry run checks all views and sizes before the second run allocates memory.
         _Run(program, _META, None).all()
         _Run(program, _CPU, out.view(-1)).all()
     except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
@@ -125,7 +126,7 @@ class _Run:
         if operator in RANDOM:
             kwargs["generator"] = _generator(call.generator)
             if self._device is _META and not call.HasField("result"):
-                return  # it changes no shape; torch would import hundreds of modules, for good, to say so
+                return  # it changes no shape, and torch would import hundreds of modules for its meta kernel
         made = operator(*args, **kwargs)
         if call.HasField("result") == (call.operation in _IN_PLACE):
             raise CirhError(f"{call.operation} writes its result elsewhere")

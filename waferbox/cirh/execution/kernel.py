@@ -191,7 +191,7 @@ class _Destinations:
 
 
 # Many layers may share a kernel, each with buffers of its own.
-_MOST_PLACES = 256
+_MAX_DESTINATIONS = 256
 
 
 class Kernel:
@@ -205,8 +205,8 @@ class Kernel:
         self._tail = compiler.values[len(self.inputs) :]
         self._results = compiler.results
         self._makers = self._find_makers()
-        self._nowhere = _Destinations([None] * len(self.outputs))
-        self._places: dict[tuple[int, ...], _Destinations] = {}
+        self._no_destinations = _Destinations([None] * len(self.outputs))
+        self._destinations: dict[tuple[int, ...], _Destinations] = {}
 
     @classmethod
     def build(cls, module: ModuleOp | str) -> "Kernel":
@@ -221,9 +221,9 @@ class Kernel:
         """Results that are written to their given tensors directly; others are made elsewhere and copied there."""
         return frozenset(self._makers)
 
-    def release_places(self) -> None:
+    def release_destinations(self) -> None:
         """Drops the references to tensors that results were written to."""
-        self._places.clear()
+        self._destinations.clear()
 
     def _find_makers(self) -> dict[int, int]:
         """The results whose last step can write to a given tensor: {result: step}."""
@@ -238,12 +238,12 @@ class Kernel:
                 makers[index] = producers[slot]
         return makers
 
-    def _program(self, places: _Destinations, direct: tuple[int, ...]) -> list[_Prepared]:
+    def _program(self, destinations: _Destinations, direct: tuple[int, ...]) -> list[_Prepared]:
         """The program in which the steps of the results `direct` write to their given tensors."""
-        program = places.programs.get(direct)
+        program = destinations.programs.get(direct)
         if program is None:
-            written = {self._makers[index]: places.tensors[index] for index in direct}
-            program = places.programs[direct] = []
+            written = {self._makers[index]: destinations.tensors[index] for index in direct}
+            program = destinations.programs[direct] = []
             for number, step in enumerate(self._steps):
                 function = step.call.function
                 if number in written:
@@ -269,23 +269,23 @@ class Kernel:
         self._check(inputs, self.inputs, "input")
         values: list[Any] = [*inputs, *self._tail]
         if out is None:
-            self._run(self._program(self._nowhere, ()), values)
+            self._run(self._program(self._no_destinations, ()), values)
             return [values[slot] for slot in self._results]
-        places = self._places_of(out)
-        direct = self._direct(inputs, places)
-        self._run(self._program(places, direct), values)
-        return self._place(values, places.tensors, direct)
+        destinations = self._destinations_of(out)
+        direct = self._direct(inputs, destinations)
+        self._run(self._program(destinations, direct), values)
+        return self._copy_rest(values, destinations.tensors, direct)
 
-    def _places_of(self, out: Sequence[torch.Tensor | None]) -> _Destinations:
+    def _destinations_of(self, out: Sequence[torch.Tensor | None]) -> _Destinations:
         key = tuple(map(id, out))
-        places = self._places.get(key)
-        if places is None:
+        destinations = self._destinations.get(key)
+        if destinations is None:
             self._check(out, self.outputs, "out tensor")
-            if len(self._places) == _MOST_PLACES:
-                self._places.clear()
+            if len(self._destinations) == _MAX_DESTINATIONS:
+                self._destinations.clear()
             # The entry keeps the tensors alive, so that no other tensor gets their identities.
-            places = self._places[key] = _Destinations(out)
-        return places
+            destinations = self._destinations[key] = _Destinations(out)
+        return destinations
 
     def _run(self, program: list[_Prepared], values: list[Any]) -> None:
         with torch.no_grad():
@@ -308,19 +308,19 @@ class Kernel:
                     f"{what} {index} is {tensor.dtype}{list(tensor.shape)}, not {type.dtype}{list(type.shape)}"
                 )
 
-    def _direct(self, inputs: Sequence[torch.Tensor], places: _Destinations) -> tuple[int, ...]:
+    def _direct(self, inputs: Sequence[torch.Tensor], destinations: _Destinations) -> tuple[int, ...]:
         """The results that can be written while the kernel runs, as their tensors share no memory with an input."""
         read = [span(tensor) for tensor in inputs]
         makers = self._makers
         return tuple(
             [
                 index
-                for index, start, end in places.spans
+                for index, start, end in destinations.spans
                 if index in makers and not [1 for first, last in read if first < end and start < last]
             ]
         )
 
-    def _place(
+    def _copy_rest(
         self, values: list[Any], out: Sequence[torch.Tensor | None], direct: tuple[int, ...]
     ) -> list[torch.Tensor]:
         """Copies the other results to their tensors."""
@@ -350,12 +350,12 @@ def span(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def clone_views(
-    results: list[torch.Tensor], places: Sequence[torch.Tensor | None], shown: Sequence[torch.Tensor]
+    results: list[torch.Tensor], destinations: Sequence[torch.Tensor | None], shown: Sequence[torch.Tensor]
 ) -> None:
     """Copies the results without a given tensor that share memory with one of `shown`, which others will write."""
     spans = [span(tensor) for tensor in shown]
-    for index, (result, place) in enumerate(zip(results, places, strict=True)):
-        if place is None:
+    for index, (result, destination) in enumerate(zip(results, destinations, strict=True)):
+        if destination is None:
             begin, end = span(result)
             if any(first < end and begin < last for first, last in spans):
                 results[index] = result.clone()

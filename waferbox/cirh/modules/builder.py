@@ -103,8 +103,12 @@ class GraphBuilder:
     def finish(
         self, outputs: Sequence[tuple[SSAValue, str | None]], aliases: Mapping[int, int] | None = None
     ) -> ModuleOp:
-        """The module. `outputs` are the results with their names (None: a state's next value, or a kernel's result);
-        `aliases` says which result replaces which argument: {argument index: result index}."""
+        """The module, after which nothing can be added.
+
+        Args:
+            outputs: the results with their names; None for a state's next value, or a kernel's result.
+            aliases: argument index -> index of the result that replaces the argument after the step.
+        """
         assert not self._finished, "finish() was called already"
         self._finished = True
         for argument, result in (aliases or {}).items():

@@ -46,8 +46,8 @@ def _verify_operation(operation: Operation, defined: set[SSAValue]) -> None:
     declared = [result.type for result in operation.results]
     if inferred != declared:
         made = ", ".join(str(type) for type in inferred)
-        said = ", ".join(str(type) for type in declared)
-        raise CirhError(f"{operation.name} makes {made}, but the module says {said}")
+        given = ", ".join(str(type) for type in declared)
+        raise CirhError(f"{operation.name} makes {made}, but the module says {given}")
     row = spec(operation.name)
     for index in row.unread:
         if operation.results[index].uses:

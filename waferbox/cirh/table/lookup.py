@@ -121,12 +121,13 @@ def _check_attributes(row: OpSpec, attributes: Mapping[str, AttrValue]) -> None:
         if attribute is None:
             raise CirhError(f"{row.name} has no attribute {name!r}")
         ok = isinstance(value, _TYPES[attribute.kind])
+        # A bool is an int in Python, but a kind of its own here.
         if attribute.kind in (Kind.INT, Kind.FLOAT) and isinstance(value, bool):
             ok = False
         if ok and attribute.kind in _ITEMS:
-            wanted = _ITEMS[attribute.kind]
+            item_type = _ITEMS[attribute.kind]
             assert isinstance(value, Sequence)
-            ok = all(type(item) is wanted for item in value)
+            ok = all(type(item) is item_type for item in value)
         if not ok:
             raise CirhError(f"{row.name}: attribute {name} = {value!r} is not a {attribute.kind.value}")
     missing = [attribute.name for attribute in known.values() if attribute.required]
@@ -236,7 +237,7 @@ def infer(site: Site) -> tuple[TensorInfo, ...]:
     if outcome is None:
         outcome = table_aten.corrected_results(site, _run(row, site, call, _metas(row, site)))
     for result in outcome:
-        tensor_type(*result)  # refuses what is too large
+        tensor_type(*result)  # raises CirhError for a tensor that is too large
     return outcome
 
 

@@ -52,7 +52,7 @@ class _ModuleParser(AttributeParser):
         self._lines = self._counted = 0
         self._begin = 0
         self._values: dict[str, SSAValue] = {}
-        self._unresolved: list[tuple[Operation | BlockArgument, str]] = []
+        self._unresolved: list[tuple[Operation | BlockArgument, str]] = []  # aliases may be defined after their use
         super().__init__(text)
 
     def at_operation(self, error: CirhError) -> TextError:
@@ -172,6 +172,7 @@ class _ModuleParser(AttributeParser):
         """The line of the current token."""
         if not self._file:
             return UNKNOWN
+        # Counted from the token before: counting from the beginning for each operation would take quadratic time.
         self._lines += self._text.count("\n", self._counted, self._start)
         self._counted = self._start
         return FileLineColLoc(StringAttr(self._file), IntAttr(self._lines + 1), IntAttr(0))
@@ -250,7 +251,7 @@ class _ModuleParser(AttributeParser):
         )
 
     def _table_operation(self, name: str, generic: bool) -> Operation:
-        if name not in REFUSED:  # verification refuses these, which knows their source
+        if name not in REFUSED:  # these are refused by `verify`, whose message has their source
             spec(name)
         if generic:
             self.expect("(")
