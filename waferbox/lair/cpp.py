@@ -100,17 +100,17 @@ def source_of(kernels: Sequence[LoopKernel]) -> str:
 
 def _function(kernel: LoopKernel, number: int) -> str:
     lines = [f'extern "C" void kernel_{number}(int64_t n, void* const* buffers) {{', "  (void)n;"]
-    places: list[Argument | Result] = [*kernel.arguments, *kernel.results]
-    for index, place in enumerate(places):
+    buffers: list[Argument | Result] = [*kernel.arguments, *kernel.results]
+    for index, buffer in enumerate(buffers):
         constant = "const " if index < len(kernel.arguments) else ""
-        kind = _stored(place.dtype)
+        kind = _stored(buffer.dtype)
         lines.append(f"  {constant}{kind}* b{index} = static_cast<{constant}{kind}*>(buffers[{index}]);")
     for index, argument in enumerate(kernel.arguments):
         if not argument.whole:
             lines.append(f"  const {_TYPES[argument.dtype]} v{argument.value} = {_load(argument.dtype, f'*b{index}')};")
     dtypes = {a.value: a.dtype for a in kernel.arguments} | {s.value: s.dtype for s in (*kernel.once, *kernel.loop)}
     lines += [f"  {_statement(statement, dtypes)}" for statement in kernel.once]
-    if any(place.whole for place in places):
+    if any(buffer.whole for buffer in buffers):
         # A result may share an argument's buffer element for element, so no iteration depends on another.
         lines += ["#pragma GCC ivdep", "  for (int64_t i = 0; i < n; ++i) {"]
         for index, argument in enumerate(kernel.arguments):
@@ -138,9 +138,9 @@ def _stored(dtype: torch.dtype) -> str:
     return "uint16_t" if dtype in _HALVES else _TYPES[dtype]
 
 
-def _load(dtype: torch.dtype, place: str) -> str:
+def _load(dtype: torch.dtype, source: str) -> str:
     half = _HALVES.get(dtype)
-    return f"load_{half}({place})" if half else place
+    return f"load_{half}({source})" if half else source
 
 
 def _statement(statement: Statement, dtypes: Mapping[int, torch.dtype]) -> str:

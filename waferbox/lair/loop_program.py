@@ -64,8 +64,8 @@ class LoopKernel:
         return "\n".join([*lines, "}", ""])
 
 
-def _numbered(places: Iterable[Argument | Result], *, whole: bool) -> list[tuple[int, Argument | Result]]:
-    return [(number, place) for number, place in enumerate(places) if place.whole is whole]
+def _numbered(buffers: Iterable[Argument | Result], *, whole: bool) -> list[tuple[int, Argument | Result]]:
+    return [(number, buffer) for number, buffer in enumerate(buffers) if buffer.whole is whole]
 
 
 def _text(statement: Statement) -> str:

@@ -75,6 +75,8 @@ def lower(module: ModuleOp) -> LoopKernel:
 
 
 class _Lowering:
+    """Lowers one module. Each value gets a number, and a statement in the loop or before it."""
+
     def __init__(self, module: ModuleOp) -> None:
         self._module = module
         self._values: dict[SSAValue, int] = {}

@@ -26,11 +26,15 @@ _I1 = IntegerType(1)
 
 
 class _Splat(NamedTuple):
+    """The content of a SplatAttr."""
+
     type: AnyTensorType
     bits: int
 
 
 class _Dense(NamedTuple):
+    """The content of a DenseAttr."""
+
     type: AnyTensorType
     content: bytes
 

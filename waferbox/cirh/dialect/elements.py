@@ -11,6 +11,8 @@ MAXIMUM_RANK = 16  # of a tensor
 
 
 class _Element(NamedTuple):
+    """An element type: its name in text, its torch dtype, and its code on the wire, if it has one."""
+
     text: str
     dtype: torch.dtype
     wire: int | None

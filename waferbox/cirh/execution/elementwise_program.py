@@ -77,6 +77,8 @@ def make_program(module: ModuleOp) -> ElementwiseProgram | None:
 
 
 class _Maker:
+    """Makes the program of one module."""
+
     def __init__(self, module: ModuleOp, whole: tuple[int, ...]) -> None:
         self._module = module
         self._shape = whole

@@ -110,6 +110,8 @@ _COUNTS = {
 
 
 class _Argument(NamedTuple):
+    """An argument of an ATen schema."""
+
     name: str
     operand: Count | None  # of a tensor argument
     is_dtype: bool

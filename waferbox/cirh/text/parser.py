@@ -47,6 +47,8 @@ def parse_module(text: str, file: str = "") -> ModuleOp:
 
 
 class _ModuleParser(AttributeParser):
+    """A parser of one module's text."""
+
     def __init__(self, text: str, file: str) -> None:
         self._file = file
         self._lines = self._counted = 0

@@ -144,6 +144,8 @@ def dictionary_text(attributes: Mapping[str, Attribute]) -> str:
 
 
 class _Printer:
+    """Prints one module. Names of values and numbers of locations are assigned on first use."""
+
     def __init__(self, locations: bool) -> None:
         self._locations = locations
         self._names: dict[SSAValue, str] = {}
