@@ -1,6 +1,6 @@
 """Running an element-by-element module over blocks that stay in the cache, with results written in place.
 
-Weights are updated so. Operation by operation over whole tensors, the same work waits for memory several times as long.
+The updates of weights run here. Operation by operation over whole tensors, they take several times as long.
 """
 
 import threading
@@ -155,7 +155,7 @@ class ElementwiseKernel:
         shared: list[tuple[int, ...]] = []
         for number, target in enumerate(targets):
             place = span(target)
-            # Compared element by element, since a strided view of the same memory is another tensor.
+            # A contiguous input has each element where the output has it; a strided view of the memory has not.
             same = tuple(i for i, other in enumerate(spans) if other == place and sources[i].is_contiguous())
             clashes = [
                 i for i, other in enumerate(spans) if i not in same and other[0] < place[1] and place[0] < other[1]
