@@ -103,7 +103,7 @@ class WaferKernels:
         """Keep no tensors of an execution."""
         for kernel in self._kept.values():
             if isinstance(kernel, Kernel):
-                kernel.release_places()
+                kernel.release_destinations()
 
 
 def _make(text: str, library: "plan_pb2.KernelLibrary.ValueType") -> WaferKernel:

@@ -243,7 +243,7 @@ def test_another_who_takes_the_socket_s_place_is_told_nothing(folder: Path) -> N
                 with connection:
                     assert b"secret" not in connection.recv(4096)
                     connection.send(acceptance("another secret"))
-                    with pytest.raises(LinkLost, match="does not know the link's token"):
+                    with pytest.raises(LinkLost, match="does not have the link's token"):
                         dialled.result(DEADLINE_SECONDS)
 
 

@@ -94,7 +94,7 @@ def test_groups_of_another_size_are_refused(listener: LinkListener, lane: str) -
     a.hub.send(a.link, 1, 1, filled(100))
     b.hub.receive(b.link, 1, 1)
     a.hub.send(a.link, 1, 2, filled(101))
-    with pytest.raises(LinkLost, match="group 1 with 101 bytes, which nobody expects"):
+    with pytest.raises(LinkLost, match="group 1 with 101 bytes, which is not expected"):
         b.hub.receive(b.link, 1, 2)
     a.close()
     b.close()

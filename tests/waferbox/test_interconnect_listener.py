@@ -214,7 +214,7 @@ def squatted(answer: Callable[[bytes], bytes], user: int | None = None) -> Itera
 def test_who_has_taken_a_name_does_not_pass_for_the_peer(answer: Callable[[bytes], bytes]) -> None:
     with (
         squatted(answer) as endpoint,
-        pytest.raises(LinkLost, match="does not know the link's token"),
+        pytest.raises(LinkLost, match="does not have the link's token"),
     ):
         call(endpoint, "secret", node_pb2.LANE_SHARED_MEMORY)
 

@@ -1,6 +1,6 @@
 """LAIR, the low-level IR: one loop over scalars, lowered from CIRH, and C++ that is generated from it.
 
-What the prepared torch calls do in many passes over memory, a generated kernel does in one; this is what updates
-weights (compiler.md sections 7 and 9). A kernel is generated, compiled and kept where it runs, never loaded from the
-wire, and nothing of the wire but numbers gets into its source.
+A generated kernel does in one pass over memory the work of many torch calls; it updates the weights (docs/compiler.md).
+A kernel is generated, compiled and cached on the host where it runs, and never loaded from the wire. Only numbers of
+the wire get into its source.
 """

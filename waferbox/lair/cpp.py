@@ -1,4 +1,4 @@
-"""LAIR -> C++. All names in the source are made here, from numbers."""
+"""C++ from LAIR. All names in the source are made here from numbers."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ import torch
 
 from waferbox.lair.loop_program import Argument, LoopKernel, Result, Statement
 
-# Half precision is computed with in float, and rounded after each operation, as torch does it.
+# Halves are computed in float, and rounded after each operation, as torch does.
 _TYPES: Mapping[torch.dtype, str] = {
     torch.bool: "bool",
     torch.int8: "int8_t",
@@ -91,27 +91,27 @@ inline float round_half(float value) { return float(_Float16(value)); }
 
 
 def source_of(kernels: Sequence[LoopKernel]) -> str:
-    """One translation unit; kernel i is `extern "C" void kernel_i(int64_t n, void* const* buffers)`.
+    """The source of one translation unit, with kernel i as `extern "C" void kernel_i(int64_t n, void* const* buffers)`.
 
-    Buffers are those of the arguments and then those of the results.
+    The buffers are those of the arguments, followed by those of the results.
     """
     return "\n".join([_HEAD, *(_function(kernel, number) for number, kernel in enumerate(kernels))])
 
 
 def _function(kernel: LoopKernel, number: int) -> str:
     lines = [f'extern "C" void kernel_{number}(int64_t n, void* const* buffers) {{', "  (void)n;"]
-    places: list[Argument | Result] = [*kernel.arguments, *kernel.results]
-    for index, place in enumerate(places):
+    buffers: list[Argument | Result] = [*kernel.arguments, *kernel.results]
+    for index, buffer in enumerate(buffers):
         constant = "const " if index < len(kernel.arguments) else ""
-        kind = _stored(place.dtype)
+        kind = _stored(buffer.dtype)
         lines.append(f"  {constant}{kind}* b{index} = static_cast<{constant}{kind}*>(buffers[{index}]);")
     for index, argument in enumerate(kernel.arguments):
         if not argument.whole:
             lines.append(f"  const {_TYPES[argument.dtype]} v{argument.value} = {_load(argument.dtype, f'*b{index}')};")
     dtypes = {a.value: a.dtype for a in kernel.arguments} | {s.value: s.dtype for s in (*kernel.once, *kernel.loop)}
     lines += [f"  {_statement(statement, dtypes)}" for statement in kernel.once]
-    if any(place.whole for place in places):
-        # A result may lie where an argument does, element for element: no iteration depends on another.
+    if any(buffer.whole for buffer in buffers):
+        # A result may share an argument's buffer element for element, so no iteration depends on another.
         lines += ["#pragma GCC ivdep", "  for (int64_t i = 0; i < n; ++i) {"]
         for index, argument in enumerate(kernel.arguments):
             if argument.whole:
@@ -138,9 +138,9 @@ def _stored(dtype: torch.dtype) -> str:
     return "uint16_t" if dtype in _HALVES else _TYPES[dtype]
 
 
-def _load(dtype: torch.dtype, place: str) -> str:
+def _load(dtype: torch.dtype, source: str) -> str:
     half = _HALVES.get(dtype)
-    return f"load_{half}({place})" if half else place
+    return f"load_{half}({source})" if half else source
 
 
 def _statement(statement: Statement, dtypes: Mapping[int, torch.dtype]) -> str:
@@ -176,7 +176,7 @@ def _expression(statement: Statement, dtypes: Mapping[int, torch.dtype]) -> str:
         case "sign":
             return f"({x} > 0) - ({x} < 0)"
         case "maximum" | "minimum":
-            # A NaN on either side is the result.
+            # The result is NaN if either operand is.
             sign = ">" if opcode == "maximum" else "<"
             return f"({x} {sign} {names[1]} || {x} != {x}) ? {x} : {names[1]}"
         case "select":
@@ -194,7 +194,7 @@ def _literal(number: float | int | bool, dtype: torch.dtype) -> str:
     if isinstance(number, bool):
         return "true" if number else "false"
     if isinstance(number, int):
-        # The least number of all has no literal of its own.
+        # C++ has no literal for the least integer.
         return f"(-INT64_C({-number - 1}) - 1)" if number < 0 else f"INT64_C({number})"
     if math.isnan(number):
         return "NAN"

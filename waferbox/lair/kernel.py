@@ -1,4 +1,4 @@
-"""A generated kernel that is called with tensors."""
+"""Generated kernels, and their calls with tensors."""
 
 import ctypes
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from waferbox.lair.lower import NotLowered, lower
 
 
 class GeneratedKernel:
-    """One compiled loop over the elements of its tensors."""
+    """A compiled loop over the elements of tensors. Thread-safe."""
 
     def __init__(self, function: Function, module: ModuleOp) -> None:
         self._function = function
@@ -30,12 +30,13 @@ class GeneratedKernel:
     def bind(
         self, out: Sequence[torch.Tensor], passing: Sequence[int] = (), part: tuple[int, int] = (0, 1)
     ) -> "BoundKernel":
-        """The kernel with the tensors that it writes: contiguous, of the outputs' types, each in memory of its own.
+        """The kernel bound to the tensors that it writes.
 
         Args:
-            passing: inputs, by position, that are others in each call, and that a call keeps no reference to.
-            part: number and count: the call does that part of the elements. Results of one number are written by the
-                last part alone, so that all parts read the same where such a result replaces an input.
+            out: contiguous tensors of the outputs' types, none of which share memory.
+            passing: positions of inputs that differ in each call, to which no reference is kept.
+            part: number and count of the part of the elements that the call computes. Results of rank 0 are written by
+                the last part alone: such a result may replace an input, which all parts have to read unchanged.
         """
         _check(out, self.outputs, "out tensor")
         number, count = part
@@ -46,7 +47,10 @@ class GeneratedKernel:
 
 
 class BoundKernel:
-    """A call into fixed tensors. Inputs that stay the same from call to call cost nothing."""
+    """A kernel bound to the tensors that it writes. Inputs that do not change between calls cost nothing.
+
+    Used by one thread at a time.
+    """
 
     def __init__(
         self,
@@ -63,14 +67,14 @@ class BoundKernel:
         self._out = tuple(out)
         self._passing = tuple(passing)
         self._given: list[torch.Tensor | None] = [None] * len(types)
-        self._read: list[torch.Tensor | None] = [None] * len(types)  # keeps alive what the buffers point to
+        self._read: list[torch.Tensor | None] = [None] * len(types)  # keeps the memory of the buffers alive
         self._buffers = (ctypes.c_void_p * (len(types) + len(out)))()
         for index, tensor in enumerate(out, start=len(types)):
             self._buffers[index] = self._begin(tensor)
         self._written = [span(tensor) for tensor in out]
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> None:
-        """Writes the results; inputs may be among the tensors that are written."""
+        """Writes the results. Inputs may be among the written tensors."""
         given = self._given
         if len(inputs) != len(given):
             raise ValueError(f"{len(inputs)} inputs for a kernel of {len(given)}")
@@ -84,7 +88,7 @@ class BoundKernel:
     def _take(self, index: int, tensor: torch.Tensor) -> None:
         _check([tensor], self._types[index : index + 1], "input")
         start, end = span(tensor)
-        # Other elements of it might be written before they are read.
+        # With a shifted overlap, the kernel would write elements of the input before it reads them.
         clashes = any((start, end) != (a, b) and start < b and a < end for a, b in self._written)
         direct = tensor.is_contiguous() and not clashes
         read = tensor if direct else tensor.clone(memory_format=torch.contiguous_format)
@@ -105,9 +109,9 @@ def _check(tensors: Sequence[torch.Tensor], types: Sequence[TensorInfo], what: s
 
 
 def generate(modules: Mapping[int, ModuleOp], folder: Path) -> dict[int, GeneratedKernel]:
-    """Generated kernels of those verified modules that LAIR can express, under the same numbers.
+    """Generates kernels for those of the verified modules that LAIR can express, under the same numbers.
 
-    Modules that differ in their shapes alone share one loop. Raises NotBuilt where none can be compiled.
+    Modules that differ only in their shapes share one loop. Raises NotBuilt if the kernels cannot be compiled.
     """
     numbers: dict[LoopKernel, int] = {}
     loops: dict[int, int] = {}

@@ -1,4 +1,7 @@
-"""Libraries of C++, above all LAIR kernels: built by the machine's compiler, in a folder that only this user writes."""
+"""Libraries of C++, such as those of LAIR kernels, which the host's compiler builds in a folder of this user.
+
+A cached library is found by the hash of its source, its options and the processor.
+"""
 
 import ctypes
 import hashlib
@@ -16,9 +19,9 @@ from waferbox.lair.cpp import source_of
 from waferbox.lair.loop_program import LoopKernel
 
 COMPILE_SECONDS = 60.0
-# More than a compiler writes on its way to a library, for any source and for each character of it.
+# Room for all that a compiler writes while it builds a library: for any source, and for each character of one.
 _ROOM_BYTES, _ROOM_BYTES_OF_CHARACTER = 1 << 20, 64
-# Rounding stays that of separate operations; no number is assumed to be finite.
+# Each operation rounds by itself, and no number is assumed to be finite, so that results equal torch's.
 _OPTIONS = (
     *("-std=c++17", "-O3", "-march=native", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math"),
     "-ffp-contract=off",
@@ -30,23 +33,23 @@ Function = Callable[[int, ctypes.Array[ctypes.c_void_p]], None]
 
 
 class NotBuilt(Exception):
-    """There is no compiled kernel, and the text says why; torch's own calls do the same work."""
+    """Raised where no kernel can be compiled, with the reason. torch's own calls can do the same work."""
 
 
 class NotWritable(NotBuilt):
-    """The folder does not take what would be built, so another may."""
+    """Raised where the folder cannot take the library; a library in another folder can still be built."""
 
     def __init__(self, reason: str, nbytes: int) -> None:
-        """nbytes: room that is needed."""
+        """nbytes: the room that the build needs."""
         super().__init__(reason)
         self.nbytes = nbytes
 
 
 def build(kernels: Sequence[LoopKernel], folder: Path) -> list[Function]:
-    """The kernels as functions, from the folder or compiled into it.
+    """The kernels as functions, found in the folder or compiled into it.
 
     Raises:
-        NotBuilt: no compiler, or one that fails; or somebody else could have written to the folder.
+        NotBuilt: there is no compiler, it fails, or other users can write to the folder.
         NotWritable: the folder cannot be made or written, or its disk is full.
     """
     if not kernels:
@@ -62,7 +65,7 @@ def build(kernels: Sequence[LoopKernel], folder: Path) -> list[Function]:
 
 
 def load(source: str, folder: Path, options: Sequence[str] = ()) -> ctypes.CDLL:
-    """The library that a source makes. options: more of the compiler's. Raises as `build`."""
+    """The library of a source. options: further options of the compiler. Raises as `build`."""
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         raise NotBuilt("there is no C++ compiler (install g++, or name one in CXX)")
@@ -74,7 +77,7 @@ def load(source: str, folder: Path, options: Sequence[str] = ()) -> ctypes.CDLL:
 
 
 def _library(command: Sequence[str], source: str, folder: Path) -> Path:
-    """Found in the folder, or compiled into it."""
+    """The file of the library, found in the folder or compiled into it. Raises as `build`."""
     key = hashlib.sha256("\0".join([source, *command, _processor()]).encode()).hexdigest()[:_SUM_CHARACTERS]
     needed = _ROOM_BYTES + _ROOM_BYTES_OF_CHARACTER * len(source)
     try:
@@ -89,7 +92,7 @@ def _library(command: Sequence[str], source: str, folder: Path) -> Path:
 
 
 def _processor() -> str:
-    """What -march=native means here."""
+    """Text that differs between processors for which -march=native means different things."""
     with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
         for line in file:
             if line.startswith(("flags", "Features")):
@@ -105,13 +108,13 @@ def _make_private(folder: Path) -> None:
 
 
 def _check_room(folder: Path, nbytes: int) -> None:
-    """Raises OSError. What a compiler says when the disk is full does not name the disk."""
+    """Raises OSError if the disk is full, of which a compiler's own message would not name the folder."""
     with tempfile.TemporaryFile(dir=folder) as file:
         os.posix_fallocate(file.fileno(), 0, nbytes)
 
 
 def _find(folder: Path, key: str) -> Path | None:
-    """The library under this key, if it is what was written: its name tells its content's hash."""
+    """The library with this key, if its content is intact: its name has the hash of it."""
     for path in folder.glob(f"{key}.*.so"):
         with suppress(OSError):
             if path.name == _name(key, path.read_bytes()):
@@ -125,9 +128,9 @@ def _name(key: str, content: bytes) -> str:
 
 
 def _compile(command: Sequence[str], source: str, folder: Path, key: str) -> Path:
-    made = folder / f"{key}.{secrets.token_hex(4)}.tmp"  # others may make the same at this moment
+    made = folder / f"{key}.{secrets.token_hex(4)}.tmp"  # other processes may build the same library at the same time
     try:
-        # Not from a file, whose name would be part of the library: equal kernels give equal ones.
+        # From standard input: the name of a file would be part of the library, and equal kernels give equal libraries.
         _run([*command, "-x", "c++", "-", "-o", str(made)], source, folder)
         library = folder / _name(key, made.read_bytes())
         made.rename(library)
@@ -138,7 +141,7 @@ def _compile(command: Sequence[str], source: str, folder: Path, key: str) -> Pat
 
 
 def _run(command: Sequence[str], source: str, folder: Path) -> None:
-    """Raises NotBuilt. The folder takes the compiler's temporary files too, so that it alone needs room."""
+    """Runs the compiler, with its temporary files in the folder, so that no other needs room. Raises NotBuilt."""
     try:
         done = subprocess.run(
             command,

@@ -1,4 +1,4 @@
-"""A LAIR kernel: values that are computed once, and a loop that computes the others for each element."""
+"""The form of a LAIR kernel: statements that run once, and a loop of statements that run for each element."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from waferbox.cirh.dialect.elements import element_name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Argument:
-    """A buffer that is read: one number, or one for each element."""
+    """A buffer that is read: one number, or, if `whole`, one for each element."""
 
     value: int
     dtype: torch.dtype
@@ -19,7 +19,7 @@ class Argument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statement:
-    """One scalar operation. All operands have one type, but for the condition of a select."""
+    """One scalar operation. All its operands have one type, except the condition of a select."""
 
     value: int
     opcode: str
@@ -30,7 +30,7 @@ class Statement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """A buffer that is written."""
+    """A buffer that is written: one number, or, if `whole`, one for each element."""
 
     value: int
     dtype: torch.dtype
@@ -39,7 +39,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopKernel:
-    """All reads of an element come before all writes of it, so a result may be written where an argument lies."""
+    """A kernel. It reads an element of all arguments before it writes one, so results may share arguments' buffers."""
 
     arguments: tuple[Argument, ...]
     once: tuple[Statement, ...]
@@ -64,8 +64,8 @@ class LoopKernel:
         return "\n".join([*lines, "}", ""])
 
 
-def _numbered(places: Iterable[Argument | Result], *, whole: bool) -> list[tuple[int, Argument | Result]]:
-    return [(number, place) for number, place in enumerate(places) if place.whole is whole]
+def _numbered(buffers: Iterable[Argument | Result], *, whole: bool) -> list[tuple[int, Argument | Result]]:
+    return [(number, buffer) for number, buffer in enumerate(buffers) if buffer.whole is whole]
 
 
 def _text(statement: Statement) -> str:

@@ -1,4 +1,4 @@
-"""CIRH -> LAIR: modules that go element by element over one shape, and over single numbers."""
+"""LAIR from CIRH, for modules that work element by element over one shape, and over single numbers."""
 
 from collections.abc import Callable, Mapping
 
@@ -12,13 +12,13 @@ from waferbox.cirh.dialect.types import dtype, shape
 from waferbox.cirh.table.lookup import spec
 from waferbox.lair.loop_program import Argument, LoopKernel, Result, Statement
 
-# Worth a loop: a compiler makes vector instructions of them. The others are calls of the C library for each element,
-# which are slower than torch's own.
-_WORDS = """
+# Opcodes that a loop may have: a compiler makes vector instructions of them. The others are calls of the C library for
+# each element, which are slower than torch's own.
+_OPCODES = """
     const add sub mul div neg abs sqrt rsqrt reciprocal maximum minimum select floor ceil round trunc sign
     eq ne lt le gt ge and or xor not cast isnan
 """
-_VECTORISED = frozenset(_WORDS.split())
+_VECTORISED = frozenset(_OPCODES.split())
 _BINARY: Mapping[str, str] = {
     "cirh.Add": "add",
     "cirh.Sub": "sub",
@@ -57,11 +57,15 @@ _FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64
 
 
 class NotLowered(Exception):
-    """The module is of another kind; the text says what of it."""
+    """Raised for a module that LAIR cannot express, or that is not worth a loop, with the reason."""
 
 
 def lower(module: ModuleOp) -> LoopKernel:
-    """The kernel of a verified module. NotLowered if some of it does not go element by element, or is not worth it."""
+    """The kernel of a verified module.
+
+    Raises:
+        NotLowered: some operation does not work element by element, or is not worth a loop.
+    """
     shapes = {shape(argument) for argument in func_of(module).block.args}
     shapes |= {shape(value) for op in body_ops(module) for value in op.results if not isinstance(op, Const)}
     shapes.discard(())
@@ -71,6 +75,8 @@ def lower(module: ModuleOp) -> LoopKernel:
 
 
 class _Lowering:
+    """Lowers one module. Each value gets a number, and a statement in the loop or before it."""
+
     def __init__(self, module: ModuleOp) -> None:
         self._module = module
         self._values: dict[SSAValue, int] = {}
@@ -114,7 +120,7 @@ class _Lowering:
         return value
 
     def _literal(self, number: float | int | bool, kind: torch.dtype) -> int:
-        # The type's own value: what torch computes with.
+        # Rounded to the type, as torch does before it computes.
         exact = torch.tensor(number, dtype=kind).item()
         value = self._literals.get((kind, repr(exact)))
         if value is None:
@@ -148,12 +154,12 @@ class _Lowering:
             raise NotLowered(f"it has a {op.name} of different types")
 
     def _joined(self, op: Operation, operands: list[int]) -> None:
-        """For operations of several statements, which torch rounds once."""
+        """Refuses halves, for operations of several statements that torch rounds once. Raises NotLowered."""
         self._same(op, operands)
         if self._dtypes[operands[0]] in (torch.float16, torch.bfloat16):
             raise NotLowered(f"it has a {op.name} in half precision")
 
-    # -- operations of several statements, or with attributes
+    # --- Operations of several statements, or with attributes ---------------------------------------------------------
 
     def compare(self, op: Operation, operands: list[int]) -> int:
         self._same(op, operands)
@@ -174,7 +180,7 @@ class _Lowering:
         self._same(op, operands)
         exponent = op.operands[1].owner
         if isinstance(exponent, Const) and isinstance(exponent.value, SplatAttr):
-            # As torch does it where the exponent is a number.
+            # torch does the same where the exponent is a number.
             match exponent.value.scalar().item():
                 case 2:
                     return self._emit("mul", operands[0], operands[0])
@@ -209,7 +215,7 @@ class _Lowering:
         return operand if value == 1 else self._emit("mul", self._literal(value, self._dtypes[operand]), operand)
 
     def interpolate(self, op: Operation, operands: list[int]) -> int:
-        """torch's own formula, which is exact at both ends."""
+        """Interpolates by torch's own formula, which is exact at both ends."""
         self._joined(op, operands)
         start, end = operands[:2]
         kind = self._dtypes[start]

@@ -39,7 +39,7 @@ def put_first() -> None:
         if entry in (library, shared, os.path.join(shared, "lib-dynload")) or os.path.basename(entry) == archive
     ]
     if not standard:
-        return  # an interpreter that is laid out in another way; its own order is the best guess
+        return  # the layout of the interpreter is unknown, so its own order is the best guess
     begin = sys.path.index(standard[0])
     own = roots(_ROOT)
     given, site = [

@@ -87,7 +87,7 @@ def _introduce(connection: socket.socket, token: str, name: str) -> Link:
         if not answer:
             raise LinkLost(name, "it does not expect the link")
         if not is_accepting(answer, token):
-            raise LinkLost(name, "what listens in its place does not know the link's token")
+            raise LinkLost(name, "the process that listens in its place does not have the link's token")
     except (OSError, FrameError) as error:
         connection.close()
         if isinstance(error, LinkLost):

@@ -1,4 +1,4 @@
-"""Element types of the wire as torch knows them, and the sizes of tensors in bytes."""
+"""Element types of the wire as torch dtypes, and the sizes of tensors in bytes."""
 
 import math
 from typing import TYPE_CHECKING

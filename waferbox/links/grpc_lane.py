@@ -27,8 +27,8 @@ MAX_MESSAGE_BYTES: Final = CHUNK_BYTES + HEADER_BYTES
 # Small frames that wait for gRPC are joined: a message costs the same for a few bytes and for many.
 SMALL_FRAME_BYTES: Final = 8 * 1024
 MAX_JOINED: Final = 64
-# The incoming queue holds what arrives while the hub's thread computes: at least so many bytes, and the groups of so
-# many steps, which are more than the windows allow.
+# The incoming queue has room for the groups of so many steps, and for at least so many bytes, since the hub's thread
+# takes none while it computes. A peer that sends more has to wait.
 MIN_INCOMING_BYTES: Final = 64 * 1024 * 1024
 INCOMING_STEPS: Final = 8
 

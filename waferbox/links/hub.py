@@ -103,7 +103,7 @@ class Hub:
             group: number of the group.
             step: step that the group belongs to, from 1.
             payload: the bytes of the group.
-            window: what bounds the send; None: nothing.
+            window: the bound of the send; None: there is none.
             as_bytes: whether to send bytes on every lane, so that the caller may overwrite the payload afterwards.
         """
         while not link.may_send(step, window):
@@ -135,7 +135,7 @@ class Hub:
     def _wait(self) -> None:
         """Waits until something happens on any link, and takes it in."""
         for descriptor, link in self._watched.items():
-            # Acknowledgements and grants are sent without waiting: what the lane did not take then leaves here.
+            # Acknowledgements and grants are sent without waiting: frames that the lane did not take leave here.
             if link.blocked and descriptor not in self._waiting_to_send:
                 self._waiting_to_send.add(descriptor)
                 self._poll.modify(descriptor, select.EPOLLIN | select.EPOLLOUT)

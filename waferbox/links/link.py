@@ -173,7 +173,7 @@ class Link(ABC):
         return True
 
     def post(self, group: int, step: int, payload: Slice, *, window: Window | None, as_bytes: bool) -> None:
-        """Adds a group to what is to be sent; `may_send` must be true. `as_bytes`: as of `Hub.send`."""
+        """Adds a group to those that wait to be sent; `may_send` must be true. `as_bytes`: as of `Hub.send`."""
         self._count(step, window)
         self.sent_bytes += payload.nbytes
         if as_bytes or payload.nbytes <= INLINE_BYTES:
@@ -233,12 +233,12 @@ class Link(ABC):
         """Removes a message from the inbox and returns it."""
         message = self.inbox[index]
         del self.inbox[index]
-        self._held_bytes -= _held_bytes(message)
+        self._held_bytes -= _MESSAGE_BYTES if message.payload is None else _MESSAGE_BYTES + message.nbytes
         return message
 
     def _keep(self, message: Message) -> None:
         """Puts a message into the inbox. Raises LinkLost where the inbox then exceeds its bound."""
-        self._held_bytes += _held_bytes(message)
+        self._held_bytes += _MESSAGE_BYTES if message.payload is None else _MESSAGE_BYTES + message.nbytes
         if self._held_bytes > self._max_held_bytes:
             raise self._lost(f"it sent more than its windows allow: {self._held_bytes:,} bytes wait here already")
         self.inbox.append(message)
@@ -277,7 +277,7 @@ class Link(ABC):
         if buffer is None:
             buffer = bytearray(total)
         elif len(buffer) != total:
-            raise self._lost(f"the chunks of group {group} differ in what they belong to")
+            raise self._lost(f"the chunks of group {group} have different totals")
         buffer[filled : filled + length] = payload
         filled += length
         if filled < total:
@@ -289,7 +289,7 @@ class Link(ABC):
     def _check_chunk(self, group: int, offset: int, length: int, total: int) -> None:
         allowed = UNEXPECTED_BYTES if self._expected is None else self._expected.get(group, -1)
         if total > allowed or (total < allowed and self._expected is not None):
-            raise self._lost(f"it sent group {group} with {total} bytes, which nobody expects")
+            raise self._lost(f"it sent group {group} with {total} bytes, which is not expected")
         if offset + length > total:
             raise self._lost(f"a chunk of group {group} does not lie in it")
 
@@ -298,8 +298,3 @@ class Link(ABC):
             raise self._lost(f"a reference to group {frame.group} lies in no memory that was shared")
         self.received_bytes += frame.length
         self._keep(Message(self, frame.group, frame.step, frame.length, memory, frame.offset))
-
-
-def _held_bytes(message: Message) -> int:
-    """Memory that a message in the inbox takes. Shared memory is its sender's."""
-    return _MESSAGE_BYTES + (0 if message.payload is None else len(message.payload))

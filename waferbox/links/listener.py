@@ -190,7 +190,7 @@ class LinkListener:
             pending = self._pending.pop(proof, None)
         if pending is None:
             caller = metadata.get(NAME_KEY, "")
-            context.abort(grpc.StatusCode.PERMISSION_DENIED, f"nobody expects a link from {caller!r}")
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, f"no link from {caller!r} is expected")
         link = GrpcLink(pending.name, abandon=context.cancel)
         context.add_callback(link.end_outgoing)
         link.read_from(messages)

@@ -105,7 +105,7 @@ class Guard:
         """Reason to refuse this caller, whatever the request contains; None if allowed."""
         right = RIGHTS.get(method)
         if right is None:
-            return grpc.StatusCode.PERMISSION_DENIED, f"nobody may call {method}"
+            return grpc.StatusCode.PERMISSION_DENIED, f"no caller has a right to {method}"
         if not right.kinds:
             return None
         if caller is None:

@@ -90,6 +90,20 @@ def test_the_command_of_a_process_searches_neither_its_folder_nor_that_of_the_sc
         _run(command, users, PYTHONPATH=str(users))
 
 
+def test_no_process_is_started_by_a_search_for_its_module() -> None:
+    """`python -m` would find a user's module of the same name: `python_command` is for all processes of ours."""
+    root = Path(__file__).parents[3]
+    folders = [*installation.ROLE_PACKAGES, "waferbox", "client"]
+    sources = [path for folder in folders for path in (root / folder).rglob("*.py")]
+    assert len(sources) > 100
+    assert [str(path) for path in sources if '"-m"' in path.read_text()] == []
+
+
+def test_a_users_program_gets_the_environment_of_the_user() -> None:
+    assert installation.user_environment({"GRPC_VERBOSITY": "NONE", "HOME": "/"}) == {"HOME": "/"}
+    assert installation.user_environment({"GRPC_VERBOSITY": "ERROR"}) == {"GRPC_VERBOSITY": "ERROR"}
+
+
 def test_folders_of_a_checkout_are_found_by_the_packages_in_them(tmp_path: Path) -> None:
     (tmp_path / "client").mkdir()  # of somebody else
     _package(tmp_path / "proto" / "wsc")

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention: one operation in each direction, and which kernel does it.
+"""Scaled dot-product attention: one operation in each direction, and the choice of its kernel.
 
 There are two kernels. "fused" is torch's CPU attention, which never holds all scores. "products" makes the scores with
 batched matrix products. Neither is better everywhere (median ms of one thread, batch 4, 256 tokens, 12 heads of 64,
@@ -22,13 +22,13 @@ from waferbox.cirh.dialect.types import TensorInfo
 
 aten = torch.ops.aten
 
-# Above this the scores do not stay in a cache, and the backward pass is no longer faster with products.
+# With more scores the cache does not hold them, and the backward pass is no longer faster with products.
 LARGEST_SCORES_BYTES = 24 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The kernel of one operation, and why."""
+    """The kernel of one operation, and the reason for it."""
 
     kernel: str
     reason: str
@@ -129,7 +129,7 @@ def prepare_attention_grad(site: Site) -> Call:
 
 
 def _by_rows(*tensors: torch.Tensor) -> list[torch.Tensor]:
-    """The tensors with the features of a token side by side: the fused kernel takes that for granted."""
+    """The tensors with adjacent features of a token, which the fused kernel requires without a check."""
     return [tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in tensors]
 
 
@@ -151,7 +151,7 @@ def _forward(
     scores = _scores(query.flatten(0, 1), key.flatten(0, 1), causal, scale)
     weights = torch.softmax(scores, -1)
     output = torch.bmm(weights, value.flatten(0, 1)).view(query.shape)
-    # The largest weight is exp(largest score - logsumexp): two maxima cost less than all exponentials again.
+    # The largest weight is exp(largest score - logsumexp): two maxima cost less than all exponentials a second time.
     wide = torch.promote_types(query.dtype, torch.float32)
     logsumexp = scores.amax(-1).to(wide) - weights.amax(-1).to(wide).log()
     return output, logsumexp.view(query.shape[:3])

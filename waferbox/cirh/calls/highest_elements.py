@@ -1,13 +1,16 @@
-"""Which elements are the highest, where their number is known only when this runs."""
+"""The mask of the highest elements, whose number is known only at run time."""
 
 import torch
 
 
 def mask_from_topk(input: torch.Tensor, k: torch.Tensor, dimension: int) -> torch.Tensor:
-    """The mask of the k highest elements along a dimension; of equal ones the first.
+    """The mask of the k highest elements along a dimension; among equal elements the first ones.
 
-    k: integers, of rank 0 or with size 1 in the dimension. None are chosen below 1, all from the dimension's size on;
-        both cost nothing. NaN is higher than any number.
+    Args:
+        input: the elements. NaN is higher than any number.
+        k: integers, of rank 0 or with size 1 in the dimension. A k below 1 chooses none, and a k from the dimension's
+            size on chooses all; both cost nothing.
+        dimension: number of the dimension.
     """
     rows = input.movedim(dimension, -1)
     counts = (k.movedim(dimension, -1) if k.dim() else k).expand(*rows.shape[:-1], 1)

@@ -1,4 +1,4 @@
-"""Preparing convolutions, biases and pooling as the real dialect has them."""
+"""Preparing convolutions, biases and pooling of the real dialect."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -12,12 +12,12 @@ from waferbox.cirh.dialect.spec import Call, Site
 
 aten = torch.ops.aten
 _PASSES = ("FWD", "BWD_INPUT", "BWD_KERNEL")
-# By rank: the batch first, then channels.
+# By rank: batch, channels, then the dimensions of the image.
 _FORMATS = {2: ("NC",), 3: ("NCL", "NCW"), 4: ("NCHW",), 5: ("NCDHW",)}
 
 
 def check_format(site: Site, rank: int) -> None:
-    """CirhError unless a tensor of this rank has its channels in dimension 1."""
+    """Raises CirhError unless a tensor of this rank has its channels in dimension 1."""
     given, known = site.get("data_format"), _FORMATS.get(rank)
     if known is None or given not in known:
         formats = ", ".join(name for names in _FORMATS.values() for name in names)
@@ -43,22 +43,23 @@ def _places(
     *,
     is_ceil: bool = False,
 ) -> tuple[int, ...]:
-    """At how many places a window stands, in each dimension; is_ceil: also where it goes over the edge, as in torch."""
+    """The number of windows in each dimension. is_ceil: whether windows beyond the edge count too, as in torch."""
     places = []
     for n, w, s, p, d in zip(size, window, stride, padding, dilation, strict=True):
         rest = n + 2 * p - d * (w - 1) - 1
         count = (-(-rest // s) if is_ceil else rest // s) + 1
-        # A window that would begin in the padding behind is left out.
+        # A window that begins in the padding behind the image does not count.
         places.append(count - 1 if is_ceil and (count - 1) * s >= n + p else count)
     return tuple(places)
 
 
 def prepare_convolution(site: Site) -> Call:
-    """A pass of a convolution. What a transposed one makes of an output is the gradient by the image of a plain one.
+    """A pass of a convolution. The forward pass of a transposed one is the image gradient of a plain one.
 
-    So FWD and BWD_INPUT (operands: data, kernel) make an output of an image, or, where `transposed` is set, an image of
-    an output: BWD_INPUT has it set for a plain convolution, and FWD for a transposed one. BWD_KERNEL (operands: image,
-    gradient by the output; of a transposed one, gradient by the image and output) makes a kernel.
+    FWD and BWD_INPUT (operands: data, kernel) make an output from an image, or, with `transposed`, an image from an
+    output: BWD_INPUT has the attribute for a plain convolution, and FWD for a transposed one. BWD_KERNEL makes the
+    kernel's gradient (operands: image and gradient of the output; for a transposed one, gradient of the image and
+    output).
     """
     first, second = (operand.shape for operand in site.operands)
     result, direction = site.result.shape, site.get("conv_pass_direction")
@@ -97,7 +98,7 @@ def _convolution_backward(
     x: torch.Tensor | None,
     weight: torch.Tensor | None,
 ) -> Any:
-    """Of the tensor that is not given, torch reads the shape alone."""
+    """The gradient by torch, which reads only the shape of the tensor that is not given."""
     mask = (x is None, weight is None, False)
     x = gradient.new_empty(1).expand(image) if x is None else x
     weight = gradient.new_empty(1).expand(kernel) if weight is None else weight
@@ -125,7 +126,7 @@ def prepare_bias_add_grad(site: Site) -> Call:
 def prepare_pool(site: Site) -> Call:
     """Maxima or means over windows (operands: the input, twice), or their gradient (operands: the input, the gradient).
 
-    ksize, strides and dilation have a number for each dimension, batch and channels included, padding has two.
+    ksize, strides and dilation have one number for each dimension, batch and channels included; padding has two.
     """
     (image, dtype), delta = site.operands
     rank, gradient = len(image), bool(site.get("gradient", False))
@@ -165,10 +166,10 @@ def prepare_pool(site: Site) -> Call:
 def _stride_of(
     site: Site, image: tuple[int, ...], made: tuple[int, ...], settings: tuple[tuple[int, ...], ...]
 ) -> tuple[tuple[int, ...], bool]:
-    """How far windows are apart, and whether the last ones go over the edge (ceil_mode).
+    """The strides of windows, and whether the last windows may exceed the edge (ceil_mode).
 
-    The vendor's client writes strides of 1 where the script gives none, which means those of the window, and never
-    writes ceil_mode. The size of the result tells them.
+    For a script without strides, which means those of the window, the vendor's client writes 1; it never writes
+    ceil_mode. The size of the result determines both.
     """
     window, given, pad, step = settings
     found: dict[tuple[int, ...], bool] = {}
@@ -183,7 +184,7 @@ def _stride_of(
             f"{list(step)} make {list(floor)} of {list(image)}; the type of the result says {list(made)} "
             "(the vendor's client leaves out the dilation of a pooling; slices of x can stand for it)"
         )
-    # Where a dimension has one window, or windows of one element, any stride is the same.
+    # In a dimension with one window, or with windows of one element, all strides mean the same.
     different = any(w > 1 and count > 1 for w, count in zip(window, made, strict=True))
     if len(found) > 1 and different:
         raise CirhError(
@@ -195,7 +196,7 @@ def _stride_of(
 
 
 def _symmetric(site: Site, rank: int) -> tuple[int, ...]:
-    """As much before as behind, in each dimension: both orders of the pairs are known."""
+    """The padding of each dimension, which must be equal on both sides. Both orders of the pairs are accepted."""
     given = _numbers(site, "padding", 2 * rank, 0)
     for low, high in ((given[::2], given[1::2]), (given[:rank], given[rank:])):
         if low == high:
@@ -204,7 +205,7 @@ def _symmetric(site: Site, rank: int) -> tuple[int, ...]:
 
 
 def _maximum(dims: int, settings: tuple[Any, ...], gradient: bool) -> Call:
-    """The gradient goes to the first of equal maxima."""
+    """The call for maxima, or for their gradient, which goes to the first of equal maxima."""
     forward = getattr(aten, f"max_pool{dims}d_with_indices").default
     backward = getattr(aten, f"max_pool{dims}d_with_indices_backward").default
     if not gradient:

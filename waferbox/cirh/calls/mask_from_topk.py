@@ -1,4 +1,4 @@
-"""cirh.MaskFromTopK."""
+"""Preparing cirh.MaskFromTopK."""
 
 import torch
 
@@ -20,5 +20,5 @@ def prepare_mask_from_topk(site: Site) -> Call:
 
 
 def mask_types(site: Site) -> tuple[TensorInfo, ...]:
-    """A truth value for each element."""
+    """The type of the mask, which has a truth value for each element."""
     return (TensorInfo(site.operands[0].shape, torch.bool),)

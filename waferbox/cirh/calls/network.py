@@ -1,4 +1,4 @@
-"""Preparing operations of networks that are more than one torch call."""
+"""Preparing operations of networks that take more than one torch call."""
 
 from collections.abc import Callable
 from functools import partial
@@ -20,7 +20,7 @@ def prepare_softmax(site: Site) -> Call:
 
 
 def prepare_cross_entropy(site: Site) -> Call:
-    """Results: the loss of each row, and its gradient (softmax minus one at the label)."""
+    """Cross entropy. Results: the loss of each row, and its gradient (softmax minus one at the label)."""
     features, labels = site.operands
     axis = axis_of(site, site.get("axis"), len(features.shape))
     if labels.shape != (*features.shape[:axis], *features.shape[axis + 1 :]) or labels.dtype.is_floating_point:
@@ -50,7 +50,7 @@ def prepare_layer_norm(site: Site) -> Call:
 
 
 def prepare_layer_norm_grad(site: Site) -> Call:
-    """Results: gradients of input, beta and gamma."""
+    """Gradients of layer norm. Results: those of input, beta and gamma."""
     shape = _normalized(site, 1, 2, 3)
     epsilon = site.get("epsilon", DEFAULT_EPSILON)
 
@@ -75,10 +75,10 @@ def prepare_l2_norm(site: Site) -> Call:
 
 
 def embedding_gradient_in_place(prepare: Callable[[Site], Call], site: Site) -> Call:
-    """torch adds the rows one after the other to a table of zeros, and so does this in a table that is given.
+    """An embedding's gradient that adds the rows, one after the other as torch does, to a given table.
 
-    The same bits in float32 and float64; halves are rounded in other places. torch's own way to write to a given table
-    makes another one and copies it.
+    torch's own `out=` makes another table and copies it. The bits are torch's in float32 and float64; halves are
+    rounded at other points.
     """
     call = prepare(site)
     in_order = site.operands[0].dtype in (torch.float32, torch.float64)

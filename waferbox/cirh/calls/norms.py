@@ -14,7 +14,7 @@ aten = torch.ops.aten
 
 
 def epsilon_of(site: Site) -> float:
-    """What is added to the variance. It has no default: other software has other ones."""
+    """The number that is added to the variance. It has no default, since frameworks have different ones."""
     epsilon = site.get("epsilon")
     if epsilon is None:
         raise CirhError(f"{site.name}: attribute 'epsilon' is missing")
@@ -22,7 +22,7 @@ def epsilon_of(site: Site) -> float:
 
 
 def _check_channels(site: Site, image: int, weights: range, groups: int | None = None) -> None:
-    """What is normalised, and its weights: a number for each channel; with `groups` maybe in rows of a group each."""
+    """Checks that weights have the input's type, and a number for each channel; with `groups` maybe in rows."""
     shape, dtype = site.operands[image]
     check_format(site, len(shape))
     channels = shape[1]
@@ -37,7 +37,7 @@ def _check_channels(site: Site, image: int, weights: range, groups: int | None =
 
 
 def prepare_batch_norm(site: Site) -> Call:
-    """Operands: x, scale, offset, and the mean and variance that are used where it does not train."""
+    """Batch norm. Operands: x, scale, offset, and the mean and variance for evaluation."""
     _check_channels(site, 0, range(1, 5))
     epsilon, training, exact = epsilon_of(site), bool(site.get("is_training")), _exact(site)
     given, weights = site.operands[0], site.operands[1]
@@ -59,9 +59,9 @@ def prepare_batch_norm(site: Site) -> Call:
 
 
 def prepare_batch_norm_grad(site: Site) -> Call:
-    """Results: the gradients of input, scale and offset.
+    """Gradients of batch norm. Results: those of input, scale and offset.
 
-    Where the norm does not train, its statistics are not among the operands: the compiler takes those of the norm.
+    In evaluation the statistics are not among the operands: the compiler takes those of the norm.
     """
     _check_channels(site, 1, range(2, 3))
     epsilon, exact = epsilon_of(site), _exact(site)
@@ -83,7 +83,7 @@ def prepare_batch_norm_grad(site: Site) -> Call:
 
 
 def group_sizes(site: Site, image: int) -> tuple[int, int, int, int]:
-    """Samples, channels, places and groups: what torch's own operation is told."""
+    """The numbers of samples, channels, positions and groups, for torch's own operation."""
     shape = site.operands[image].shape
     groups = site.get("num_groups")
     if groups is None or len(shape) < 2 or groups < 1 or shape[1] % groups:
@@ -92,12 +92,12 @@ def group_sizes(site: Site, image: int) -> tuple[int, int, int, int]:
 
 
 def _exact(site: Site) -> torch.dtype:
-    """The type in which a norm of this one computes."""
+    """The type in which the norm computes."""
     return torch.promote_types(site.operands[0].dtype, torch.float32)
 
 
 def prepare_group_norm(site: Site) -> Call:
-    """Operands: input, and both gamma and beta, or none of them."""
+    """Group norm. Operands: input, and both gamma and beta, or neither."""
     if site.segments[1:] not in ((1, 1), (0, 0)):
         raise CirhError(f"{site.name}: takes gamma and beta, or none of them")
     epsilon, sizes, exact = epsilon_of(site), group_sizes(site, 0), _exact(site)
@@ -111,9 +111,11 @@ def prepare_group_norm(site: Site) -> Call:
 
 
 def prepare_group_norm_grad(site: Site) -> Call:
-    """Operands: gradient, input, and maybe a scale. Results: the gradients of input, and then of scale and offset.
+    """Gradients of group norm. Operands: gradient, input, and optionally a scale.
 
-    The vendor's client writes no epsilon: it is that of the norm itself, whose statistics the compiler takes.
+    Results: the gradients of input, and, with a scale, of scale and offset.
+
+    The vendor's client writes no epsilon: the compiler takes the statistics of the norm itself.
     """
     sizes, exact = group_sizes(site, 1), _exact(site)
     _check_channels(site, 1, range(2, len(site.operands)), sizes[-1])
@@ -131,6 +133,6 @@ def prepare_group_norm_grad(site: Site) -> Call:
 
 
 def group_norm_grad_types(site: Site) -> tuple[TensorInfo, ...]:
-    """Those of the gradients, as many as there are."""
+    """The types of the gradients."""
     _, image, *scales = site.operands
     return (image, *(scale for scale in scales for _ in range(2)))

@@ -12,15 +12,17 @@ _REDUCTIONS = {"ADD": "sum", "MUL": "prod", "MAX": "amax", "MIN": "amin"}
 
 
 def picks_elements(site: Site) -> bool:
-    """Whether a Gather is torch.gather: then the result has the shape of the indices, and not rows for each of them."""
+    """Whether a Gather is torch.gather: its result has the shape of the indices, and not rows for each index."""
     source, indices = (operand.shape for operand in site.operands)
     alike = len(source) == len(indices) > 1 and not site.get("batch_dims", 0)
     return alike and bool(site.results) and site.result.shape == indices
 
 
 def prepare_gather(site: Site) -> Call:
-    """Elements of dimension `axis`, by numbers that are the same for all (batch_dims 0), or differ along the first
-    dimensions; or torch.gather, where the type of the result says so."""
+    """Picks elements of dimension `axis`, or is torch.gather, by the type of the result.
+
+    The indices are the same for all (batch_dims 0), or differ along the first dimensions.
+    """
     if picks_elements(site):
         return _prepare_gather_of_elements(site)
     source, indices = (operand.shape for operand in site.operands)
@@ -36,8 +38,8 @@ def prepare_gather(site: Site) -> Call:
     count = math.prod(indices[batch:])
 
     def gather(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-        places = at.long().reshape(rows, 1, count, 1).expand(rows, before, count, behind)
-        return x.reshape(rows, before, source[axis], behind).gather(2, places).reshape(shape)
+        indices = at.long().reshape(rows, 1, count, 1).expand(rows, before, count, behind)
+        return x.reshape(rows, before, source[axis], behind).gather(2, indices).reshape(shape)
 
     return Call(gather)
 
@@ -51,7 +53,7 @@ def _prepare_gather_of_elements(site: Site) -> Call:
 
 
 def prepare_gather_nd(site: Site) -> Call:
-    """Rows of coordinates in the dimensions behind the first `start_dim`, which both operands have."""
+    """Picks elements by rows of coordinates. Both operands have the first `start_dim` dimensions."""
     source, indices = (operand.shape for operand in site.operands)
     batch = int(site.get("start_dim", 0))
     depth = indices[-1] if indices else 0
@@ -67,7 +69,7 @@ def prepare_gather_nd(site: Site) -> Call:
 
 
 def prepare_scatter(site: Site) -> Call:
-    """A copy of init with updates at numbers of dimension `axis`: written, or combined with what is there."""
+    """A copy of init with updates at indices of dimension `axis`, which replace elements or are combined with them."""
     init, indices, updates = site.operands
     axis, kind = axis_of(site, site.get("axis", 0), len(init.shape)), site.get("reduce_kind", "NONE")
     fits = len(indices.shape) == len(init.shape) and all(
@@ -86,21 +88,21 @@ def prepare_scatter(site: Site) -> Call:
 
 
 def prepare_topk(site: Site) -> Call:
-    """Results: the k largest or smallest along a dimension, and their places. Which of equal ones is not said."""
+    """Results: the k largest or smallest along a dimension, and their indices; any of equal elements may be taken."""
     shape, dtype = site.operands[0]
     dim, k = axis_of(site, site.get("dimension"), len(shape)), int(site.get("k"))
     largest, in_order = bool(site.get("largest", True)), bool(site.get("sorted", True))
     made = (*shape[:dim], k, *shape[dim + 1 :])
-    said = site.results[1].dtype if len(site.results) == 2 else None
+    index_type = site.results[1].dtype if len(site.results) == 2 else None
     if (
-        said not in (torch.int64, torch.int32)
-        or site.results != ((made, dtype), (made, said))
+        index_type not in (torch.int64, torch.int32)
+        or site.results != ((made, dtype), (made, index_type))
         or not 0 <= k <= shape[dim]
     ):
         raise CirhError(f"{site.name}: the {k} largest of {list(shape)} are not what its results say")
 
     def topk(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        values, places = torch.topk(x, k, dim, largest, in_order)
-        return values, places.to(said)
+        values, indices = torch.topk(x, k, dim, largest, in_order)
+        return values, indices.to(index_type)
 
     return Call(topk)

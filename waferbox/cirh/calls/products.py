@@ -1,6 +1,4 @@
-"""Matrix products: prepared, and by the library that is the faster one on this processor; of halves by float32 where
-the CPU has none.
-"""
+"""Preparing matrix products, with the library that is faster on this processor, and with float32 for some halves."""
 
 import math
 from collections.abc import Callable
@@ -14,11 +12,11 @@ from waferbox.cirh import CirhError
 from waferbox.cirh.calls.shape import axis_of
 from waferbox.cirh.dialect.spec import Call, Site
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Products of half-precision matrices on a CPU without such products: computed in float32, and rounded once
+# --- Products of halves -----------------------------------------------------------------------------------------------
 #
-# That is what an accelerator does. torch's own loops take up to 70 times as long (`python -m benchmarks products`): for
-# float16 on all processors that were tried, for bfloat16 on those without AVX-512.
+# On a CPU without products of halves these are computed in float32 and rounded once, as an accelerator does. torch's
+# own loops take up to 70 times as long (`python -m benchmarks products`): for float16 on all processors that were
+# tried, for bfloat16 on those without AVX-512.
 
 
 Prepare = Callable[[Site], Call]
@@ -36,7 +34,7 @@ def is_by_float32(dtype: torch.dtype) -> bool:
 
 
 def in_float32(prepare: Prepare) -> Prepare:
-    """Prepares the same call, for halves by way of float32 where that is faster."""
+    """A function that prepares the same call; halves go through float32 where that is faster."""
 
     def prepare_by_type(site: Site) -> Call:
         call = prepare(site)
@@ -58,16 +56,14 @@ def in_float32(prepare: Prepare) -> Prepare:
     return prepare_by_type
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Products of large float32 matrices: by the library of torch's that is the faster one on this processor
+# --- Products of large float32 matrices -------------------------------------------------------------------------------
 #
-# torch multiplies float32 matrices with MKL. On processors of AMD that have AVX-512, MKL does not use it: oneDNN, which
-# torch has for convolutions and halves, does the same product in half of the time (`python -m benchmarks products`).
-# The
-# processor and the shapes decide, never a measurement: what is computed again has to give the same bits.
+# torch multiplies float32 matrices with MKL, which does not use AVX-512 on AMD's processors. There oneDNN, which torch
+# has for convolutions and halves, takes half of the time (`python -m benchmarks products`). The processor and the
+# shapes decide, and never a measurement, since a repeated computation has to give the same bits.
 
 
-# Of all three dimensions: below, oneDNN's dozen of microseconds for a call is more than it saves.
+# The least size of all three dimensions. With less, oneDNN's dozen of microseconds for a call is more than it saves.
 _LEAST_SIDE: Final = 32
 _LEAST_FLOPS: Final = 4 << 20
 
@@ -86,7 +82,7 @@ def onednn_is_faster() -> bool:
 
 
 def is_large_product(site: Site) -> bool:
-    """Whether an operation is a product of float32 matrices that are worth oneDNN, where that is the faster one."""
+    """Whether an operation is a large float32 product, and oneDNN is faster with these on this processor."""
     if not _is_plain_product(site):
         return False
     a, b = (operand.shape for operand in site.operands[-2:])
@@ -97,7 +93,7 @@ def is_large_product(site: Site) -> bool:
 
 
 def by_processor(prepare: Prepare) -> Prepare:
-    """Prepares the same product, by oneDNN where it is large and the processor is faster so."""
+    """A function that prepares the same product, by oneDNN where that is faster."""
 
     def prepare_by_processor(site: Site) -> Call:
         call = prepare(site)
@@ -137,13 +133,13 @@ def _product(site: Site) -> Callable[..., Any]:
 
 
 def _by_onednn(rows: torch.Tensor, columns: torch.Tensor, bias: torch.Tensor | None) -> Any:
-    """The products of all rows with all columns, each given as a row."""
+    """The products of all rows with all columns, which are given as rows too."""
     if not columns.is_contiguous() and not columns.t().is_contiguous():
         columns = columns.contiguous()
     return torch.ops.mkldnn._linear_pointwise.default(rows, columns, bias, "none", [], "")
 
 
-# --- Preparing matrix products ----------------------------------------------------------------------------------------
+# --- Products of the dialect ------------------------------------------------------------------------------------------
 
 
 def _left(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -186,7 +182,7 @@ def prepare_matmul(site: Site) -> Call:
 
 
 def _ordered(site: Site, side: int, prefix: str) -> tuple[list[int], list[int], list[int]]:
-    """Batching, free and contracting dimensions of one operand."""
+    """The batching, free and contracting dimensions of one operand."""
     rank = len(site.operands[side].shape)
     batch = [axis_of(site, d, rank) for d in site.get(f"{prefix}_batching_dimensions")]
     contract = [axis_of(site, d, rank) for d in site.get(f"{prefix}_contracting_dimensions")]
@@ -196,7 +192,7 @@ def _ordered(site: Site, side: int, prefix: str) -> tuple[list[int], list[int], 
 
 
 def prepare_dot_general(site: Site) -> Call:
-    """Batched product of matrices; the result's dimensions are: batching, free ones of lhs, free ones of rhs."""
+    """A batched product of matrices. The result's dimensions: batching, free ones of lhs, free ones of rhs."""
     lhs, rhs = (operand.shape for operand in site.operands)
     lhs_batch, lhs_free, lhs_contract = _ordered(site, 0, "lhs")
     rhs_batch, rhs_free, rhs_contract = _ordered(site, 1, "rhs")

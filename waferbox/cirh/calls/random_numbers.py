@@ -1,7 +1,7 @@
-"""Random tensors whose elements depend on a key and on their position alone, whoever draws them and in whatever parts.
+"""Random tensors whose elements depend only on a key and their position, in whatever process and parts they are drawn.
 
-Each key has a stream of 64-bit words, numpy's Philox, in which any place can be reached at once. A tensor takes the
-words in the order of its elements, and every element, or small group of neighbours, takes a fixed number of them.
+Each key has a stream of 64-bit words, numpy's Philox, with random access. A tensor takes the words in the order of its
+elements; every element, or small group of neighbours, takes a fixed number of them.
 """
 
 import math
@@ -19,27 +19,27 @@ from waferbox.cirh.dialect.types import tensor_type
 
 Words: TypeAlias = NDArray[np.uint64]
 
-# Words that Philox makes for each value of its counter.
+# Words that Philox makes at each value of its counter.
 _COUNT_WORDS: Final = 4
-# Words at a time: they and what is made of them stay in the cache.
+# Words that are drawn at a time: they and their elements stay in the cache.
 _BATCH_WORDS: Final = 1 << 13
-# Elements of other parts that cost less to draw as well than to pass over.
+# Up to so many elements of other parts between two of a part are drawn too, which costs less than skipping them.
 _DRAWN_TOO: Final = 1 << 13
 
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """A distribution: how words become elements. `group` elements are made of `words` words."""
+    """A distribution, which makes `group` elements from `words` words."""
 
     dtype: torch.dtype
     group: int
     words: int
-    make: Callable[[Words], torch.Tensor]  # may use up the words
+    make: Callable[[Words], torch.Tensor]  # may overwrite the words
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Equal parts of a tensor: dimension `dim`, read as (outer, rest), has its rest cut in `count` blocks."""
+    """A division of a tensor into equal parts. Dimension `dim` is read as (outer, rest); rest has `count` blocks."""
 
     dim: int
     outer: int
@@ -48,7 +48,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class _Bits:
-    """How many bits an element takes, how many of them it shows, and numpy's types of that size."""
+    """The number of bits that an element takes, the number of these that it uses, and numpy's types of that size."""
 
     bits: int
     shown: int
@@ -56,7 +56,7 @@ class _Bits:
     signed: type[np.signedinteger[Any]]
 
 
-# As many as torch shows: all that fit the mantissa.
+# As many bits as torch uses, which are all that fit the mantissa.
 _BITS: Final = {
     torch.float64: _Bits(64, 53, np.uint64, np.int64),
     torch.float32: _Bits(32, 24, np.uint32, np.int32),
@@ -67,14 +67,14 @@ FLOATS: Final = tuple(_BITS)
 
 
 def _shown(words: Words, bits: _Bits) -> NDArray[Any]:
-    """Integers from 0 to 2**shown, without it."""
+    """Integers from 0 to 2**shown - 1."""
     unsigned: NDArray[Any] = words.view(bits.unsigned)
     unsigned >>= bits.unsigned(bits.bits - bits.shown)
     return unsigned.view(bits.signed)
 
 
 def uniform(dtype: torch.dtype, low: float, high: float) -> Numbers:
-    """Uniform in [low, high), of a floating point type."""
+    """The uniform distribution in [low, high), of a floating point type."""
     bits = _BITS[dtype]
 
     def make(words: Words) -> torch.Tensor:
@@ -85,9 +85,9 @@ def uniform(dtype: torch.dtype, low: float, high: float) -> Numbers:
 
 
 def normal(dtype: torch.dtype, mean: float, std: float) -> Numbers:
-    """Normal, of a floating point type: two neighbours by the transform of Box and Muller.
+    """The normal distribution, of a floating point type. The Box-Muller transform makes two neighbours.
 
-    Equal to the bit wherever numpy computes logarithm, sine and cosine alike: on processors of one kind.
+    Elements are bitwise equal where numpy computes logarithm, sine and cosine alike, as on processors of one kind.
     """
     bits = _BITS[torch.float64 if dtype is torch.float64 else torch.float32]
     working = np.float64 if dtype is torch.float64 else np.float32
@@ -96,7 +96,7 @@ def normal(dtype: torch.dtype, mean: float, std: float) -> Numbers:
         shown = _shown(words, bits)
         radius: NDArray[Any] = shown[0::2].astype(working)
         angle: NDArray[Any] = shown[1::2].astype(working)
-        radius += 1  # no logarithm of 0
+        radius += 1  # avoids the logarithm of 0
         radius *= 2.0**-bits.shown
         np.log(radius, out=radius)
         radius *= -2 * std**2
@@ -113,7 +113,7 @@ def normal(dtype: torch.dtype, mean: float, std: float) -> Numbers:
 
 
 def bernoulli(probability: float) -> Numbers:
-    """True with this probability, to 32 bits."""
+    """Truth values that are true with this probability, to 32 bits."""
     limit = round(probability * 2**32)
 
     def make(words: Words) -> torch.Tensor:
@@ -125,7 +125,7 @@ def bernoulli(probability: float) -> Numbers:
 
 
 def integers(dtype: torch.dtype, low: int, high: int) -> Numbers:
-    """Integers from low to high, without high."""
+    """Uniform integers from low to high - 1."""
     span = high - low
 
     def make_from_halves(words: Words) -> torch.Tensor:
@@ -164,9 +164,9 @@ def draw(
 
     Args:
         key: 0 <= key < 2**128.
-        shape: of what is drawn: of a tensor in parts, that of the parts.
-        part: how the whole tensor is divided; None: it is drawn whole.
-        indices: which parts, to be laid one behind the other in each block.
+        shape: shape of the result; with parts, the shape of these parts together.
+        part: division of the whole tensor; None: the tensor is drawn whole.
+        indices: the parts to draw, which follow each other in each block.
     """
     out = torch.empty(tuple(shape), dtype=numbers.dtype)
     if out.numel() == 0:
@@ -198,12 +198,11 @@ def _fill_part(rows: torch.Tensor, numbers: Numbers, key: int, count: int, index
         batch.copy_(drawn.view(len(batch), count, run)[:, index])
 
 
-# --- Preparing operations that draw random numbers (waferbox.cirh.calls.random_numbers)
-# ----------------------------------------
+# --- Preparing random operations --------------------------------------------------------------------------------------
 #
-# The key of the numbers is an operand, a single int64, which differs in every step. Without one it is made of the seeds
-# among the attributes, and every call draws the same numbers. With the operand `wafers` only those parts of a whole
-# tensor are drawn that it names; attribute `part` then says what the parts are: [dimension, outer, number of parts].
+# The key is an operand, a single int64, which differs in every step. Without that operand the key is made from the
+# seeds among the attributes, and every call draws the same numbers. The operand `wafers` names parts of a whole tensor,
+# which alone are drawn; the attribute `part` defines these: [dimension, outer, number of parts].
 
 
 _WORD: Final = (1 << 64) - 1
@@ -249,7 +248,7 @@ def _float_type(site: Site) -> torch.dtype:
 
 
 def _prepare(site: Site, distribution: Callable[..., Numbers], seeds: tuple[str, ...]) -> Call:
-    """distribution: takes the operands that are single numbers: all but the static one, the key and the wafers."""
+    """A call that draws from a distribution, which `distribution` makes from the operands that are its parameters."""
     *_, keys, wafers = site.segments
     given = len(site.operands) - len(site.statics) - keys - wafers
     shape = site.result.shape
@@ -274,7 +273,7 @@ def _prepare(site: Site, distribution: Callable[..., Numbers], seeds: tuple[str,
 
 
 def _part(site: Site) -> Part:
-    """What the attribute says, checked against the result and the operand."""
+    """The division in the attribute `part`, checked against the result and the operand `wafers`."""
     wafers, shape = site.operands[-1], site.result.shape
     given: Sequence[int] = site.get("part", ())
     if len(wafers.shape) != 1 or wafers.dtype is not torch.int64:
@@ -288,10 +287,10 @@ def _part(site: Site) -> Part:
 
 
 def _whole_shape(site: Site) -> tuple[int, ...]:
-    """The shape of the tensor of which the result has some parts, or all."""
+    """The shape of the whole tensor."""
     shape = list(site.result.shape)
     if site.segments[-1]:
         part = _part(site)
         shape[part.dim] = shape[part.dim] // site.operands[-1].shape[0] * part.count
-        tensor_type(shape, site.result.dtype)  # refuses what is too large
+        tensor_type(shape, site.result.dtype)  # raises CirhError for a tensor that is too large
     return tuple(shape)

@@ -13,7 +13,7 @@ from waferbox.cirh.dialect.types import TensorInfo
 
 
 def axis_of(site: Site, value: int, rank: int) -> int:
-    """A dimension number, which must not be negative."""
+    """A dimension number. Raises CirhError for a negative or too large one."""
     if not 0 <= value < rank:
         raise CirhError(f"{site.name}: dimension {value} of a tensor of rank {rank}")
     return value
@@ -28,13 +28,13 @@ def prepare_reshape(site: Site) -> Call:
 
 
 def _check_same_type(site: Site) -> None:
-    """Of an operation whose result type is given: elements keep theirs."""
+    """Checks that the given result type of an operation has the operand's element type."""
     if site.result.dtype is not site.operands[0].dtype:
         raise CirhError(f"{site.name}: {site.operands[0].dtype} cannot become {site.result.dtype}")
 
 
 def broadcast_view(operand: TensorInfo, result: TensorInfo, dimensions: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape, of the result's rank and with ones where it repeats, in which a broadcast operand stands."""
+    """The shape of a broadcast operand in the result's rank, with ones in the dimensions that are repeated."""
     if len(dimensions) != len(operand.shape) or list(dimensions) != sorted(set(dimensions)):
         raise CirhError(
             f"broadcast_dimensions {list(dimensions)} do not name each of {len(operand.shape)} dimensions in order"
@@ -52,7 +52,7 @@ def prepare_broadcast(site: Site) -> Call:
     operand, result = site.operands[0], site.result
     view = broadcast_view(operand, result, tuple(site.get("broadcast_dimensions")))
     shape = result.shape
-    # expand aligns at the right by itself: ones in front need no reshape.
+    # expand aligns shapes at the right, so leading ones need no reshape.
     if view[len(view) - len(operand.shape) :] == operand.shape:
         return Call(lambda x: x.expand(shape))
     return Call(lambda x: x.reshape(view).expand(shape))
@@ -89,7 +89,7 @@ def prepare_split(site: Site) -> Call:
 
 
 def prepare_scatter_nd(site: Site) -> Call:
-    """Adds the updates at the indices (rows of coordinates) to a copy of init."""
+    """A copy of init with the updates added at the indices, which are rows of coordinates."""
     init, indices, updates = site.operands
     depth = indices.shape[-1] if indices.shape else 0
     if not 0 < depth <= len(init.shape) or updates.shape != (*indices.shape[:-1], *init.shape[depth:]):
@@ -111,7 +111,7 @@ def prepare_arange(site: Site) -> Call:
 
 
 def _many(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A reduction of one dimension at a time, for several: highest first, so that the others keep their numbers."""
+    """A reduction of several dimensions, one at a time: the highest first, so that the others keep their numbers."""
 
     def reduce(x: torch.Tensor, dims: tuple[int, ...], keepdim: bool) -> torch.Tensor:
         for dim in reversed(dims):
@@ -137,7 +137,7 @@ _POSITIONS: Mapping[str, Callable[..., Any]] = {"ARGMAX": torch.argmax, "ARGMIN"
 
 
 def prepare_reduce(site: Site) -> Call:
-    """dimensions are reduced; those of them that are in keep_dims stay, with size 1."""
+    """A reduction over `dimensions`, of which those in `keep_dims` stay with size 1."""
     operand = site.operands[0]
     dims = tuple(sorted({axis_of(site, d, len(operand.shape)) for d in site.get("dimensions")}))
     kept = set(site.get("keep_dims", ()))

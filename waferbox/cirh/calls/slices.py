@@ -1,4 +1,4 @@
-"""Preparing operations of the real dialect that take parts of a tensor, or put a tensor among others' elements."""
+"""Preparing operations of the real dialect that take a part of a tensor, or place a tensor within another."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ _MASKS = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_ax
 
 
 def _numbers(site: Site, static: int, name: str, count: int | None = None) -> list[int]:
-    """A static operand that is a list of numbers."""
+    """The numbers in a static operand, which must be a list."""
     tensor = site.statics[static].tensor()
     if tensor.is_floating_point() or tensor.dim() > 1 or (count is not None and tensor.numel() != count):
         raise CirhError(f"{site.name}: {name} is not a list of {count if count is not None else 'some'} integers")
@@ -25,7 +25,7 @@ def _number(site: Site, static: int, name: str) -> int:
 
 
 def prepare_slice(site: Site) -> Call:
-    """Operands: input, begin, size: -1 is all that is left."""
+    """A slice. Operands: input, begin, size; a size of -1 is the rest."""
     shape = site.operands[0].shape
     begin, size = (_numbers(site, static, name, len(shape)) for static, name in enumerate(("begin", "size")))
     parts = []
@@ -39,9 +39,9 @@ def prepare_slice(site: Site) -> Call:
 
 
 def strided_place(site: Site, shape: Sequence[int], first: int) -> tuple[slice | int, ...]:
-    """The part that begin, end and strides (static operands from `first` on) and the masks name, as an index.
+    """The index for begin, end and strides, which are static operands from `first` on, and the masks.
 
-    CirhError for what torch has no index for.
+    Raises CirhError where torch has no such index.
     """
     begin, end, strides = (_numbers(site, first + i, name) for i, name in enumerate(("begin", "end", "strides")))
     begin_mask, end_mask, ellipsis, new_axis, shrink = (int(site.get(mask, 0)) for mask in _MASKS)
@@ -66,9 +66,9 @@ def prepare_strided_slice(site: Site) -> Call:
 
 
 def prepare_strided_slice_grad(site: Site) -> Call:
-    """Operands: the shape of what was cut, begin, end, strides, and the gradient. Zeros but for the part."""
+    """The gradient of a strided slice: zeros but for the part. Operands: shape, begin, end, strides, and gradient."""
     shape = _numbers(site, 0, "shape")
-    tensor_type(shape, site.operands[-1].dtype)  # refuses what is too large
+    tensor_type(shape, site.operands[-1].dtype)  # raises CirhError for a tensor that is too large
     place, part = strided_place(site, shape, 1), site.operands[-1].shape
     if torch.empty(shape, device="meta")[place].shape != part:
         raise CirhError(f"{site.name}: the part of {shape} is not {list(part)}")
@@ -82,7 +82,7 @@ def prepare_strided_slice_grad(site: Site) -> Call:
 
 
 def padding_of(site: Site) -> tuple[tuple[int, int, int], ...]:
-    """Of each dimension how many elements come before, behind, and between two. Fewer than none: they are cut off."""
+    """The padding of each dimension: elements before, behind, and between two. A negative number cuts elements off."""
     names = ("edge_padding_low", "edge_padding_high", "interior_padding")
     low, high, between = (tuple(site.get(name)) for name in names)
     rank = len(site.operands[0].shape)
@@ -102,7 +102,7 @@ def prepare_pad(site: Site) -> Call:
     for size, (low, high, between) in zip(shape, padding_of(site), strict=True):
         spread = max(size - 1, 0) * (between + 1) + min(size, 1)
         sizes.append(low + spread + high)
-        # Where the elements go that stay: those from `first` on, every step, while there is room.
+        # The positions of the elements that stay: from `first` on, one in every step, while there is room.
         step, first = between + 1, max(0, -(low // (between + 1)))
         start = low + first * step
         count = max(0, min(size - first, -((start - sizes[-1]) // step)))
@@ -110,7 +110,7 @@ def prepare_pad(site: Site) -> Call:
         made.append(slice(start, start + count * step, step) if count else slice(0, 0))
     if min(sizes, default=0) < 0:
         raise CirhError(f"{site.name}: more is cut off than {list(shape)} has")
-    tensor_type(sizes, dtype)  # refuses what is too large
+    tensor_type(sizes, dtype)  # raises CirhError for a tensor that is too large
     source, target = tuple(given), tuple(made)
 
     def pad(x: torch.Tensor) -> torch.Tensor:
@@ -137,7 +137,7 @@ def prepare_repeat(site: Site) -> Call:
 
 
 def prepare_matrix_band_part(site: Site) -> Call:
-    """Of each matrix what is at most so far below and above the diagonal; below zero: all of it."""
+    """A band around the diagonal of each matrix, by its widths below and above; a negative width is unbounded."""
     if len(site.operands[0].shape) < 2:
         raise CirhError(f"{site.name}: takes matrices")
     lower, upper = _number(site, 0, "num_lower"), _number(site, 1, "num_upper")
@@ -150,7 +150,7 @@ def prepare_matrix_band_part(site: Site) -> Call:
 
 
 def prepare_one_hot(site: Site) -> Call:
-    """Operands: indices, number of classes, what stands at the index and elsewhere, and the new dimension."""
+    """One-hot vectors. Operands: indices, number of classes, the values at the index and elsewhere, the dimension."""
     shape = site.operands[0].shape
     classes, axis = _number(site, 0, "num_class"), _number(site, 3, "axis")
     on, off = (site.statics[static].tensor() for static in (1, 2))
@@ -159,7 +159,7 @@ def prepare_one_hot(site: Site) -> Call:
     if not -1 <= axis <= len(shape) or site.operands[0].dtype.is_floating_point or classes < 0:
         raise CirhError(f"{site.name}: {classes} classes in dimension {axis} of {list(shape)}")
     axis %= len(shape) + 1
-    tensor_type((*shape[:axis], classes, *shape[axis:]), on.dtype)  # refuses what is too large
+    tensor_type((*shape[:axis], classes, *shape[axis:]), on.dtype)  # raises CirhError for a tensor that is too large
     view = [1] * (len(shape) + 1)
     view[axis] = classes
 
@@ -171,7 +171,7 @@ def prepare_one_hot(site: Site) -> Call:
 
 
 def prepare_running(function: Callable[..., Any], neutral: float) -> Callable[[Site], Call]:
-    """A running sum or product. exclusive: without the element itself; reverse: from the end."""
+    """A running sum or product. Attributes: exclusive, without the element itself; reverse, from the end."""
 
     def prepare(site: Site) -> Call:
         shape, dtype = site.operands[0]

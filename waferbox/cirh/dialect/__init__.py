@@ -1,1 +1,1 @@
-"""The language: types, attributes, operation classes, locations, and what the table says of an operation."""
+"""The language: types, attributes, operation classes, locations, and the form of a row of the table."""

@@ -1,7 +1,7 @@
 """Constants and attribute values.
 
-Constants keep the exact bits of their elements: a splat is one element and a type, whatever its shape, and two
-constants are equal when their bits are (so -0.0 is not 0.0 and a NaN equals itself).
+Constants keep the exact bits of their elements. A splat is one element and a type, whatever its shape. Two constants
+are equal if their bits are, so -0.0 is not 0.0, and a NaN equals itself.
 """
 
 import math
@@ -26,11 +26,15 @@ _I1 = IntegerType(1)
 
 
 class _Splat(NamedTuple):
+    """The content of a SplatAttr."""
+
     type: AnyTensorType
     bits: int
 
 
 class _Dense(NamedTuple):
+    """The content of a DenseAttr."""
+
     type: AnyTensorType
     content: bytes
 
@@ -46,7 +50,7 @@ def _scalar(bits: int, dtype: torch.dtype) -> torch.Tensor:
 
 @irdl_attr_definition
 class SplatAttr(Data[_Splat]):
-    """A constant all of whose elements are the same; never expanded."""
+    """A constant with one value in all elements, which is stored once."""
 
     name = "cirh.splat"
 
@@ -66,11 +70,11 @@ class SplatAttr(Data[_Splat]):
         return value
 
     def scalar(self) -> torch.Tensor:
-        """The element as a tensor of rank 0. It is shared: read it only."""
+        """The element as a tensor of rank 0, which is shared and must not be written."""
         return _scalar(self.bits, info(self.type).dtype)
 
     def tensor(self) -> torch.Tensor:
-        """The constant as a view of one element, expanded to the shape. Read it only."""
+        """The constant as a view of one shared element, which must not be written."""
         return self.scalar().expand(info(self.type).shape)
 
     @classmethod
@@ -83,7 +87,7 @@ class SplatAttr(Data[_Splat]):
 
 @irdl_attr_definition
 class DenseAttr(Data[_Dense]):
-    """A constant with its elements, little-endian and row-major. At least two elements differ, or there is none."""
+    """A constant with all its elements, little-endian and row-major. At least two differ, or there are none."""
 
     name = "cirh.dense"
 
@@ -126,7 +130,7 @@ def _bits(key: bytes | int, dtype: torch.dtype) -> int:
 
 
 def splat(value: bool | int | float, type: AnyTensorType) -> ConstantAttr:
-    """A constant of one value, rounded to the type's elements; CirhError if they cannot hold it."""
+    """A constant of one value, rounded to the element type. Raises CirhError if the type cannot hold the value."""
     shape, dtype = info(type)
     if math.prod(shape) == 0:
         return DenseAttr(_Dense(type, b""))
@@ -134,15 +138,15 @@ def splat(value: bool | int | float, type: AnyTensorType) -> ConstantAttr:
 
 
 def bits_of(value: bool | int | float, dtype: torch.dtype) -> int:
-    """The bits of a number as an element, rounded to it; CirhError if it cannot hold the number."""
+    """The bits of a number, rounded to an element type. Raises CirhError if the type cannot hold the number."""
     if not isinstance(value, float) and not -(1 << 63) <= value < 1 << 64:
         raise CirhError(f"the constant {value} does not fit 64 bits")
-    # By the bits of the number: -0.0 and 0.0 are equal keys otherwise.
+    # The key is the bits of the number, since -0.0 and 0.0 would be equal keys.
     return _bits(struct.pack("<d", value) if isinstance(value, float) else int(value), dtype)
 
 
 def constant_of_bytes(type: AnyTensorType, content: bytes) -> ConstantAttr:
-    """A constant from its bytes (all elements, or a single one for all)."""
+    """A constant from the bytes of all elements, or of a single one for all. Raises CirhError for a wrong number."""
     shape, dtype = info(type)
     elements, width = math.prod(shape), dtype.itemsize
     if dtype is torch.bool and content.strip(b"\0\1"):
@@ -156,7 +160,7 @@ def constant_of_bytes(type: AnyTensorType, content: bytes) -> ConstantAttr:
 
 def dense(tensor: torch.Tensor) -> ConstantAttr:
     """A constant from a CPU tensor; a splat if all its elements have the same bits."""
-    # A copy: a tensor of one element counts as contiguous whatever its strides are, and has no view of bytes then.
+    # Cloned, since a tensor of one element counts as contiguous whatever its strides, and may have no view of bytes.
     flat = tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1)
     content = flat.view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
     return constant_of_bytes(tensor_type(tensor.shape, tensor.dtype), content)
@@ -196,7 +200,7 @@ def attribute(value: AttrValue) -> Attribute:
         if all(isinstance(item, int) and not isinstance(item, bool) for item in value):
             return _attribute(int, None, tuple(value))
         if all(isinstance(item, float) for item in value):
-            # Not kept by value: -0.0 and 0.0 are equal there.
+            # Not cached by value, since -0.0 and 0.0 would be equal keys.
             return dense(torch.tensor(value, dtype=torch.float64))
     raise TypeError(f"an attribute is a bool, int, float, str or a list of int, bool or float, not {value!r}")
 
@@ -210,7 +214,7 @@ def _elements(constant: ConstantAttr) -> tuple[int, ...] | tuple[float, ...]:
 
 
 def plain(value: Attribute) -> AttrValue:
-    """The plain Python value of an attribute; CirhError if it is of another kind."""
+    """The plain Python value of an attribute. Raises CirhError for a kind without one."""
     if isinstance(value, IntegerAttr):
         return bool(value.value.data) if value.type == _I1 else value.value.data
     if isinstance(value, FloatAttr):
@@ -225,12 +229,12 @@ def plain(value: Attribute) -> AttrValue:
 
 
 def is_annotation(name: str) -> bool:
-    """Attributes with a dot in their name (cs.internal) are notes: kept in the text, they mean nothing to it."""
+    """Whether an attribute is an annotation: its name has a dot (cs.internal), and it has no effect on the module."""
     return "." in name
 
 
 def attrs(op: Operation) -> dict[str, AttrValue]:
-    """The attributes of an operation as plain Python; annotations and the value of a Const are left out."""
+    """The attributes of an operation as plain Python values, without annotations and without the value of a Const."""
     return {
         name: plain(value)
         for name, value in op.attributes.items()

@@ -11,6 +11,8 @@ MAXIMUM_RANK = 16  # of a tensor
 
 
 class _Element(NamedTuple):
+    """An element type: its name in text, its torch dtype, and its code on the wire, if it has one."""
+
     text: str
     dtype: torch.dtype
     wire: int | None
@@ -35,7 +37,7 @@ _BY_WIRE = {element.wire: element for element in _ELEMENTS if element.wire is no
 
 
 def element_name(dtype: torch.dtype) -> str:
-    """The name of an element type in text, e.g. "f32"; also the form that dtype attributes take."""
+    """The name of an element type in text and in dtype attributes, e.g. "f32". Raises CirhError for another dtype."""
     element = _BY_DTYPE.get(dtype)
     if element is None:
         raise CirhError(f"{dtype} has no element type in CIRH; use one of {', '.join(str(e.dtype) for e in _ELEMENTS)}")
@@ -43,7 +45,7 @@ def element_name(dtype: torch.dtype) -> str:
 
 
 def element_dtype(name: str) -> torch.dtype:
-    """The torch dtype of an element type's name."""
+    """The torch dtype of an element type's name. Raises CirhError for an unknown name."""
     element = _BY_TEXT.get(name)
     if element is None:
         raise CirhError(f"unknown element type {name!r}")
@@ -56,7 +58,7 @@ def can_be_sent(dtype: torch.dtype) -> bool:
 
 
 def element_to_proto(dtype: torch.dtype) -> "plan_pb2.ElementType.ValueType":
-    """The wire's code for a torch dtype; CirhError if it has none."""
+    """The wire's code for a torch dtype. Raises CirhError if it has none."""
     wire = _BY_DTYPE[dtype].wire
     if wire is None:
         raise CirhError(f"{dtype} cannot be sent between roles; cast it to another integer type")
@@ -64,7 +66,7 @@ def element_to_proto(dtype: torch.dtype) -> "plan_pb2.ElementType.ValueType":
 
 
 def element_from_proto(element_type: "plan_pb2.ElementType.ValueType") -> torch.dtype:
-    """The torch dtype of a wire's code."""
+    """The torch dtype of the wire's code. Raises CirhError for an unknown code."""
     element = _BY_WIRE.get(element_type)
     if element is None:
         raise CirhError(f"unknown element type code {element_type}")

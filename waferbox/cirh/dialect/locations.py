@@ -1,4 +1,4 @@
-"""The locations that operations carry: where each comes from, as xDSL keeps it."""
+"""The locations of operations: their sources in the form of xDSL."""
 
 from functools import lru_cache
 
@@ -16,13 +16,13 @@ from xdsl.ir import Attribute, Operation
 from waferbox.cirh.dialect.source import Source
 
 UNKNOWN = UnknownLoc()
-# Frames of these are never the user's line.
+# Folders whose files never have the user's line.
 _LIBRARIES = ("torch/", "cerebras/", "cstorch/")
 
 
 @lru_cache(maxsize=1 << 16)
 def location(source: Source) -> LocationAttr:
-    """The location that an operation carries: loc("fc1.bwd/aten::addmm"("train.py":53:0))."""
+    """The location of an operation from a source: loc("fc1.bwd/aten::addmm"("train.py":53:0))."""
     if source == Source():
         return UNKNOWN
     name = f"{source.module}.{'bwd' if source.backward else 'fwd'}/{source.op}"
@@ -31,7 +31,7 @@ def location(source: Source) -> LocationAttr:
 
 
 def _frames(location: LocationAttr) -> list[FileLineColLoc]:
-    """Lines of a location, innermost first."""
+    """The lines of a location, the innermost first."""
     found: list[FileLineColLoc] = []
     stack: list[Attribute] = [location]
     while stack:
@@ -47,7 +47,7 @@ def _frames(location: LocationAttr) -> list[FileLineColLoc]:
 
 @lru_cache(maxsize=1 << 16)
 def source_of_location(location: LocationAttr) -> Source:
-    """Reads a location: the innermost line outside the libraries, or the innermost one if there is none."""
+    """The source in a location, with the innermost line outside the libraries, or else the innermost line."""
     module = op = ""
     backward = False
     if isinstance(location, NameLoc):
@@ -61,5 +61,5 @@ def source_of_location(location: LocationAttr) -> Source:
 
 
 def source_of(op: Operation) -> Source:
-    """The origin of an operation."""
+    """The source of an operation."""
     return source_of_location(op.location)

@@ -12,7 +12,7 @@ from waferbox.cirh.dialect.attributes import ConstantAttr
 
 
 class CirhOperation(Operation):
-    """An operation of the table. All are pure: a value that nothing reads can go."""
+    """An operation of the table. All are pure, so that an operation without a reader can be removed."""
 
     traits = OpTraits(lambda: (Pure(),))
 
@@ -29,14 +29,14 @@ class Const(CirhOperation):
 
 
 class Return(Operation):
-    """The end of the function: its operands are the function's results."""
+    """The last operation of the function, whose operands are the function's results."""
 
     name = "cirh.return"
     traits = OpTraits(lambda: (IsTerminator(),))
 
 
 class Func(Operation):
-    """The function. Dictionaries of its arguments and results are kept in `arg_attrs` and `res_attrs`."""
+    """The function. `arg_attrs` and `res_attrs` have the dictionaries of its arguments and results."""
 
     name = "cirh.func"
     traits = OpTraits(lambda: ())
@@ -71,7 +71,7 @@ def operation_class(name: str) -> type[CirhOperation]:
     )
 
 
-# These say what a Func is, not what it carries.
+# Attributes that are the structure of a Func. All others are printed as its attributes.
 FUNC_STRUCTURE = ("sym_name", "function_type", "arg_attrs", "res_attrs")
 
 
@@ -108,7 +108,7 @@ def func_of(module: ModuleOp) -> Func:
 
 
 def return_of(module: ModuleOp) -> Return:
-    """The end of the module's function."""
+    """The Return of the module's function."""
     last = func_of(module).block.last_op
     if not isinstance(last, Return):
         raise CirhError("the function does not end with return")
@@ -116,7 +116,7 @@ def return_of(module: ModuleOp) -> Return:
 
 
 def body_ops(module: ModuleOp) -> list[Operation]:
-    """The operations of the function in order, without the return."""
+    """The operations of the function in order, without the Return."""
     operations = list(func_of(module).block.ops)
     if not operations or not isinstance(operations[-1], Return):
         raise CirhError("the function does not end with return")

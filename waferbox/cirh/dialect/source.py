@@ -1,11 +1,11 @@
-"""Where an operation comes from: the module of the network, the traced op, and the line of the user's script."""
+"""The source of an operation: the module of the network, the traced op, and the line of the user's script."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """The origin of one operation. Empty strings and line 0 mean: not known."""
+    """The source of one operation. An empty string, or line 0, stands for an unknown part."""
 
     module: str = ""
     backward: bool = False

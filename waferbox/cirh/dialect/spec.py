@@ -1,4 +1,4 @@
-"""What the table says of an operation."""
+"""The form of a row of the table, and the key and the result of preparing an operation."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from waferbox.cirh.dialect.types import TensorInfo
 
 
 class Format(Enum):
-    """The text after an operation's attributes."""
+    """The form of the text after an operation's attributes."""
 
     SAME = "x, y {..} : T"
     CAST = "x, y {..} : T -> U"
@@ -20,7 +20,7 @@ class Format(Enum):
 
 
 class Count(Enum):
-    """How many operands stand for one tensor argument."""
+    """The number of operands that stand for one tensor argument."""
 
     ONE = "one"
     OPTIONAL = "none or one"
@@ -28,7 +28,7 @@ class Count(Enum):
 
 
 class Kind(Enum):
-    """Kinds of attributes, in plain Python's terms."""
+    """The plain Python type of an attribute."""
 
     BOOL = "bool"
     INT = "int"
@@ -42,7 +42,7 @@ class Kind(Enum):
 
 
 class Typed(Enum):
-    """Whether the result types are part of what an operation says (Reshape) or follow from the rest (Add)."""
+    """Whether the result types are part of an operation (Reshape) or follow from its operands and attributes (Add)."""
 
     NEVER = "inferred"
     OPTIONAL = "inferred, or one of several that are possible"
@@ -51,7 +51,7 @@ class Typed(Enum):
 
 @dataclass(frozen=True, slots=True)
 class OperandSpec:
-    """A tensor argument. A static one must be a Const: its value is part of the operation, not an input at run time."""
+    """A tensor argument. A static one must be a Const: its value is part of the operation, not an input of its call."""
 
     name: str
     count: Count = Count.ONE
@@ -69,14 +69,14 @@ class AttributeSpec:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """All that decides how one operation is executed: the key under which its inference is kept."""
+    """All that determines the execution of one operation. It is the key under which inferred types are cached."""
 
     name: str
     operands: tuple[TensorInfo, ...]
     attributes: tuple[tuple[str, AttrValue], ...] = ()  # sorted by name, lists as tuples
-    results: tuple[TensorInfo, ...] = ()  # given result types, of operations that are typed
+    results: tuple[TensorInfo, ...] = ()  # given result types, of typed operations
     statics: tuple[ConstantAttr, ...] = ()  # values of the static operands, in order
-    segments: tuple[int, ...] = ()  # operands per tensor argument
+    segments: tuple[int, ...] = ()  # number of operands of each tensor argument
 
     def get(self, name: str, default: Any = None) -> Any:
         """An attribute's value."""
@@ -98,7 +98,7 @@ Tensors: TypeAlias = Any  # one tensor, or a tuple or list of them
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A prepared torch call. `function` takes the run-time operands; `out`, where there is one, also takes `out=`."""
+    """A prepared torch call. `function` takes the run-time operands; `out`, if there is one, takes `out=` too."""
 
     function: Callable[..., Tensors]
     out: Callable[..., Any] | None = None
@@ -115,11 +115,11 @@ class OpSpec:
     attributes: tuple[AttributeSpec, ...]
     prepare: Callable[[Site], Call]
     typed: Typed = Typed.NEVER
-    pointwise: bool = False  # element by element; operands of rank 0 may stand for whole ones
-    factory: bool = False  # no tensor operands: `function` also takes device=
-    random: bool = False  # draws random numbers: two such operations are never one
+    pointwise: bool = False  # works element by element; operands of rank 0 may stand for whole ones
+    factory: bool = False  # has no tensor operands, so `function` takes device= too
+    random: bool = False  # draws random numbers, so two equal operations are never joined
     rule: Callable[[Site], tuple[TensorInfo, ...] | None] | None = (
         None  # its result types; see waferbox.cirh.table.rules
     )
-    result_names: tuple[str, ...] = ()  # of several results, as the real client's text calls them
-    unread: tuple[int, ...] = ()  # results that nothing may read: what they are is not known
+    result_names: tuple[str, ...] = ()  # names of several results in the real client's text
+    unread: tuple[int, ...] = ()  # results of unknown meaning, which no operation may read

@@ -27,7 +27,7 @@ AnyTensorType: TypeAlias = TensorType[Attribute]
 
 
 class TensorInfo(NamedTuple):
-    """What a tensor type says, in torch's terms."""
+    """A tensor type in torch's terms."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -64,11 +64,11 @@ def _tensor_type(shape: tuple[int, ...], dtype: torch.dtype) -> AnyTensorType:
 
 
 def tensor_type(shape: Sequence[int], dtype: torch.dtype) -> AnyTensorType:
-    """The type of a tensor; CirhError if no such tensor can be."""
+    """The type of a tensor. Raises CirhError for an impossible or too large tensor."""
     return _tensor_type(tuple(shape), dtype)
 
 
-_INFO: Final = "cirh_info"  # what a type keeps its info as: its hash takes longer than all else that a lookup does
+_INFO: Final = "cirh_info"  # the attribute of a type that caches its info, since hashing a type takes long
 
 
 def _make_info(type: Attribute) -> TensorInfo:
@@ -100,7 +100,7 @@ def dtype(value: SSAValue | Attribute) -> torch.dtype:
 
 
 def nbytes(value: SSAValue | Attribute) -> int:
-    """Bytes of a value, contiguous."""
+    """Bytes of a value as a contiguous tensor."""
     tensor = info(value)
     return math.prod(tensor.shape) * tensor.dtype.itemsize
 
@@ -112,17 +112,17 @@ def meta(value: SSAValue | Attribute) -> torch.Tensor:
 
 
 def type_text(value: SSAValue | Attribute) -> str:
-    """The type as it stands in text, e.g. "tensor<4x8xf32>"."""
+    """The type in text, e.g. "tensor<4x8xf32>"."""
     tensor = info(value)
     return f"tensor<{''.join(f'{size}x' for size in tensor.shape)}{element_name(tensor.dtype)}>"
 
 
 def to_proto(value: SSAValue | Attribute) -> plan_pb2.TensorType:
-    """The wire's form of a type; CirhError for an element type that the wire has no code for."""
+    """The wire's form of a type. Raises CirhError for an element type without a code on the wire."""
     tensor = info(value)
     return plan_pb2.TensorType(element_type=element_to_proto(tensor.dtype), shape=tensor.shape)
 
 
 def from_proto(type: plan_pb2.TensorType) -> TensorInfo:
-    """Shape and dtype of the wire's form of a type."""
+    """Shape and dtype of the wire's form of a type. Raises CirhError for an impossible one."""
     return info(tensor_type(type.shape, element_from_proto(type.element_type)))

@@ -1,6 +1,6 @@
 """Running an element-by-element module over blocks that stay in the cache, with results written in place.
 
-This is what updates weights: op by op over whole tensors the same work waits for memory several times as long.
+The updates of weights run here. Operation by operation over whole tensors, they take several times as long.
 """
 
 import threading
@@ -24,7 +24,7 @@ BLOCK = 1 << 16
 
 
 class _Scratch(threading.local):
-    """Blocks for intermediate values, shared by all kernels of a thread: none is read after its kernel's block."""
+    """Blocks for intermediate values, which all kernels of a thread share: their content lasts for one block."""
 
     def __init__(self) -> None:
         self._blocks: dict[tuple[torch.dtype, int], torch.Tensor] = {}
@@ -42,7 +42,7 @@ _SCRATCH = _Scratch()
 
 @dataclass(frozen=True, slots=True)
 class _BoundPass:
-    """A pass whose operands and result are places in the list: blocks of inputs, of outputs, scratch, scalars."""
+    """A pass whose operands and result are indices in the list of blocks of inputs, outputs, scratch and scalars."""
 
     source: Pass
     operands: Callable[[list[Any]], Any]
@@ -51,7 +51,7 @@ class _BoundPass:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Where everything is, for one way in which outputs share memory with inputs."""
+    """The buffers of all passes, for one way in which outputs share memory with inputs."""
 
     passes: list[_BoundPass]
     scratch: list[tuple[torch.dtype, int]]
@@ -60,19 +60,19 @@ class _Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bound:
-    """A kernel with the tensors of a call, cut into blocks."""
+    """A kernel bound to the tensors of a call, which are cut into blocks."""
 
     inputs: tuple[tuple[int, torch.Tensor], ...]  # those of the kernel's shape, with their positions
     outputs: tuple[tuple[int, torch.Tensor], ...]
     scalars: tuple[tuple[int, torch.dtype], ...]
-    targets: list[torch.Tensor]  # outputs, or what is copied there at the end
+    targets: list[torch.Tensor]  # outputs, or tensors that are copied there at the end
     layout: _Layout
     blocks: list[list[torch.Tensor]]
     num_out: int
-    thread: int  # whose scratch the blocks have
+    thread: int  # the thread whose scratch the blocks use
 
     def fits(self, inputs: Sequence[torch.Tensor], out: Sequence[torch.Tensor]) -> bool:
-        """Whether a call has the very same tensors; scalars may be others of their type."""
+        """Whether a call has the same tensors; its scalars may be others of their types."""
         return (
             len(inputs) == len(self.inputs) + len(self.scalars)
             and len(out) == self.num_out
@@ -84,7 +84,7 @@ class _Bound:
 
 
 class ElementwiseKernel:
-    """A module all of whose operations go element by element over one shape, and over scalars."""
+    """A module whose operations all work element by element over one shape, and over scalars."""
 
     def __init__(self, program: ElementwiseProgram, module: ModuleOp) -> None:
         self._program = program
@@ -99,7 +99,7 @@ class ElementwiseKernel:
 
     @classmethod
     def build(cls, module: ModuleOp | str) -> "ElementwiseKernel | None":
-        """The kernel; None if the module is of another kind. CirhError if it is not valid."""
+        """The kernel; None if the module is of another kind. Raises CirhError for an invalid module."""
         if isinstance(module, str):
             module = parse_module(module)
         verify(module)
@@ -107,10 +107,10 @@ class ElementwiseKernel:
         return None if program is None else cls(program, module)
 
     def __call__(self, inputs: Sequence[torch.Tensor], out: Sequence[torch.Tensor]) -> None:
-        """Writes the results to `out`, which may be inputs: an element's old value is read for the last time before its
-        new one is written. Two tensors of `out` must not share memory.
+        """Writes the results to `out`.
 
-        Calls with the same tensors of the kernel's shape again and again, as in training, find all prepared.
+        Tensors of `out` may be inputs, since all reads of an element come before its write. Two of them must not share
+        memory. A call with the tensors of the call before, as in training, needs no preparation.
         """
         bound = self._bound
         if bound is None or not bound.fits(inputs, out):
@@ -123,6 +123,7 @@ class ElementwiseKernel:
                 self._run(bound, out, scalars)
             written = [(out[i], scalars[r.index]) for i, r in enumerate(self._program.results) if isinstance(r, Scalar)]
             if len(written) > 1:
+                # A value may be an input that is also the target of an earlier copy.
                 written = [(target, value.clone()) for target, value in written]
             for target, value in written:
                 target.copy_(value)
@@ -138,7 +139,7 @@ class ElementwiseKernel:
                 )
 
     def _scalars(self, inputs: Sequence[torch.Tensor]) -> list[Any]:
-        """All scalars. Results of rank 0 are written last, so their arguments need no copies."""
+        """All scalars. Results of rank 0 are written last, so that scalar arguments need no copies."""
         values: list[Any] = list(self._program.scalars)
         for argument, index in self._program.scalar_arguments:
             values[index] = inputs[argument]
@@ -147,20 +148,20 @@ class ElementwiseKernel:
         return values
 
     def _bind(self, inputs: Sequence[torch.Tensor], out: Sequence[torch.Tensor]) -> _Bound:
-        """Everything about a call that depends on the tensors alone."""
+        """The part of a call that depends on the tensors alone."""
         sources = [inputs[i] for i in self._vector_inputs]
         spans = [span(tensor) for tensor in sources]
         targets = [out[i] for i in self._vector_outputs]
         shared: list[tuple[int, ...]] = []
         for number, target in enumerate(targets):
             place = span(target)
-            # Element by element: a strided view of the same memory is another tensor.
+            # A contiguous input has each element where the output has it; a strided view of the memory has not.
             same = tuple(i for i, other in enumerate(spans) if other == place and sources[i].is_contiguous())
             clashes = [
                 i for i, other in enumerate(spans) if i not in same and other[0] < place[1] and place[0] < other[1]
             ]
             if clashes or not target.is_contiguous():
-                # It cannot be written block by block.
+                # This output cannot be written block by block.
                 targets[number], same = torch.empty(target.shape, dtype=target.dtype), ()
             shared.append(same)
         layout = self._layout(tuple(shared))
@@ -190,7 +191,7 @@ class ElementwiseKernel:
     def _blocks(
         self, sources: list[torch.Tensor], targets: list[torch.Tensor], scratch: list[tuple[torch.dtype, int]]
     ) -> list[list[torch.Tensor]]:
-        """Inputs, outputs and scratch of every block."""
+        """The inputs, outputs and scratch of every block."""
         buffers = [_SCRATCH.block(dtype, number) for dtype, number in scratch]
         if self._elements <= BLOCK:
             whole = self._program.shape
@@ -211,7 +212,7 @@ class ElementwiseKernel:
 
 
 class _Planner:
-    """Gives every pass a place to write to: an output where its old content is no longer read, or scratch."""
+    """Assigns the result of each pass to an output whose old content is no longer read, or to scratch."""
 
     def __init__(
         self, program: ElementwiseProgram, vector_inputs: list[int], shared: tuple[tuple[int, ...], ...]
@@ -222,7 +223,7 @@ class _Planner:
         self._scratch: list[tuple[torch.dtype, int]] = []
         self._first_scratch = len(vector_inputs) + len(shared)
         self._free: dict[torch.dtype, list[int]] = {}
-        self._last_read: dict[int, int] = {}  # of passes by identity
+        self._last_read: dict[int, int] = {}  # identity of a pass -> the last pass that reads its result
         self._last_block_read = [-1] * len(vector_inputs)
         for number, made in enumerate(program.passes):
             for operand in made.operands:
@@ -262,11 +263,11 @@ class _Planner:
         return first_scalar + operand.index
 
     def _is_free(self, output: int, number: int) -> bool:
-        """Whether nothing reads after this pass what the output's memory holds before."""
+        """Whether no later pass reads the old content of the output's memory."""
         return all(self._last_block_read[block] <= number for block in self._shared[output])
 
     def _release(self, made: Pass, number: int, slots: dict[int, int]) -> None:
-        """Scratch of operands that this pass reads last: it may write there itself, element by element."""
+        """Frees scratch of operands that no later pass reads; this pass may write there itself, element by element."""
         for operand in {id(o): o for o in made.operands if isinstance(o, Pass)}.values():
             slot = slots[id(operand)]
             last = self._last_read[id(operand)] == number and id(operand) not in self._outputs

@@ -1,7 +1,7 @@
 """The element-by-element part of a module as passes over blocks of memory.
 
-A pass reads and writes a whole block, and is one operation: torch's joined ones, such as addcmul, round once where
-separate ones round twice, and the generated loops, which do the same work elsewhere, are exact.
+A pass reads and writes a whole block, and runs one operation. Passes are not joined to torch's fused operations, such
+as addcmul, which round once: results have to equal those of the generated loops, where each operation rounds.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """A rank-0 value, by its place among the program's scalars."""
+    """A value of rank 0, by its index among the program's scalars."""
 
     index: int
 
@@ -47,7 +47,7 @@ Operand: TypeAlias = Block | Scalar | Pass
 
 @dataclass(slots=True)
 class ScalarStep:
-    """A rank-0 operation, done once per call."""
+    """An operation of rank 0, run once in a call."""
 
     function: Callable[..., Any]
     operands: tuple[int, ...]
@@ -56,10 +56,10 @@ class ScalarStep:
 
 @dataclass(slots=True)
 class ElementwiseProgram:
-    """Passes in order; results are blocks made by a pass, or scalars."""
+    """The passes of a module in order. Results are blocks of a pass, or scalars."""
 
     shape: tuple[int, ...]
-    scalars: list[torch.Tensor | None]  # constants, and None for arguments and for what steps make
+    scalars: list[torch.Tensor | None]  # constants; None for arguments and for results of steps
     scalar_arguments: list[tuple[int, int]]  # (argument, index among the scalars)
     scalar_steps: list[ScalarStep]
     passes: list[Pass]
@@ -67,7 +67,7 @@ class ElementwiseProgram:
 
 
 def make_program(module: ModuleOp) -> ElementwiseProgram | None:
-    """The program of a verified module; None if not all of it goes element by element over one shape."""
+    """The program of a verified module; None unless all of it works element by element over one shape."""
     shapes = {shape(v) for op in body_ops(module) for v in op.results if not isinstance(op, Const)}
     shapes |= {shape(argument) for argument in func_of(module).block.args}
     shapes.discard(())
@@ -77,6 +77,8 @@ def make_program(module: ModuleOp) -> ElementwiseProgram | None:
 
 
 class _Maker:
+    """Makes the program of one module."""
+
     def __init__(self, module: ModuleOp, whole: tuple[int, ...]) -> None:
         self._module = module
         self._shape = whole
@@ -99,7 +101,7 @@ class _Maker:
                 return None
         results = [self._values[value] for value in return_of(self._module).operands]
         passes = self._alive(results)
-        # No pass makes a result that is an argument or a constant.
+        # A result that is an argument or a constant is made by no pass.
         if not passes or not all(
             isinstance(r, Pass) or (isinstance(r, Scalar) and not shape(v))
             for r, v in zip(results, return_of(self._module).operands, strict=True)
@@ -147,7 +149,7 @@ class _Maker:
             return False
         kinds = {dtype(operand) for operand in op.operands}
         if len(kinds) > 1 and not op.name.startswith("cirh."):
-            return False  # a scalar would count less than a whole operand in the result's element type
+            return False  # in the promotion of types, a scalar counts less than the whole operand that it stands for
         power = self._power(operands[0], operands[1], dtype(result)) if op.name == "cirh.Pow" else None
         made_pass = power if power is not None else Pass(call.out, operands, dtype(result))
         self._passes.append(made_pass)
@@ -155,7 +157,7 @@ class _Maker:
         return True
 
     def _power(self, base: Operand, exponent: Operand, kind: torch.dtype) -> Pass | None:
-        """A power whose exponent is a constant: torch has fast ways for a square and the like."""
+        """A power with a constant exponent, as torch has fast paths for a square and the like."""
         known = self._scalars[exponent.index] if isinstance(exponent, Scalar) else None
         if known is None or isinstance(base, Scalar):
             return None

@@ -1,8 +1,8 @@
-"""Programs that make the first value of a state: run where the state is kept, or on the client when it is read there.
+"""Programs that make the initial value of a state, in a state keeper, or in the client if the value is read there.
 
-A program is a few calls of torch's own operators on flat buffers, so it has the bytes that the same calls give anywhere
-on such a processor. It may come from the wire: operators are those of a list, and a dry run on meta tensors checks
-every view, shape and size before any memory is taken.
+A program is a few calls of torch's own operators on flat buffers, so that its result is bitwise equal to that of the
+same calls elsewhere on this kind of processor. It may come from the wire: its operators are those of a list, and a dry
+run on meta tensors checks every view, shape and size before any memory is allocated.
 """
 
 from collections.abc import Iterator
@@ -58,15 +58,15 @@ _NAMED = frozenset({"alpha", "dtype", "rounding_mode", "min", "max"})
 
 
 def scratch_limit(nbytes: int) -> int:
-    """How many bytes the buffers of a program may have, for a result of `nbytes`."""
+    """The most bytes that the buffers of a program may have, for a result of `nbytes`."""
     return 8 * nbytes + (64 << 20)
 
 
 def run(program: initialisation_pb2.InitialProgram, out: torch.Tensor) -> None:
-    """Write the value that a program makes to `out`, a contiguous CPU tensor.
+    """Writes the value that a program makes to `out`, a contiguous CPU tensor.
 
     Raises:
-        CirhError: the program is not one that may be run, or makes a tensor of another size or type.
+        CirhError: the program may not be run, or makes a tensor of another size or type.
     """
     if program.result >= len(program.buffers):
         raise CirhError("the program has no result")
@@ -75,6 +75,7 @@ def run(program: initialisation_pb2.InitialProgram, out: torch.Tensor) -> None:
     if result.elements != out.numel() or dtype != out.dtype:
         raise CirhError(f"the program makes {result.elements} elements of {dtype}, not {out.numel()} of {out.dtype}")
     try:
+        # The dry run checks all views and sizes before the second run allocates memory.
         _Run(program, _META, None).all()
         _Run(program, _CPU, out.view(-1)).all()
     except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
@@ -98,12 +99,12 @@ class _Run:
         ]
         if sum(sizes) > scratch_limit(sizes[program.result]):
             raise CirhError(f"the program's buffers have {sum(sizes)} bytes, which is too much for its result")
-        self._last: dict[int, int] = {}  # buffer -> the last call that uses it
+        self._last: dict[int, int] = {}  # buffer -> its last call
         for position, call in enumerate(program.calls):
             self._last.update(dict.fromkeys(_used(call), position))
 
     def all(self) -> None:
-        """Run all calls."""
+        """Runs all calls."""
         program = self._program
         if program.result not in self._last:
             self._buffer(program.result)
@@ -125,7 +126,7 @@ class _Run:
         if operator in RANDOM:
             kwargs["generator"] = _generator(call.generator)
             if self._device is _META and not call.HasField("result"):
-                return  # it changes no shape; torch would import hundreds of modules, for good, to say so
+                return  # it changes no shape, and torch would import hundreds of modules for its meta kernel
         made = operator(*args, **kwargs)
         if call.HasField("result") == (call.operation in _IN_PLACE):
             raise CirhError(f"{call.operation} writes its result elsewhere")
@@ -196,7 +197,7 @@ def _used(call: initialisation_pb2.InitialCall) -> Iterator[int]:
 
 
 def _generator(state: bytes) -> torch.Generator:
-    """A generator in a state; torch refuses one that is none."""
+    """A generator in the given state; torch refuses bytes that are no state."""
     generator = torch.Generator()
     generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
     return generator

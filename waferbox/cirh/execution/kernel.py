@@ -22,9 +22,9 @@ from waferbox.cirh.text.parser import parse_module
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One operation: where its operands are, where its results go, and which of its values nothing reads later.
+    """One operation: its call, with the slots of operands and results, and the slots that no later step reads.
 
-    `listed`: its call returns a list of results, even of one.
+    `listed`: the call returns a list of results, even of one.
     """
 
     call: Call
@@ -34,12 +34,12 @@ class _Step:
     listed: bool = False
 
 
-# function, its operands out of the values, slot of the result (or slots of several), slots to empty.
+# A function, a getter of its operands from the values, the slot of its result (or slots of several), slots to empty.
 _Prepared = tuple[Callable[..., Any], Callable[[list[Any]], Any], int | tuple[int, ...], tuple[int, ...]]
 
 
 def getter(slots: tuple[int, ...]) -> Callable[[list[Any]], Any]:
-    """A function that takes the values of these slots out of a list, as a sequence."""
+    """A function that returns the values in these slots of a list, as a sequence."""
     if len(slots) > 1:
         return operator.itemgetter(*slots)
     # A slice gives a list of one, or of none.
@@ -69,7 +69,7 @@ class _Compiler:
         self.steps = self._with_last_uses(len(arguments))
 
     def _needed(self, module: ModuleOp) -> list[Operation]:
-        """The operations that results depend on."""
+        """The operations on which results depend."""
         alive = set(self._returned)
         needed = []
         for op in reversed(body_ops(module)):
@@ -83,7 +83,7 @@ class _Compiler:
         return len(self.values) - 1
 
     def _whole(self, value: SSAValue) -> int:
-        """The slot of a value in its full shape. Constants and broadcasts come into being when they are read."""
+        """The slot of a value in its full shape. Steps for constants and broadcasts are added on the first read."""
         slot = self._slots.get(value)
         if slot is None:
             owner = value.owner
@@ -98,7 +98,7 @@ class _Compiler:
         return slot
 
     def _scalar(self, value: SSAValue) -> int | None:
-        """The slot of something smaller that broadcasts to the value by itself in a pointwise operation."""
+        """The slot of a smaller value that a pointwise operation broadcasts to this one; None if there is none."""
         known = self._scalars.get(value)
         owner = value.owner
         if known is not None or not isinstance(owner, Operation):
@@ -139,17 +139,17 @@ class _Compiler:
         self.steps.append(_Step(call, slots, results, (), listed=spec(op.name).results != 1))
 
     def _pointwise_operands(self, op: Operation, operands: list[SSAValue], call: Call) -> tuple[tuple[int, ...], Call]:
-        """Operands as small as they can be while one of them still has the whole shape."""
+        """The smallest operands of which one still has the whole shape."""
         if _reads_scalar_exponent(op):
             constant = op.operands[1].owner
             assert isinstance(constant, Const)
             if isinstance(constant.value, SplatAttr):
-                # torch has fast ways for a square and the like, for exponents that are numbers.
+                # torch has fast paths for a square and the like, for exponents that are numbers.
                 exponent = constant.value.value
                 bound = Call(partial(_power, exponent=exponent), partial(_power_out, exponent=exponent))
                 return (self._whole(operands[0]),), bound
         small = [self._scalar(operand) for operand in operands]
-        # One whole operand of each element type, or the result's would change.
+        # One operand of each element type stays whole, since scalars count less in the result's type.
         for kind in {info(operand).dtype for operand in operands}:
             same = [i for i, operand in enumerate(operands) if info(operand).dtype is kind]
             if all(small[i] is not None for i in same):
@@ -182,7 +182,7 @@ def _power_out(x: torch.Tensor, exponent: float, *, out: torch.Tensor) -> torch.
 
 
 class _Destinations:
-    """Where results go in a call: the tensors, the memory they lie in, and the loops that write to them."""
+    """The tensors that a call writes its results to, with their spans of memory, and the programs that write them."""
 
     def __init__(self, tensors: Sequence[torch.Tensor | None]) -> None:
         self.tensors = tuple(tensors)
@@ -190,12 +190,12 @@ class _Destinations:
         self.programs: dict[tuple[int, ...], list[_Prepared]] = {}
 
 
-# A kernel that many layers share is called with the buffers of each.
-_MOST_PLACES = 256
+# Many layers may share a kernel, each with buffers of its own.
+_MAX_DESTINATIONS = 256
 
 
 class Kernel:
-    """A module that can be called on CPU tensors."""
+    """A module that can be called on CPU tensors. Used by one thread at a time."""
 
     def __init__(self, module: ModuleOp) -> None:
         compiler = _Compiler(module)
@@ -205,12 +205,12 @@ class Kernel:
         self._tail = compiler.values[len(self.inputs) :]
         self._results = compiler.results
         self._makers = self._find_makers()
-        self._nowhere = _Destinations([None] * len(self.outputs))
-        self._places: dict[tuple[int, ...], _Destinations] = {}
+        self._no_destinations = _Destinations([None] * len(self.outputs))
+        self._destinations: dict[tuple[int, ...], _Destinations] = {}
 
     @classmethod
     def build(cls, module: ModuleOp | str) -> "Kernel":
-        """The kernel of a module, which is verified; text is parsed with limits. CirhError if it is not valid."""
+        """The kernel of a module or its text, which is verified first. Raises CirhError for an invalid one."""
         if isinstance(module, str):
             module = parse_module(module)
         verify(module)
@@ -218,15 +218,15 @@ class Kernel:
 
     @property
     def direct_results(self) -> frozenset[int]:
-        """Results that are written straight to a place that is given; others are made elsewhere and copied there."""
+        """Results that are written to their given tensors directly; others are made elsewhere and copied there."""
         return frozenset(self._makers)
 
-    def release_places(self) -> None:
-        """Keep the tensors no longer that results were written to."""
-        self._places.clear()
+    def release_destinations(self) -> None:
+        """Drops the references to tensors that results were written to."""
+        self._destinations.clear()
 
     def _find_makers(self) -> dict[int, int]:
-        """For results whose last step can write to a tensor that is given: {result: step}."""
+        """The results whose last step can write to a given tensor: {result: step}."""
         producers = {
             step.results[0]: index
             for index, step in enumerate(self._steps)
@@ -238,12 +238,12 @@ class Kernel:
                 makers[index] = producers[slot]
         return makers
 
-    def _program(self, places: _Destinations, direct: tuple[int, ...]) -> list[_Prepared]:
-        """The loop in which the results `direct` are written where they belong."""
-        program = places.programs.get(direct)
+    def _program(self, destinations: _Destinations, direct: tuple[int, ...]) -> list[_Prepared]:
+        """The program in which the steps of the results `direct` write to their given tensors."""
+        program = destinations.programs.get(direct)
         if program is None:
-            written = {self._makers[index]: places.tensors[index] for index in direct}
-            program = places.programs[direct] = []
+            written = {self._makers[index]: destinations.tensors[index] for index in direct}
+            program = destinations.programs[direct] = []
             for number, step in enumerate(self._steps):
                 function = step.call.function
                 if number in written:
@@ -258,30 +258,34 @@ class Kernel:
     ) -> list[torch.Tensor]:
         """Runs the module.
 
-        `inputs` have the arguments' shapes and dtypes. Where `out[i]` is given, result i is written to it and it is
-        what is returned; it may share memory with inputs. Other results may be views of inputs or of constants: read
-        them only, and before the inputs change.
+        Args:
+            inputs: tensors of the arguments' shapes and dtypes.
+            out: for each result the tensor to write it to, which may share memory with inputs, or None.
+
+        Returns:
+            The results; `out[i]` where that is given. Other results may be views of inputs or of constants, so they
+            must not be written, and are valid until the inputs change.
         """
         self._check(inputs, self.inputs, "input")
         values: list[Any] = [*inputs, *self._tail]
         if out is None:
-            self._run(self._program(self._nowhere, ()), values)
+            self._run(self._program(self._no_destinations, ()), values)
             return [values[slot] for slot in self._results]
-        places = self._places_of(out)
-        direct = self._direct(inputs, places)
-        self._run(self._program(places, direct), values)
-        return self._place(values, places.tensors, direct)
+        destinations = self._destinations_of(out)
+        direct = self._direct(inputs, destinations)
+        self._run(self._program(destinations, direct), values)
+        return self._copy_rest(values, destinations.tensors, direct)
 
-    def _places_of(self, out: Sequence[torch.Tensor | None]) -> _Destinations:
+    def _destinations_of(self, out: Sequence[torch.Tensor | None]) -> _Destinations:
         key = tuple(map(id, out))
-        places = self._places.get(key)
-        if places is None:
+        destinations = self._destinations.get(key)
+        if destinations is None:
             self._check(out, self.outputs, "out tensor")
-            if len(self._places) == _MOST_PLACES:
-                self._places.clear()
-            # It keeps the tensors, so their identities stay theirs.
-            places = self._places[key] = _Destinations(out)
-        return places
+            if len(self._destinations) == _MAX_DESTINATIONS:
+                self._destinations.clear()
+            # The entry keeps the tensors alive, so that no other tensor gets their identities.
+            destinations = self._destinations[key] = _Destinations(out)
+        return destinations
 
     def _run(self, program: list[_Prepared], values: list[Any]) -> None:
         with torch.no_grad():
@@ -304,27 +308,27 @@ class Kernel:
                     f"{what} {index} is {tensor.dtype}{list(tensor.shape)}, not {type.dtype}{list(type.shape)}"
                 )
 
-    def _direct(self, inputs: Sequence[torch.Tensor], places: _Destinations) -> tuple[int, ...]:
-        """The results that can be written while the kernel runs: their places share no memory with an input."""
+    def _direct(self, inputs: Sequence[torch.Tensor], destinations: _Destinations) -> tuple[int, ...]:
+        """The results that can be written while the kernel runs, as their tensors share no memory with an input."""
         read = [span(tensor) for tensor in inputs]
         makers = self._makers
         return tuple(
             [
                 index
-                for index, start, end in places.spans
+                for index, start, end in destinations.spans
                 if index in makers and not [1 for first, last in read if first < end and start < last]
             ]
         )
 
-    def _place(
+    def _copy_rest(
         self, values: list[Any], out: Sequence[torch.Tensor | None], direct: tuple[int, ...]
     ) -> list[torch.Tensor]:
-        """Copies the other results to their places."""
+        """Copies the other results to their tensors."""
         results = [values[slot] for slot in self._results]
         left = [i for i, tensor in enumerate(out) if tensor is not None and i not in direct]
         spans = [span(tensor) for i in left if (tensor := out[i]) is not None]
         for index in left:
-            # A view of an input that is written must be kept from it.
+            # A result that is a view of an input is copied before the input is written.
             start, end = span(results[index])
             if any(first < end and start < last for first, last in spans):
                 results[index] = results[index].clone()
@@ -337,7 +341,7 @@ class Kernel:
 
 
 def span(tensor: torch.Tensor) -> tuple[int, int]:
-    """The bytes in memory that a tensor lies within."""
+    """The range of addresses that a tensor lies within."""
     if tensor.is_contiguous():
         start = tensor.data_ptr()
         return start, start + tensor.nbytes
@@ -345,16 +349,13 @@ def span(tensor: torch.Tensor) -> tuple[int, int]:
     return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
 
 
-# --- Results of a kernel that show memory which somebody else is going to write ---------------------------------------
-
-
 def clone_views(
-    results: list[torch.Tensor], places: Sequence[torch.Tensor | None], shown: Sequence[torch.Tensor]
+    results: list[torch.Tensor], destinations: Sequence[torch.Tensor | None], shown: Sequence[torch.Tensor]
 ) -> None:
-    """Replaces each result that has no place of its own and shares memory with one of these tensors by a copy."""
+    """Copies the results without a given tensor that share memory with one of `shown`, which others will write."""
     spans = [span(tensor) for tensor in shown]
-    for index, (result, place) in enumerate(zip(results, places, strict=True)):
-        if place is None:
+    for index, (result, destination) in enumerate(zip(results, destinations, strict=True)):
+        if destination is None:
             begin, end = span(result)
             if any(first < end and begin < last for first, last in spans):
                 results[index] = result.clone()

@@ -1,4 +1,4 @@
-"""Building a module, operation by operation."""
+"""Building a module operation by operation."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,9 +14,9 @@ from waferbox.cirh.dialect.source import Source
 from waferbox.cirh.dialect.types import AnyTensorType, tensor_type
 from waferbox.cirh.table.lookup import make_site, result_types
 
-# The attribute dictionaries of arguments and results.
+# Names in the attribute dictionaries of arguments and results.
 STATE_NAME, ALIAS, INPUT_NAME, OUTPUT_NAME = "tf.resource_name", "tf.aliasing_output", "cs.input_name", "cs.output_name"
-# Of the argument that holds the numbers of the wafers: how many there are.
+# Marks the argument that holds the numbers of the wafers; its value is how many there are.
 WAFERS = "cs.wafers"
 Location = LocationAttr | Source | None
 
@@ -28,7 +28,7 @@ def _location(loc: Location) -> LocationAttr:
 
 
 class GraphBuilder:
-    """Builds the one function of a module. Constants come first in it, and equal ones are one operation."""
+    """A builder of a module's one function. Constants come first in it, and equal ones become one operation."""
 
     def __init__(self) -> None:
         self._block = Block()
@@ -40,7 +40,7 @@ class GraphBuilder:
     def argument(
         self, type: AnyTensorType, *, state: str | None = None, input: str | None = None, loc: Location = None
     ) -> SSAValue:
-        """A further argument of the function: a state tensor, an input (by name), or, in a kernel, neither."""
+        """Adds an argument of the function: a state, an input, or, in a kernel, an argument without a name."""
         argument = self._block.insert_arg(type, len(self._block.args))
         argument.location = _location(loc)
         names = {STATE_NAME: state, INPUT_NAME: input}
@@ -59,9 +59,9 @@ class GraphBuilder:
     ) -> tuple[SSAValue, ...]:
         """Appends an operation and returns its results.
 
-        Result types are inferred. `types` gives them to operations that mean different things by them: required by
-        Cast (the element type), Reshape and BroadcastInDim (the shape), possible with Reduce of kind ARGMAX and Arange.
-        `annotations` are attributes with a dot in their name. CirhError: no such operation can be.
+        Result types are inferred. `types` gives them to operations whose meaning depends on them: Cast (the element
+        type), Reshape and BroadcastInDim (the shape) require it; Reduce of kind ARGMAX and Arange may have it.
+        `annotations` are attributes with a dot in their name. Raises CirhError for an impossible operation.
         """
         where = _location(loc)
         plain = attributes or {}
@@ -79,7 +79,7 @@ class GraphBuilder:
         return tuple(operation.results)
 
     def append(self, operation: Operation) -> None:
-        """Appends an operation that is already inferred and in no block."""
+        """Appends an operation that has its result types and is in no block."""
         self._body.append(operation)
 
     def constant(self, value: ConstantAttr, loc: Location = None) -> SSAValue:
@@ -103,8 +103,12 @@ class GraphBuilder:
     def finish(
         self, outputs: Sequence[tuple[SSAValue, str | None]], aliases: Mapping[int, int] | None = None
     ) -> ModuleOp:
-        """The module. `outputs` are the results with their names (None: a state's next value, or a kernel's result);
-        `aliases` says which result replaces which argument: {argument index: result index}."""
+        """The module, after which nothing can be added.
+
+        Args:
+            outputs: the results with their names; None for a state's next value, or a kernel's result.
+            aliases: argument index -> index of the result that replaces the argument after the step.
+        """
         assert not self._finished, "finish() was called already"
         self._finished = True
         for argument, result in (aliases or {}).items():
@@ -118,6 +122,6 @@ class GraphBuilder:
 
 
 def with_source(error: CirhError, where: LocationAttr) -> CirhError:
-    """The same error, its message beginning with the source location if that is known."""
+    """A copy of the error whose message begins with the source location, if that is known."""
     source = source_of_location(where)
     return CirhError(f"{source}: {error}") if source.file or source.module else error

@@ -1,4 +1,4 @@
-"""Reading a module as a graph: its signature, pieces of it as modules of their own, and a text to compare by."""
+"""Reading a module as a graph: its signature, parts of it as modules of their own, and a text for comparison."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from waferbox.cirh.text.printer import print_module
 
 @dataclass(frozen=True, slots=True)
 class StateArg:
-    """A loop-carried tensor: argument `argument`, replaced by result `result` after the step (None: it stays)."""
+    """A state: argument `argument`, which result `result` replaces after the step (None: it is not replaced)."""
 
     name: str
     argument: int
@@ -32,7 +32,7 @@ class InputArg:
 
 @dataclass(frozen=True, slots=True)
 class OutputResult:
-    """A tensor that the user's script gets."""
+    """A tensor that the step returns to the user's script."""
 
     name: str
     result: int
@@ -40,9 +40,9 @@ class OutputResult:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What arguments and results of a module are, in their order.
+    """The meaning of a module's arguments and results, in their order.
 
-    `wafers` is the argument that holds the numbers of all wafers, from 0; None where nothing reads them.
+    `wafers` is the argument that holds the numbers of all wafers, from 0; None if no operation reads them.
     """
 
     states: tuple[StateArg, ...]
@@ -52,7 +52,7 @@ class Signature:
 
 
 def signature(module: ModuleOp) -> Signature:
-    """The signature of a (verified) module."""
+    """The signature of a verified module."""
     function = func_of(module)
     states, inputs, outputs, wafers = [], [], [], None
     for index, attributes in enumerate(function.argument_attributes):
@@ -71,7 +71,7 @@ def signature(module: ModuleOp) -> Signature:
 
 
 def add_state(module: ModuleOp, name: str, type: AnyTensorType) -> SSAValue:
-    """A new last argument: a state, and a new last result, which is its next value: as yet the argument itself."""
+    """Adds a state: a new last argument, and a new last result, which for now is the argument itself."""
     function, last = func_of(module), return_of(module)
     argument = function.block.insert_arg(type, len(function.block.args))
     last.operands = [*last.operands, argument]
@@ -84,7 +84,7 @@ def add_state(module: ModuleOp, name: str, type: AnyTensorType) -> SSAValue:
 
 
 def add_wafers(module: ModuleOp, count: int) -> SSAValue:
-    """A new last argument: the numbers of `count` wafers, int64 [count]."""
+    """Adds the numbers of `count` wafers, int64 [count], as a new last argument."""
     function = func_of(module)
     argument = function.block.insert_arg(tensor_type((count,), torch.int64), len(function.block.args))
     named = [*function.argument_attributes, DictionaryAttr({WAFERS: IntegerAttr(count, i64)})]
@@ -97,9 +97,10 @@ def add_wafers(module: ModuleOp, count: int) -> SSAValue:
 def extract(
     ops: Iterable[Operation], inputs: Sequence[SSAValue], outputs: Sequence[SSAValue], *, locations: bool = False
 ) -> ModuleOp:
-    """A module of copies of these operations (given in a valid order): a kernel from `inputs` to `outputs`.
+    """A kernel from `inputs` to `outputs`: a module of copies of these operations, which are in a valid order.
 
-    Constants that they read come along. Every other value that they read must be an input or made by one of them.
+    Constants that they read are copied too. Every other value that they read must be an input, or a result of one of
+    them.
     """
     builder = GraphBuilder()
     copies: dict[SSAValue, SSAValue] = {value: builder.argument(value.type) for value in inputs}  # type: ignore[arg-type]
@@ -128,7 +129,7 @@ def extract(
 
 
 def canonical_text(module: ModuleOp) -> str:
-    """The text by which modules are compared: no locations, values numbered anew, constants in order of first use."""
+    """Text for comparing modules: without locations, values renumbered, constants in the order of their first use."""
     function = func_of(module)
     copy = extract(body_ops(module), list(function.block.args), list(return_of(module).operands))
     func_of(copy).attributes.update(function.attributes)

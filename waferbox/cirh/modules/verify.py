@@ -1,4 +1,4 @@
-"""Verification: nothing in a module is believed before this has seen it."""
+"""Verification of modules. A module from the wire is used only after it."""
 
 from collections.abc import Sequence
 
@@ -13,10 +13,10 @@ from waferbox.cirh.table.lookup import result_types, site_of, spec
 
 
 def verify(module: ModuleOp) -> None:
-    """Raises CirhError, naming operation and source line, unless everything in the module holds together.
+    """Raises CirhError, with operation and source line, unless the module is consistent.
 
-    Values are defined before their use; operands and attributes are those of the table; every result type is inferred
-    again and equal; the names and aliases of arguments and results are unique and of equal types.
+    Values are defined before their use. Operands and attributes agree with the table. Every result type is equal to the
+    type that is inferred again. Names and aliases of arguments and results are unique, and aliases have equal types.
     """
     function = func_of(module)
     defined: set[SSAValue] = set(function.block.args)
@@ -46,8 +46,8 @@ def _verify_operation(operation: Operation, defined: set[SSAValue]) -> None:
     declared = [result.type for result in operation.results]
     if inferred != declared:
         made = ", ".join(str(type) for type in inferred)
-        said = ", ".join(str(type) for type in declared)
-        raise CirhError(f"{operation.name} makes {made}, but the module says {said}")
+        given = ", ".join(str(type) for type in declared)
+        raise CirhError(f"{operation.name} makes {made}, but the module says {given}")
     row = spec(operation.name)
     for index in row.unread:
         if operation.results[index].uses:

@@ -1,7 +1,7 @@
-"""The rows of the table for ATen operations that are kept as they are, made from their schemas.
+"""The rows of the table for ATen operations that CIRH has verbatim, made from their schemas.
 
-A row's operands are the schema's tensor arguments in order; all other arguments are attributes under their names in it.
-An argument that is None has no attribute. Devices, layouts and memory formats do not exist here.
+A row's operands are the schema's tensor arguments in order; all other arguments are attributes of the same names. An
+argument that is None has no attribute. There are no devices, layouts and memory formats.
 """
 
 from collections.abc import Callable
@@ -71,7 +71,7 @@ _ALLOWED = """
 """
 ALLOWED = frozenset(_ALLOWED.split())
 
-# Kept as one operation by name and executed element by element, but without torch's tag for it.
+# Element-by-element operations that lack torch's tag for them.
 _UNTAGGED_POINTWISE = frozenset({"masked_fill.Scalar", "masked_fill.Tensor"})
 _PRODUCTS = frozenset(["addmm", "addmv", "baddbmm", "bmm", "mm", "mv", "dot", "convolution", "convolution_backward"])
 _MATRIX_PRODUCTS = frozenset(["addmm", "mm"])
@@ -110,6 +110,8 @@ _COUNTS = {
 
 
 class _Argument(NamedTuple):
+    """An argument of an ATen schema."""
+
     name: str
     operand: Count | None  # of a tensor argument
     is_dtype: bool
@@ -124,7 +126,7 @@ def _parse_name(name: str) -> tuple[str, str]:
 
 
 def _is_out_variant(candidate: Any, schema: Any) -> bool:
-    """Whether `candidate` is the same call with one tensor to write to, at its end."""
+    """Whether `candidate` is the same call with one tensor to write to as its last argument."""
     arguments = candidate.arguments
     return (
         len(arguments) == len(schema.arguments) + 1
@@ -137,7 +139,7 @@ def _is_out_variant(candidate: Any, schema: Any) -> bool:
 
 
 def _out_variant(packet: Any, schema: Any) -> Callable[..., Any] | None:
-    # A loss with a reduction makes `out` as large as its input first, which a buffer of fixed size cannot become.
+    # A loss with a reduction first resizes `out` to its input's size, which a buffer of fixed size cannot take.
     if len(schema.returns) != 1 or any(argument.name == "reduction" for argument in schema.arguments):
         return None
     for overload in packet.overloads():
@@ -151,7 +153,7 @@ def _out_variant(packet: Any, schema: Any) -> Callable[..., Any] | None:
 
 
 def _fast(base: str, arguments: list[_Argument]) -> Callable[..., Any] | None:
-    """The same operation as a builtin function, which is called faster, where only tensors are positional in it."""
+    """The same operation as a builtin function, whose call is faster, if only its tensors are positional."""
     if any(argument.operand is not Count.ONE for argument in arguments):
         return None
     function: Callable[..., Any] | None = getattr(torch._C._VariableFunctions, base, None)
@@ -160,7 +162,7 @@ def _fast(base: str, arguments: list[_Argument]) -> Callable[..., Any] | None:
 
 @cache
 def row(name: str) -> OpSpec:
-    """The row of `aten.<name>[.<overload>]`; CirhError if it is not allowed."""
+    """The row of `aten.<name>[.<overload>]`. Raises CirhError for an operation that is not allowed."""
     if name.removeprefix("aten.") not in ALLOWED:
         raise CirhError(f"unknown operation {name}")
     base, overload = _parse_name(name)
@@ -212,7 +214,7 @@ def row(name: str) -> OpSpec:
 
 
 def _real_type(argument: Any) -> str:
-    """ScalarType, Layout and MemoryFormat are all `int` by type."""
+    """The type in the schema's text: by its type object, a ScalarType, Layout or MemoryFormat is an `int`."""
     return str(argument.real_type).removeprefix("Optional[").removesuffix("]")
 
 
@@ -256,7 +258,7 @@ def _bind(function: Callable[..., Any], out: Callable[..., Any] | None, rest: di
 def _gather_arguments(
     function: Callable[..., Any], tensors: list[_Argument], segments: tuple[int, ...], rest: dict[str, Any]
 ) -> Callable[..., Any]:
-    """All arguments by name: tensors from where they stand among the operands."""
+    """A function of the operands that calls `function` with all arguments by name."""
     single: list[tuple[str, int]] = []
     lists: list[tuple[str, slice]] = []
     start = 0
@@ -288,7 +290,7 @@ _BATCH_NORMS = frozenset(
 
 
 def corrected_results(site: Site, inferred: tuple[TensorInfo, ...]) -> tuple[TensorInfo, ...]:
-    """Result types where torch's meta implementation and its CPU kernel disagree: as the CPU kernel has them."""
+    """The result types of torch's CPU kernel, where its meta kernel disagrees with that."""
     is_batch_norm = site.name in _BATCH_NORMS
     dtype = site.operands[0].dtype if site.operands else None
     if dtype is not None and dtype.itemsize == 2 and (is_batch_norm or site.name == "aten.native_layer_norm"):
@@ -296,7 +298,7 @@ def corrected_results(site: Site, inferred: tuple[TensorInfo, ...]) -> tuple[Ten
         statistics = torch.float32 if mixed else dtype
         inferred = (inferred[0], *(TensorInfo(result.shape, statistics) for result in inferred[1:]))
     if is_batch_norm and not site.get("training", False):
-        # In evaluation, nothing is saved.
+        # In evaluation mode the kernel saves no statistics.
         saved = tuple(TensorInfo((0,), result.dtype) for result in inferred[1:3])
         inferred = (inferred[0], *saved, *inferred[3:])
     return inferred

@@ -1,4 +1,4 @@
-"""The one table of operations, and what is read from it: prepared torch calls and inferred types."""
+"""The table of operations, with the prepared torch calls and inferred types of its rows."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -17,11 +17,13 @@ from waferbox.cirh.dialect.types import AnyTensorType, TensorInfo, info, tensor_
 from waferbox.cirh.table import aten as table_aten
 from waferbox.cirh.table import rows, rows_vendor
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Which element types an operation takes together: torch's kernels refuse what its meta kernels let pass
+# --- Element types of operands ----------------------------------------------------------------------------------------
+#
+# torch's kernels refuse combinations of element types that its meta kernels accept.
 
 
-# Norms: what is normalised, and its gradient, stand first. If these are halves, weights and statistics may be float32.
+# How many operands of a norm, the first ones, are its input or that input's gradient. With halves there, the other
+# operands may be float32.
 _NORMALISED = {
     "aten.native_layer_norm": 1,
     "aten.native_layer_norm_backward": 2,
@@ -31,9 +33,9 @@ _NORMALISED = {
     "aten.native_batch_norm_backward": 2,
 }
 _HALVES = (torch.float16, torch.bfloat16)
-# Its call knows which type each operand has to have.
+# Operations whose prepared call checks the type of each operand.
 _CHECKED = frozenset({"cirh.AttentionGrad"})
-# Where the class numbers stand.
+# The index of the operand with class numbers.
 _LABELS = {
     "aten.nll_loss_forward": 1,
     "aten.nll_loss2d_forward": 1,
@@ -44,7 +46,7 @@ _CLASS_NUMBERS = (torch.int64, torch.uint8)
 
 
 def check_operand_types(site: Site) -> None:
-    """Raises CirhError for operands that do not fit together, of an operation that does not go element by element."""
+    """Raises CirhError for operands of an operation, not element by element, whose types do not fit together."""
     floats = {operand.dtype for operand in site.operands if operand.dtype.is_floating_point}
     if len(floats) > 1 and site.name not in _CHECKED and not _is_norm_of_halves(site):
         listed = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in floats))
@@ -58,24 +60,24 @@ def check_operand_types(site: Site) -> None:
 
 
 def _is_norm_of_halves(site: Site) -> bool:
-    """Whether halves are normalised, and all else is float32."""
+    """Whether a norm has a half-precision input, and all its other operands are float32."""
     first = _NORMALISED.get(site.name, 0)
     data, others = ({operand.dtype for operand in part} for part in (site.operands[:first], site.operands[first:]))
     return len(data) == 1 and data.issubset(_HALVES) and others == {torch.float32}
 
 
-# --- The one table of operations, and what is read from it: prepared torch calls and inferred types -------------------
+# --- The table --------------------------------------------------------------------------------------------------------
 
 
-# What torch raises for arguments that do not fit together, on meta tensors.
+# Exceptions that torch raises on meta tensors for arguments that do not fit together.
 TORCH_ERRORS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, AssertionError, ArithmeticError)
 SEGMENTS = "operand_segments"
 _ALL_SEGMENTS: Final = (SEGMENTS, "operand_segment_sizes")  # as the vendor's release 2.7 writes them
 REFUSED: Final = rows_vendor.REFUSED
-# Their results are their operands.
+# Operations whose results are their operands.
 ANNOTATIONS: Final = frozenset(f"cirh.{name}" for name in rows_vendor.ANNOTATIONS)
 ROWS: Final[Mapping[str, OpSpec]] = {**rows.ROWS, **rows_vendor.ROWS}
-# The type of a result that a mask switched off (convolution_backward): no element, and nothing may read it.
+# The type of a result that a mask switches off (convolution_backward): it has no element, and must not be read.
 _ABSENT = TensorInfo((0,), torch.float32)
 
 _TYPES: Mapping[Kind, tuple[type, ...]] = {
@@ -93,7 +95,7 @@ _ITEMS: Mapping[Kind, type] = {Kind.INTS: int, Kind.BOOLS: bool, Kind.FLOATS: fl
 
 
 def spec(name: str) -> OpSpec:
-    """The table's row of an operation; CirhError for an unknown name."""
+    """The row of an operation. Raises CirhError for an unknown name."""
     row = ROWS.get(name)
     if row is not None:
         return row
@@ -105,7 +107,7 @@ def spec(name: str) -> OpSpec:
 
 
 def names() -> Iterable[str]:
-    """All names of the table but Const."""
+    """The names of all operations but Const."""
     yield from ROWS
     yield from sorted(f"aten.{name}" for name in table_aten.ALLOWED)
 
@@ -119,12 +121,13 @@ def _check_attributes(row: OpSpec, attributes: Mapping[str, AttrValue]) -> None:
         if attribute is None:
             raise CirhError(f"{row.name} has no attribute {name!r}")
         ok = isinstance(value, _TYPES[attribute.kind])
+        # A bool is an int in Python, but a kind of its own here.
         if attribute.kind in (Kind.INT, Kind.FLOAT) and isinstance(value, bool):
             ok = False
         if ok and attribute.kind in _ITEMS:
-            wanted = _ITEMS[attribute.kind]
+            item_type = _ITEMS[attribute.kind]
             assert isinstance(value, Sequence)
-            ok = all(type(item) is wanted for item in value)
+            ok = all(type(item) is item_type for item in value)
         if not ok:
             raise CirhError(f"{row.name}: attribute {name} = {value!r} is not a {attribute.kind.value}")
     missing = [attribute.name for attribute in known.values() if attribute.required]
@@ -133,14 +136,14 @@ def _check_attributes(row: OpSpec, attributes: Mapping[str, AttrValue]) -> None:
 
 
 def _segments(row: OpSpec, operands: int, attributes: Mapping[str, AttrValue]) -> tuple[int, ...]:
-    """How many operands stand for each tensor argument."""
+    """The number of operands that stand for each tensor argument."""
     given = next((attributes[name] for name in _ALL_SEGMENTS if name in attributes), None)
     if given is None:
         lists = [s for s in row.operands if s.count is Count.LIST]
         extra = operands - len(row.operands) + 1
         segments = tuple(extra if s.count is Count.LIST and len(lists) == 1 else 1 for s in row.operands)
         if not lists:
-            # Optional ones at the end may be left out.
+            # Optional arguments at the end may be left out.
             segments = tuple(int(position < operands) for position in range(len(row.operands)))
     elif isinstance(given, (list, tuple)):
         segments = tuple(int(item) for item in given)
@@ -174,7 +177,7 @@ def make_site(
     attributes: Mapping[str, AttrValue],
     types: Sequence[AnyTensorType] | None = None,
 ) -> Site:
-    """The site of an operation with these operands; CirhError if they cannot be its operands and attributes."""
+    """The site of an operation. Raises CirhError for operands or attributes that it cannot have."""
     row = spec(name)
     _check_attributes(row, attributes)
     segments = _segments(row, len(operands), attributes)
@@ -203,11 +206,11 @@ def site_of(op: Operation) -> Site:
 
 
 def runtime_operands(op: Operation) -> list[SSAValue]:
-    """The operands that the prepared call takes: all but the static ones."""
+    """The operands of the prepared call, which are all but the static ones."""
     row = spec(op.name)
     if not any(operand.static for operand in row.operands):
         return list(op.operands)
-    # Static operands stand before optional ones.
+    # Static operands come before optional ones.
     return [v for s, v in zip(row.operands, op.operands, strict=False) if not s.static]
 
 
@@ -224,7 +227,7 @@ def _metas(row: OpSpec, site: Site) -> list[torch.Tensor]:
 
 @lru_cache(maxsize=1 << 16)
 def infer(site: Site) -> tuple[TensorInfo, ...]:
-    """The types of a site's results, by rule or by running its call on meta tensors; CirhError if it cannot be run."""
+    """The types of a site's results, by a rule or from its call on meta tensors. Raises CirhError if it fails."""
     row = spec(site.name)
     if row.pointwise:
         return _infer_pointwise(row, site)
@@ -234,7 +237,7 @@ def infer(site: Site) -> tuple[TensorInfo, ...]:
     if outcome is None:
         outcome = table_aten.corrected_results(site, _run(row, site, call, _metas(row, site)))
     for result in outcome:
-        tensor_type(*result)  # refuses what is too large
+        tensor_type(*result)  # raises CirhError for a tensor that is too large
     return outcome
 
 
@@ -249,14 +252,14 @@ def _run(row: OpSpec, site: Site, call: Call, operands: list[torch.Tensor]) -> t
 
 
 def _infer_pointwise(row: OpSpec, site: Site) -> tuple[TensorInfo, ...]:
-    """All operands have one shape, or no dimension. The result has that shape, and the type that one element gives."""
+    """The type of a pointwise result: the shape of the operands with dimensions, and the type of a single element."""
     shapes = {operand.shape for operand in site.operands if operand.shape}
     mixed = shapes and any(operand.shape == () for operand in site.operands)
     if len(shapes) > 1 or (mixed and site.name.startswith("cirh.") and site.name != "cirh.Clamp"):
         listed = ", ".join(type_text(tensor_type(*operand)) for operand in site.operands)
         raise CirhError(f"{site.name}: operands of different shapes ({listed}); broadcast them first")
     shape = shapes.pop() if shapes else ()
-    # A tensor of rank 0 counts less than others where element types differ.
+    # Where element types differ, torch lets a tensor of rank 0 count less than others.
     one = (1,) if shape else ()
     elements = Site(
         name=site.name,
@@ -272,14 +275,14 @@ def _infer_pointwise(row: OpSpec, site: Site) -> tuple[TensorInfo, ...]:
 
 @lru_cache(maxsize=1 << 14)
 def _element_types(site: Site) -> tuple[TensorInfo, ...]:
-    """The result types of a pointwise operation on single elements, by running it on the CPU."""
+    """The result types of a pointwise operation on single elements, which is run on the CPU."""
     row = spec(site.name)
     samples = [torch.ones(operand.shape, dtype=operand.dtype) for operand in site.operands]
     return _run(row, site, row.prepare(site), samples)
 
 
 def result_types(site: Site) -> list[AnyTensorType]:
-    """The result types of a site; given ones must be what the operation makes."""
+    """The result types of a site. Raises CirhError if given types are not those of the operation."""
     results = infer(site)
     if site.results and site.results != results:
         given = ", ".join(type_text(tensor_type(*r)) for r in site.results)

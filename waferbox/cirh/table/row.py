@@ -1,4 +1,4 @@
-"""What rows of the table are made with."""
+"""Functions that make rows of the table."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,13 +8,13 @@ from waferbox.cirh.table import rules
 
 
 def _operands(text: str) -> tuple[OperandSpec, ...]:
-    """`x` one operand, `x?` optional, `x*` a list, `x!` a static one."""
+    """Parses operands: `x` is one, `x?` an optional, `x*` a list, and `x!` a static one."""
     counts = {"?": Count.OPTIONAL, "*": Count.LIST}
     return tuple(OperandSpec(w.rstrip("?*!"), counts.get(w[-1], Count.ONE), w.endswith("!")) for w in text.split())
 
 
 def _attributes(text: str) -> tuple[AttributeSpec, ...]:
-    """`axis=INT` or `epsilon=FLOAT?` (may be absent)."""
+    """Parses attributes, such as `axis=INT`, or `epsilon=FLOAT?`, which may be absent."""
     pairs = (word.split("=") for word in text.split())
     return tuple(AttributeSpec(name, Kind[kind.rstrip("?")], not kind.endswith("?")) for name, kind in pairs)
 
@@ -36,7 +36,7 @@ def add_row(
     result_names: str = "",
     unread: tuple[int, ...] = (),
 ) -> None:
-    """Adds the row of cirh.<name>. Operands are written as `_operands` reads them, attributes as `_attributes` does."""
+    """Adds the row of cirh.<name>, with operands and attributes in the syntax of `_operands` and `_attributes`."""
     assert f"cirh.{name}" not in rows
     rows[f"cirh.{name}"] = OpSpec(
         name=f"cirh.{name}",
@@ -56,6 +56,6 @@ def add_row(
 
 
 def always(function: Any, out: Any = None) -> Callable[[Site], Call]:
-    """Prepares the same call at every site; `out`: as it is written to a given tensor, if that is another function."""
+    """A function that prepares the same call at every site. `out`: the function that takes `out=`, if it differs."""
     call = Call(function, out or function)
     return lambda site: call

@@ -1,4 +1,4 @@
-"""The rows of the table for the other operations of the real dialect, which only the vendor's own client writes."""
+"""The rows of the table for operations of the real dialect that only the vendor's own client writes."""
 
 from collections.abc import Callable
 from functools import partial
@@ -38,7 +38,7 @@ aten = torch.ops.aten
 ROWS: dict[str, OpSpec] = {}
 row = partial(add_row, ROWS)
 
-# What only says where a tensor lies, or what it is called. A module means the whole tensors: these change none.
+# Operations that only place or name a tensor. They change nothing, since the values of a module are whole tensors.
 ANNOTATIONS: Final = {
     "AnnotateTensor": "tensor_annotation=STRING",
     "ConstrainValueLayout": "",
@@ -53,7 +53,7 @@ ANNOTATIONS: Final = {
     "TagGradient": "shared_name=STRING",
 }
 # The rest of the dialect: operations of sparse, low-rank and mixture-of-experts kernels, fused optimizers, results
-# whose size depends on their input, and what the names alone do not say.
+# whose size depends on their input, and operations whose meaning their names do not determine.
 _REFUSED = """
     Adam Composite ConditionalArange DLowRankScan DMatMul ExpertParallelShuffle ExpertParallelShuffleKtoK
     ExpertParallelUnshuffle ExpertParallelUnshuffleKtoK Fscale FusedTopK FusedTopP FusedTopPDeinterleaved
@@ -79,7 +79,7 @@ def _first_operand(site: Site) -> rules.Types:
 
 
 def _extended(site: Site) -> Call:
-    """To a wider integer: by the sign (ExtSI), or by zeros (ExtUI), for which the bits are those of an unsigned one."""
+    """Widens an integer by its sign (ExtSI), or by zeros (ExtUI), as if its bits were those of an unsigned integer."""
     source, dtype = site.operands[0].dtype, site.result.dtype
     signed = site.name == "cirh.ExtSI"
     integers = not source.is_floating_point and not dtype.is_floating_point and dtype is not torch.bool
@@ -91,7 +91,7 @@ def _extended(site: Site) -> Call:
 
 
 def _with(function: Callable[..., Any], *names: str, first: tuple[int, ...] = ()) -> Callable[[Site], Call]:
-    """Prepares a function of the operands, in the order `first` if it is given, and of these attributes."""
+    """A function that prepares a call with the operands, in the order `first` if it is given, and these attributes."""
 
     def prepare(site: Site) -> Call:
         values = [site.get(name) for name in names]
@@ -113,7 +113,7 @@ def _leaky_relu_grad(gradients: torch.Tensor, features: torch.Tensor, alpha: flo
 
 
 def _soft_cross_entropy(site: Site) -> Call:
-    """Labels are probabilities. Results: the loss of each row, and its gradient (softmax minus labels)."""
+    """Cross entropy with probabilities as labels. Results: the loss of each row, and its gradient."""
     features, labels = site.operands
     axis = axis_of(site, site.get("axis", len(features.shape) - 1), len(features.shape))
     if features != labels:

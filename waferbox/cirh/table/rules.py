@@ -1,9 +1,7 @@
 """Result types of the commonest operations by rule.
 
-They are equal to what torch's meta kernels say (a test holds it). Those load so much Python that the first call in a
-process takes over a second.
-
-A rule gives None for what it does not cover; the meta kernel decides then.
+A test checks that they are equal to those of torch's meta kernels, which load so much Python that the first call in a
+process takes over a second. A rule returns None for a case that it does not cover; the meta kernel is used then.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,7 +18,7 @@ Rule: TypeAlias = Callable[[Site], Types]
 
 
 def given(site: Site) -> Types:
-    """The result type is given, and preparing the call has checked it."""
+    """The given result type, which the preparation of the call has checked."""
     return site.results
 
 
@@ -79,7 +77,7 @@ def reduce(site: Site) -> Types:
 
 
 def _dims(site: Site) -> set[int] | None:
-    """Attribute dim as a set of dimensions; all of them if there is none."""
+    """The dimensions in attribute dim; all of them without the attribute."""
     rank = len(site.operands[0].shape)
     dim = site.get("dim")
     dims = [dim] if isinstance(dim, int) else list(dim or range(rank))
@@ -106,12 +104,12 @@ def _argmax(site: Site) -> Types:
 
 
 def _triangle(site: Site) -> Types:
-    """Part of a matrix, or of each of a batch of them."""
+    """The type of a triangle of a matrix, or of each matrix of a batch."""
     return (site.operands[0],) if len(site.operands[0].shape) >= 2 else None
 
 
 def _first_operand(site: Site) -> Types:
-    """A float operation along one dimension that keeps shape and element type."""
+    """The type of the first operand, for a float operation along one dimension."""
     shape, dtype = site.operands[0]
     rank = len(shape)
     uniform = all(operand == site.operands[0] for operand in site.operands)
@@ -208,7 +206,7 @@ _INDICES = (torch.int32, torch.int64)
 
 
 def _normalized(site: Site, data: int) -> bool:
-    """Whether the last dimensions are those that are normalised, in one floating point type."""
+    """Whether the normalised dimensions are the last ones, and all operands have one floating point type."""
     shape, dtype = site.operands[data]
     last = tuple(site.get("normalized_shape"))
     return (
@@ -220,7 +218,7 @@ def _normalized(site: Site, data: int) -> bool:
 
 
 def _layer_norm(site: Site) -> Types:
-    """Result, mean and rstd: statistics of one type with all operands have that type."""
+    """Result, mean and rstd. If all operands have one type, so have the statistics."""
     data, *others = site.operands
     if not _normalized(site, 0) or any(other.shape != tuple(site.get("normalized_shape")) for other in others):
         return None

@@ -1,7 +1,7 @@
-"""Parsing CIRH text from anywhere: bounded in time and memory, and every refusal is a CirhError.
+"""Parsing CIRH text from untrusted sources: bounded in time and memory, and every refusal is a CirhError.
 
-This is not xDSL's parser, which is slow, has no limits and reads the bits of an infinity as a number. What is parsed
-has known operations, values defined before their use and the types that the text says; `verify` checks the rest.
+xDSL's own parser is slow, has no limits, and reads the bits of an infinity as a number. A parsed module has known
+operations, values defined before their use, and the types in the text; `verify` checks the rest.
 """
 
 from xdsl.dialects.builtin import (
@@ -28,9 +28,14 @@ MAXIMUM_OPERATIONS = 1_000_000
 
 
 def parse_module(text: str, file: str = "") -> ModuleOp:
-    """The module of a text; CirhError if it is not one.
+    """The module of a text.
 
-    Operations without a location are given the line on which they stand in `file`, if that has a name.
+    Args:
+        text: the text.
+        file: its file, whose lines become the locations of operations without one; empty for none.
+
+    Raises:
+        CirhError: the text is not that of a module.
     """
     parser = _ModuleParser(text, file)
     try:
@@ -42,16 +47,18 @@ def parse_module(text: str, file: str = "") -> ModuleOp:
 
 
 class _ModuleParser(AttributeParser):
+    """A parser of one module's text."""
+
     def __init__(self, text: str, file: str) -> None:
         self._file = file
         self._lines = self._counted = 0
         self._begin = 0
         self._values: dict[str, SSAValue] = {}
-        self._unresolved: list[tuple[Operation | BlockArgument, str]] = []
+        self._unresolved: list[tuple[Operation | BlockArgument, str]] = []  # aliases may be defined after their use
         super().__init__(text)
 
     def at_operation(self, error: CirhError) -> TextError:
-        """The error with the line where the operation begins that is read."""
+        """The error with the line on which the current operation begins."""
         return TextError(f"line {self._text.count(chr(10), 0, self._begin) + 1}: {error}")
 
     def module(self) -> ModuleOp:
@@ -167,6 +174,7 @@ class _ModuleParser(AttributeParser):
         """The line of the current token."""
         if not self._file:
             return UNKNOWN
+        # Counted from the token before: counting from the beginning for each operation would take quadratic time.
         self._lines += self._text.count("\n", self._counted, self._start)
         self._counted = self._start
         return FileLineColLoc(StringAttr(self._file), IntAttr(self._lines + 1), IntAttr(0))
@@ -195,7 +203,7 @@ class _ModuleParser(AttributeParser):
     def _check_operand_types(self, operands: list[SSAValue], types: list[AnyTensorType]) -> None:
         if len(types) == 1 and len(operands) > 1:
             types = types * len(operands)
-        # Types are interned by their text, so most comparisons are of one object with itself.
+        # Types are interned by their text, so that most comparisons are of an object with itself.
         same = len(types) == len(operands) and all(
             t is o.type or t == o.type for t, o in zip(types, operands, strict=True)
         )
@@ -229,7 +237,7 @@ class _ModuleParser(AttributeParser):
         return operation
 
     def _named(self) -> tuple[str, int]:
-        """A name of results: of one (0), or of a pack of so many: `%20:3`, read as `%20#0` to `%20#2`."""
+        """A name of results with their number: 0 for one result, or 3 for the pack `%20:3`, read as `%20#0` etc."""
         name, _, packed = self.take("value").partition(":")
         if "#" in name or (packed and not 0 < int(packed) <= MAXIMUM_ITEMS):
             self.fail(f"{name[:60]} cannot name results")
@@ -245,7 +253,7 @@ class _ModuleParser(AttributeParser):
         )
 
     def _table_operation(self, name: str, generic: bool) -> Operation:
-        if name not in REFUSED:  # verification refuses these, which knows their source
+        if name not in REFUSED:  # these are refused by `verify`, whose message has their source
             spec(name)
         if generic:
             self.expect("(")
@@ -256,6 +264,6 @@ class _ModuleParser(AttributeParser):
         self.expect(":")
         types = self._types()
         self._check_operand_types(operands, types)
-        # `: T` alone: all operands and the one result are of that type.
+        # With `: T` alone, all operands and the one result have that type.
         results = self._types() if self.accept("->") else types[:1]
         return operation_class(name).create(operands=operands, result_types=results, attributes=attributes)

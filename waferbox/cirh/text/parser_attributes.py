@@ -48,7 +48,7 @@ def _from_bits(bits: int, dtype: torch.dtype) -> bytes:
 
 
 class AttributeParser(Scanner):
-    """A scanner that also reads the parts of operations."""
+    """A scanner that also reads types, constants, attributes and locations."""
 
     def __init__(self, text: str) -> None:
         self._known_types: dict[str, AnyTensorType] = {}
@@ -56,7 +56,7 @@ class AttributeParser(Scanner):
         super().__init__(text)
 
     def tensor_type(self, *, may_be_vector: bool = False) -> AnyTensorType:
-        """may_be_vector: that is the same here."""
+        """A tensor type. may_be_vector: whether `vector<...>` may stand for it."""
         if self.kind != "type" or (self.token.startswith("vector") and not may_be_vector):
             self.fail("expected a tensor type")
         known = self._known_types.get(self.token)
@@ -73,7 +73,7 @@ class AttributeParser(Scanner):
         return known
 
     def number(self) -> tuple[int | float, bool]:
-        """A number, and whether it was written as bits."""
+        """A number, and whether it is written as bits."""
         token = self.take("number")
         if len(token) > MAXIMUM_NUMBER:
             self.fail(f"a number of {len(token)} characters")
@@ -216,7 +216,7 @@ class AttributeParser(Scanner):
         return found
 
     def location(self, depth: int = 0) -> LocationAttr:
-        """What stands in the parentheses of `loc(...)`."""
+        """The location in the parentheses of `loc(...)`."""
         if depth > MAXIMUM_LOCATION_DEPTH:
             self.fail("locations nested too deeply")
         if self.kind == "alias":

@@ -1,4 +1,4 @@
-"""Printing a module: the real client's text, with values numbered anew."""
+"""Printing a module as text of the real client's form, with renumbered values."""
 
 import math
 import re
@@ -38,19 +38,19 @@ _FLOATS = {element_attribute(kind): kind for kind in _DIGITS}
 
 
 def print_module(module: ModuleOp, *, locations: bool = True) -> str:
-    """The module's text; `parse_module` gives the same module back."""
+    """The module's text, from which `parse_module` makes an equal module."""
     return _Printer(locations).module(module)
 
 
 def float_text(value: float, kind: torch.dtype) -> str:
-    """A float that reads back with the same bits: six digits where they are enough, bits for infinities and NaN."""
+    """Text that reads back as the same bits: six digits where these are enough, bits for infinities and NaN."""
     constant = splat(value, tensor_type((), kind))
     assert isinstance(constant, SplatAttr)
     return _float_text(constant)
 
 
 def _float_text(constant: SplatAttr) -> str:
-    """As MLIR prints it: the first six digits where they give the same bits, else as many as are needed."""
+    """A float as MLIR prints it: six digits where these give the same bits, else as many as are needed."""
     kind = dtype(constant.type)
     value = float(constant.value)
     if not math.isfinite(value):
@@ -108,12 +108,12 @@ def _constant_text(constant: SplatAttr | DenseAttr) -> str:
         elements.append(_element_text(element))
     if not kind.is_floating_point or all("0x" not in e for e in elements):
         return f"dense<{_nested(elements, shape)}> : {type_text(constant.type)}"
-    # NaNs keep their payload only as bits.
+    # The payload of a NaN is kept only as bits.
     return f'dense<"0x{constant.content.hex().upper()}"> : {type_text(constant.type)}'
 
 
 def attribute_text(value: Attribute) -> str:
-    """One attribute value as text."""
+    """The text of one attribute value. Raises CirhError for a kind without text."""
     if isinstance(value, (SplatAttr, DenseAttr)):
         return _constant_text(value)
     if isinstance(value, StringAttr):
@@ -144,6 +144,8 @@ def dictionary_text(attributes: Mapping[str, Attribute]) -> str:
 
 
 class _Printer:
+    """Prints one module. Names of values and numbers of locations are assigned on first use."""
+
     def __init__(self, locations: bool) -> None:
         self._locations = locations
         self._names: dict[SSAValue, str] = {}
@@ -239,7 +241,7 @@ class _Printer:
         format = spec(op.name).format
         results = self._results(op)
         head = f"{results} = {op.name} {operands}" if operands else f"{results} = {op.name}"
-        # The short forms say less than the types that an operation with several of them has.
+        # The short forms have one operand type, which is not enough for operands of several types.
         if format in (Format.SAME, Format.CAST) and len({operand.type for operand in op.operands}) > 1:
             format = Format.FUNCTIONAL
         if format is Format.SAME:

@@ -1,4 +1,4 @@
-"""Tokens of CIRH text. Text from the wire is hostile until it is parsed: every length is bounded here."""
+"""Tokens of CIRH text. Text from the wire may be hostile, so every length is bounded here."""
 
 import re
 from collections.abc import Callable
@@ -12,7 +12,7 @@ MAXIMUM_TEXT = 1 << 28
 MAXIMUM_TOKEN = 1024
 MAXIMUM_STRING = 1 << 16
 MAXIMUM_ITEMS = 1 << 18
-# Possessive quantifiers: a regular expression that may go back needs time and memory for it.
+# Possessive quantifiers, since backtracking would take unbounded time and memory.
 _TOKEN = re.compile(
     r"""(?:\s++|//[^\n]*+)*+(?:
     (?P<value>%[A-Za-z0-9_$.-]++(?:[:\#]\d++)?)
@@ -41,7 +41,7 @@ def unescape(token: str) -> str:
     def replace(match: re.Match[str]) -> str:
         return chr(int(match[1], 16)) if match[1] else _SHORT[match[2]]
 
-    # Bytes as latin-1 characters, then all of it as UTF-8: characters above 0xFF were never escaped.
+    # Bytes become latin-1 characters, and then all of them UTF-8: characters above 0xFF were never escaped.
     pieces = _ESCAPE.sub(replace, text)
     try:
         return pieces.encode("latin-1").decode("utf-8", "surrogateescape")
@@ -50,7 +50,7 @@ def unescape(token: str) -> str:
 
 
 class Scanner:
-    """The current token (`kind`, `token`) and steps over it."""
+    """A position in text: the current token (`kind`, `token`), and methods that step over it."""
 
     def __init__(self, text: str) -> None:
         if len(text) > MAXIMUM_TEXT:
@@ -85,7 +85,7 @@ class Scanner:
         self.token = match.group(kind)
 
     def accept(self, token: str) -> bool:
-        """Steps over a mark or word if it is here."""
+        """Steps over the current token if it is this mark or word; returns whether it was."""
         if self.token == token and self.kind != "string":
             self.advance()
             return True
