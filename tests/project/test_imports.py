@@ -61,7 +61,7 @@ MAY_IMPORT = {
     "waferbox.input_process": set(),  # it runs under interpreters that have no Waferbox
     "waferbox.kubernetes": {"waferbox", "waferbox.host", "waferbox.ray_engine", "waferbox.security"},
     "waferbox.lair": {"waferbox", "waferbox.cirh", "waferbox.host"},
-    "waferbox.launch": {"waferbox", "waferbox.host", "waferbox.links", "waferbox.security"},
+    "waferbox.launch": {"waferbox", "waferbox.host", "waferbox.security"},
     "waferbox.links": {"waferbox", "waferbox.host", "waferbox.rpc", "waferbox.security", "wsc"},
     "waferbox.output": {"waferbox", "wsc"},
     "waferbox.prediction": {
