@@ -185,6 +185,7 @@ class RunningScript:
         variables: dict[str, str] | None = None,
         prefix: Sequence[str] = (),
         server: ScriptServer | None = None,
+        python: str = sys.executable,
     ) -> None:
         """prefix: the words before the command, of one that runs it somewhere else.
 
@@ -204,7 +205,7 @@ class RunningScript:
                 surroundings.sessions.add(self.process.pid)
                 return
             self.process = subprocess.Popen(
-                [*prefix, sys.executable, str(script), *words],
+                [*prefix, python, str(script), *words],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=errors,

@@ -48,11 +48,12 @@ def start_script(tmp_path: Path, cache: Path, script_server: ScriptServer) -> It
             management: str | None,
             prefix: Sequence[str] = (),
             fresh: bool = False,
+            python: str = sys.executable,
             **variables: str,
         ) -> RunningScript:
             surroundings = Surroundings(tmp_path / f"script{next(numbers)}", cache)
             server = None if fresh or prefix else script_server
-            started = RunningScript(surroundings, script, arguments, management, variables, prefix, server)
+            started = RunningScript(surroundings, script, arguments, management, variables, prefix, server, python)
             stack.callback(surroundings.assert_nothing_left)
             stack.callback(started.close)
             return started
