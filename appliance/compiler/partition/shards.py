@@ -17,6 +17,7 @@ from appliance.compiler.core.target import Target
 from appliance.compiler.partition.cut import Cut, is_constant, num_elements
 from waferbox.cirh.dialect import types
 from waferbox.cirh.dialect.operations import func_of
+from waferbox.placement import place_on_shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,16 +136,7 @@ def _place(states: Mapping[SSAValue, str], roots: "_Union", target: Target) -> d
                 f"{name} lies on shard {shard} and is now updated together with state on shard {pinned[root]}; "
                 "use max_wgt_servers=1, or a new process for this step"
             )
-    load = [0] * target.num_shards
-    for root, shard in pinned.items():
-        load[shard] += nbytes[root]
-    placed = dict(pinned)
-    for root in sorted(nbytes, key=lambda root: -nbytes[root]):
-        if root not in placed:
-            shard = load.index(min(load))
-            placed[root] = shard
-            load[shard] += nbytes[root]
-    return placed
+    return place_on_shards(nbytes, target.num_shards, pinned)
 
 
 def _needs(

@@ -11,6 +11,7 @@ from cstorch._internal.state import Getter
 from cstorch._internal.tracing import Cell, LazyTensor
 from cstorch.errors import ClusterError
 from waferbox import deadlines
+from waferbox.placement import place_on_shards
 from waferbox.rpc.server import through
 from wsc.v1 import coordinator_pb2, initialisation_pb2, node_pb2, node_pb2_grpc
 
@@ -57,19 +58,16 @@ class Staged:
 def stage(job: ClientJob, programs: Mapping[str, initialisation_pb2.InitialProgram]) -> dict[str, int]:
     """Lets the shards make values; returns the shard of each.
 
-    The shard on which a state will be kept is decided by the compiler. It gives the largest to the shard that has least
-    so far, and so does this; what is staged elsewhere will be made anew.
+    The compiler decides which shard will keep a state, by the same rule; a value staged on another is made again.
 
     Raises:
         ClusterError: a shard is gone or refuses.
     """
     shards = job.shards()
-    load = [0] * len(shards)
     names_by_shard: list[list[str]] = [[] for _ in shards]
-    for name in sorted(programs, key=lambda name: -_elements(programs[name])):
-        lightest = load.index(min(load))
-        load[lightest] += _elements(programs[name])
-        names_by_shard[lightest].append(name)
+    elements = {name: program.buffers[program.result].elements for name, program in programs.items()}
+    for name, index in place_on_shards(elements, len(shards)).items():
+        names_by_shard[index].append(name)
     staged: dict[str, int] = {}
     calls: list[tuple[coordinator_pb2.StateShard, grpc.CallFuture[node_pb2.StageStatesResponse]]] = []
     channels: list[grpc.Channel] = []
@@ -101,7 +99,3 @@ def initial_states(
         assert made is not None
         states.append(node_pb2.InitialState(name=name, program=None if name in staged else made.program()))
     return states
-
-
-def _elements(program: initialisation_pb2.InitialProgram) -> int:
-    return program.buffers[program.result].elements
