@@ -1,7 +1,7 @@
 """The rule by which states are placed on the shards of MemoryX.
 
-The compiler places states by it. A client that stages initial values before the compile is done follows the same rule, so
-that most values are staged on the shard that will keep them.
+The compiler places states by it. A client that stages initial values before the compile is done follows the same rule,
+so that most values are staged on the shard that will keep them.
 """
 
 from collections.abc import Hashable, Mapping
