@@ -287,7 +287,7 @@ def test_a_buffer_that_is_written_before_its_readers_are_done_is_noticed() -> No
 def test_a_weight_that_is_overwritten_while_it_is_read_is_noticed() -> None:
     run = wide(decay)
     run()
-    with mock.patch("appliance.compiler.wafer_schedule.schedule.release"), pytest.raises(CompileError):
+    with mock.patch("appliance.compiler.wafer_schedule.schedule.ensure_releases"), pytest.raises(CompileError):
         run()
     with (
         mock.patch("appliance.compiler.memoryx_schedule.commits.Commits._is_released", return_value=True),
@@ -300,7 +300,7 @@ def test_a_wait_that_is_forgotten_is_noticed() -> None:
     run = wide(late)
     run()
     with (
-        mock.patch.object(layers.Waits, "returned", return_value=frozenset()),
+        mock.patch.object(layers.Waits, "awaited", return_value=frozenset()),
         pytest.raises((Deadlock, CompileError)),
     ):
         run()
