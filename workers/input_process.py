@@ -112,9 +112,16 @@ class InputProcess:
                 ) from error
             finally:
                 self._output.close_writer()
-        self._poller = select.poll()
-        self._poller.register(self._connection, select.POLLIN)
-        self._poller.register(self._process.fileno(), select.POLLIN)
+        try:
+            self._poller = select.poll()
+            self._poller.register(self._connection, select.POLLIN)
+            self._poller.register(self._process.fileno(), select.POLLIN)
+            self._prepare(request, half_type)
+        except BaseException:
+            self.close()
+            raise
+
+    def _prepare(self, request: node_pb2.PrepareInput, half_type: str) -> None:
         with os.fdopen(os.memfd_create("builder", os.MFD_CLOEXEC), "r+b", buffering=0) as builder:
             builder.write(request.builder)
             builder.seek(0)
@@ -178,13 +185,18 @@ class InputProcess:
         """
         while (message := self._wait_message(stop))["kind"] == "state":
             on_state(message["step"], message["state"])
-        assert (message["kind"], message["slot"]) == ("filled", slot), message
-        return [bytes.fromhex(text)[:DIGEST_BYTES] for text in message["digests"][:MOST_DIGESTS]]
+        if (message["kind"], message.get("slot")) != ("filled", slot):
+            raise _unexpected(message)
+        try:
+            return [bytes.fromhex(text)[:DIGEST_BYTES] for text in message["digests"][:MOST_DIGESTS]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise _unexpected(message) from error
 
     def wait_state(self, stop: int) -> tuple[int, bytes]:
         """The next state, and its step; all batches that were asked for have come. Stopped, JobFailure: as above."""
         message = self._wait_message(stop)
-        assert message["kind"] == "state", message
+        if message["kind"] != "state":
+            raise _unexpected(message)
         return message["step"], message["state"]
 
     def _wait_message(self, stop: int) -> dict[str, Any]:
@@ -199,8 +211,8 @@ class InputProcess:
         if message is None:
             raise self._ended()
         if message["kind"] == "failed":
-            kind = node_pb2.Failure.KIND_NODE if message["killed"] else node_pb2.Failure.KIND_INPUT
-            raise JobFailure(kind, f"{message['message']}{self._note}", traceback=str(message["traceback"]))
+            kind = node_pb2.Failure.KIND_NODE if message.get("killed") else node_pb2.Failure.KIND_INPUT
+            raise JobFailure(kind, f"{message.get('message')}{self._note}", traceback=str(message.get("traceback", "")))
         return message
 
     def close(self) -> None:
@@ -230,8 +242,17 @@ class InputProcess:
         with contextlib.ExitStack() as files:
             for descriptor in descriptors:
                 files.callback(os.close, descriptor)
-            message = json.loads(data) if data else None
-            if message is not None and message["kind"] == "state":
+            if not data:
+                return None
+            try:
+                message = json.loads(data)
+            except ValueError as error:
+                raise _unexpected(data) from error
+            if not isinstance(message, dict) or "kind" not in message:
+                raise _unexpected(message)
+            if message["kind"] == "state":
+                if type(message.get("step")) is not int:
+                    raise _unexpected(message)
                 message["state"] = _read_state(descriptors)
         return message
 
@@ -257,6 +278,12 @@ def _half_name(request: node_pb2.PrepareInput) -> str:
         return plan_pb2.HalfType.Name(request.half_type).removeprefix("HALF_TYPE_").lower()
     except ValueError as error:
         raise JobFailure(node_pb2.Failure.KIND_INTERNAL, f"there is no half {request.half_type}") from error
+
+
+def _unexpected(message: object) -> JobFailure:
+    """The failure of a process that has sent another message than it should; its code is the user's."""
+    text = f"the process of the input_fn sent an unexpected message: {str(message)[:200]}"
+    return JobFailure(node_pb2.Failure.KIND_INPUT, text)
 
 
 def _read_state(descriptors: Sequence[int]) -> bytes:

@@ -1,6 +1,7 @@
 """The input_fn's process, through the worker's side of it."""
 
 import contextlib
+import gc
 import mmap
 import os
 import random
@@ -23,6 +24,7 @@ from waferbox.input_process import loader
 from waferbox.launch.fork_server_process import ForkServerProcess
 from waferbox.links.hub import Stopped
 from waferbox.runtime.node_job import JobFailure
+from workers import input_process
 from workers.input_process import InputProcess, _read_state
 from wsc.v1 import node_pb2, plan_pb2
 
@@ -256,6 +258,46 @@ def test_the_input_fn_knows_the_precision_of_the_script(
 def test_a_half_that_does_not_exist_is_refused(prepare: Prepare) -> None:
     with pytest.raises(JobFailure, match="there is no half 77"):
         InputProcess(prepare(input_functions.counting, ROWS, half_type=77), pytest.fail)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"no JSON",
+        b"[]",
+        b"{}",
+        b'{"kind": "state", "step": "one"}',
+        b'{"kind": "filled", "slot": 7, "digests": []}',
+        b'{"kind": "filled", "slot": 0, "digests": ["no hex"]}',
+        b'{"kind": "filled", "slot": 0}',
+        b'{"kind": "unknown"}',
+    ],
+)
+def test_a_message_of_the_users_code_is_a_failure_of_the_input(prepare: Prepare, message: bytes) -> None:
+    with (
+        running(prepare(input_functions.sending, ROWS, message)) as harness,
+        pytest.raises(JobFailure, match="the process of the input_fn sent an unexpected message") as caught,
+    ):
+        harness.batch()
+    assert caught.value.kind == node_pb2.Failure.KIND_INPUT
+
+
+def test_a_process_that_cannot_be_prepared_is_ended(prepare: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+    start = input_process._start
+
+    def record(*arguments: Any) -> Any:
+        started.append(start(*arguments))
+        return started[0]
+
+    monkeypatch.setattr(input_process, "_start", record)
+    gc.collect()  # closes those of tests before
+    descriptors = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(JobFailure, match="are too many for a worker"):
+        InputProcess(prepare(input_functions.counting, ROWS, python_paths=["x" * 200_000]), pytest.fail)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(started[0].pid).wait(10)  # the fork server takes its exit status
+    assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
 def test_another_interpreter(prepare: Prepare, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import NoReturn, Protocol, TypeVar
 
 import grpc
 import torch
@@ -34,10 +34,11 @@ from wsc.v1 import node_pb2, node_pb2_grpc
 logger = logging.getLogger(__name__)
 
 MAX_NAMES = 1 << 16  # of states, in one call
+MAX_SESSIONS = 16  # of one job; a script has one or two at a time
 
 
 class StateTransferSession:
-    """One client's link."""
+    """The link of one connection of a script, over which its transfers go. Used by one transfer at a time."""
 
     def __init__(self, pending: PendingLink) -> None:
         self._pending = pending
@@ -45,7 +46,7 @@ class StateTransferSession:
         self.hub = Hub()
 
     def link(self) -> Link:
-        """The link, which the client opens before its first transfer."""
+        """Returns the link, which the client opens before its first transfer."""
         if self._link is None:
             self._link = self._pending.wait(deadlines.STATE_TRANSFER.link)
             self.hub.add(self._link)
@@ -59,9 +60,70 @@ class StateTransferSession:
             self._link.close()
 
 
+class StateTransferSessions:
+    """The sessions of one job, at most MAX_SESSIONS. Thread-safe.
+
+    A client does not say that it has given up a session, and so the one that was used least recently makes room.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sessions: dict[str, StateTransferSession] = {}  # by token; the least recently used one comes first
+        self._in_transfer = ""  # the token of the session that has a transfer
+        self._is_closed = False
+
+    def add(self, token: str, session: StateTransferSession) -> bool:
+        """Adds a session; closes it and returns False if the job has ended."""
+        left: list[StateTransferSession] = []
+        with self._lock:
+            is_added = not self._is_closed
+            if is_added:
+                idle = [known for known in self._sessions if known != self._in_transfer]
+                num_left = max(0, len(self._sessions) + 1 - MAX_SESSIONS)
+                left = [self._sessions.pop(known) for known in idle[:num_left]]
+                self._sessions[token] = session
+        for other in left if is_added else [session]:
+            other.close()
+        return is_added
+
+    def begin_transfer(self, token: str) -> StateTransferSession | None:
+        """Returns the session of a token, which stays open until `end_transfer`; None if there is none."""
+        with self._lock:
+            session = self._sessions.pop(token, None)
+            if session is not None:
+                self._sessions[token] = session  # behind the others
+                self._in_transfer = token
+            return session
+
+    def end_transfer(self, token: str, *, is_kept: bool) -> None:
+        """Ends the use of a session, which is closed unless it is kept."""
+        with self._lock:
+            self._in_transfer = ""
+            session = None if is_kept else self._sessions.pop(token)
+        if session is not None:
+            session.close()
+
+    def stop(self) -> None:
+        """Makes transfers raise Stopped, and refuses further sessions."""
+        with self._lock:
+            self._is_closed = True
+            for session in self._sessions.values():
+                session.hub.stop()
+
+    def close(self) -> None:
+        """Closes all sessions, after `stop` and the end of the last transfer."""
+        with self._lock:
+            for session in self._sessions.values():
+                session.close()
+            self._sessions.clear()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+
 @dataclass(slots=True)
 class JobStates:
-    """What the service knows of a job."""
+    """A job as the service serves it."""
 
     store: StateStore
     snapshots: Snapshots
@@ -70,7 +132,7 @@ class JobStates:
     on_defect: Callable[[Exception], None]
     staging: Staging
     lock: threading.Lock = field(default_factory=threading.Lock)  # held by a transfer, and while a plan is loaded
-    sessions: dict[str, StateTransferSession] = field(default_factory=dict)
+    sessions: StateTransferSessions = field(default_factory=StateTransferSessions)
 
 
 class _JobRequest(Protocol):
@@ -138,11 +200,9 @@ class StateService(node_pb2_grpc.StateServiceServicer):
         """Break off the job's transfers and forget it: its store can be closed."""
         states = self._jobs.pop(job)
         states.staging.close()
-        for session in list(states.sessions.values()):
-            session.hub.stop()
+        states.sessions.stop()
         with states.lock:
-            for session in states.sessions.values():
-                session.close()
+            states.sessions.close()
 
     def report_defect(self, job: str, error: Exception) -> None:
         """A call of the job has ended by an exception that nobody expected."""
@@ -163,7 +223,9 @@ class StateService(node_pb2_grpc.StateServiceServicer):
         states = self._states(request.job, context)
         assert self._listener is not None, "the node listens"
         token = secrets.token_hex(16)
-        states.sessions[token] = StateTransferSession(self._listener.expect(token, "client"))
+        session = StateTransferSession(self._listener.expect(token, "client"))
+        if not states.sessions.add(token, session):
+            _abort_without_job(request.job, context)
         return node_pb2.OpenStateResponse(token=token, endpoint=self._listener.endpoint())
 
     @_reports_defects
@@ -234,8 +296,7 @@ class StateService(node_pb2_grpc.StateServiceServicer):
     def InitialiseStates(
         self, request: node_pb2.InitialiseStatesRequest, context: grpc.ServicerContext
     ) -> node_pb2.InitialiseStatesResponse:
-        states = self._states(request.job, context)
-        with states.lock:
+        with self._locked_states(request.job, context) as states:
             _refuse_while_running(states, context)
             names = [state.name for state in request.states]
             _places(names, states.store.places(), context)
@@ -277,27 +338,37 @@ class StateService(node_pb2_grpc.StateServiceServicer):
     def _states(self, job: str, context: grpc.ServicerContext) -> JobStates:
         states = self._jobs.get(job)
         if states is None:
-            context.abort(grpc.StatusCode.NOT_FOUND, f"this shard keeps no state of a job {job}")
+            _abort_without_job(job, context)
         return states
+
+    @contextmanager
+    def _locked_states(self, job: str, context: grpc.ServicerContext) -> Iterator[JobStates]:
+        """Gives the states of a job to this call alone."""
+        states = self._states(job, context)
+        with states.lock:
+            # The job may have ended while the call waited, and then its store is closed.
+            if self._jobs.get(job) is not states:
+                _abort_without_job(job, context)
+            yield states
 
     @contextmanager
     def _transfer(
         self, request: node_pb2.TransferStateRequest, context: grpc.ServicerContext
     ) -> Iterator[tuple[JobStates, StateTransferSession]]:
-        """One transfer at a time. A session that did not end its transfer as it should is dropped, with its link."""
-        states = self._states(request.job, context)
-        with states.lock:
-            session = states.sessions.get(request.token)
+        """Gives a transfer its session, which is closed, with its link, unless the transfer ends as it should."""
+        with self._locked_states(request.job, context) as states:
+            session = states.sessions.begin_transfer(request.token)
             if session is None:
                 context.abort(grpc.StatusCode.UNAUTHENTICATED, "no such token: open the state first")
             ended = threading.Event()
 
-            def end() -> None:  # the call is over, by itself or because the client has given it up
+            def end() -> None:
                 if not ended.is_set():
                     session.hub.stop()
 
-            context.add_callback(end)
             try:
+                if not context.add_callback(end):  # The call has ended already, and nobody sends what it waits for.
+                    end()
                 yield states, session
                 ended.set()
             except LinkLost as lost:
@@ -305,10 +376,13 @@ class StateService(node_pb2_grpc.StateServiceServicer):
             except Stopped:
                 context.abort(grpc.StatusCode.CANCELLED, "the transfer was broken off")
             finally:
-                if not ended.is_set():
-                    ended.set()
-                    del states.sessions[request.token]
-                    session.close()
+                is_kept = ended.is_set()
+                ended.set()
+                states.sessions.end_transfer(request.token, is_kept=is_kept)
+
+
+def _abort_without_job(job: str, context: grpc.ServicerContext) -> NoReturn:
+    context.abort(grpc.StatusCode.NOT_FOUND, f"this shard keeps no state of a job {job}")
 
 
 def _refuse_while_running(states: JobStates, context: grpc.ServicerContext) -> None:
