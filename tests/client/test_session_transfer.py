@@ -24,6 +24,7 @@ from waferbox.links.listener import LinkListener, PendingLink
 from waferbox.rpc.server import make_channel, make_server
 from waferbox.security.tokens import Kind
 from waferbox.states import state_service
+from waferbox.states.layout import StateRequirements
 from waferbox.states.state_memory import StateSettings
 from waferbox.states.state_service import StateService
 from waferbox.states.store import Snapshots, StateStore
@@ -74,7 +75,7 @@ class Shard:
             )
             for number, (name, value) in enumerate(VALUES.items(), start=1)
         ]
-        self.store.load(plan_pb2.MemoryXPlan(states=states))
+        self.store.load(StateRequirements(slots=states))
         self.snapshots = Snapshots(self.store, lambda step: None)
         self.service = StateService()
         self.server = make_server()

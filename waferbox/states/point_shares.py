@@ -17,11 +17,12 @@ from waferbox.runtime.logs import advise
 from waferbox.runtime.node_job import JobFailure
 from waferbox.runtime.progress import Progress
 from waferbox.runtime.schedule import StepSchedule
+from waferbox.states.layout import StateRequirements
 from waferbox.states.point_file import DamagedPoint, PointFile, PointWriter, copy_point
 from waferbox.states.point_folders import folder_identity, make_member_folder, remove_partial, remove_points
 from waferbox.states.point_share import PointShare
 from waferbox.states.store import Snapshots, StateStore
-from wsc.v1 import node_pb2, plan_pb2
+from wsc.v1 import node_pb2
 
 # A folder that is not touched for long is swept; a job may rest longer than that.
 TOUCH_SECONDS: Final = 3600.0
@@ -83,27 +84,31 @@ class PointShares:
                 self._newest = None
             self._do(lambda: remove_points(folder, before))
 
-    def load(self, plan: plan_pb2.MemoryXPlan, number: int) -> list[str]:
-        """Lay the states out for a plan, and put those of a point back if its number is not 0.
+    def load(self, required: StateRequirements, number: int) -> list[str]:
+        """Lays out the required states, and restores those of a point if its number is not 0.
 
-        Returns the names of those that nobody has written. JobFailure where the point cannot be read.
+        Returns:
+            The names of the required states without a value.
+
+        Raises:
+            JobFailure: the point cannot be read.
         """
         with self._changed:
             self._interrupted, self.due_step = False, 0
             if number and self._newest is not None:
                 self._newest.end()
                 self._newest = None
-        return self._put_back(plan, number) if number else self._store.load(plan)
+        return self._put_back(required, number) if number else self._store.load(required)
 
-    def _put_back(self, plan: plan_pb2.MemoryXPlan, number: int) -> list[str]:
+    def _put_back(self, required: StateRequirements, number: int) -> list[str]:
         path = self._folder() / str(number)
         try:
             try:
-                missing = self._read(plan, path)
+                missing = self._read(required, path)
             except (OSError, DamagedPoint):
                 if not self._fetch(path):
                     raise
-                missing = self._read(plan, path)
+                missing = self._read(required, path)
         except (OSError, DamagedPoint) as error:
             raise JobFailure(node_pb2.Failure.KIND_NODE, f"recovery point {number} cannot be read: {error}") from error
         with self._changed:
@@ -112,11 +117,11 @@ class PointShares:
             self._newest.end()
         return [name for name in missing if not self._store.is_written(name)]
 
-    def _read(self, plan: plan_pb2.MemoryXPlan, path: Path) -> list[str]:
+    def _read(self, required: StateRequirements, path: Path) -> list[str]:
         """Raises OSError, DamagedPoint."""
         file = PointFile(path, self._owner)
         try:
-            missing = self._store.load(plan, file.places)
+            missing = self._store.load(required, file.places)
             for name, place in self._store.places().items():
                 if name in file.places and place.is_like(file.places[name]):
                     with self._store.states.passing((place.offset, place.nbytes)):

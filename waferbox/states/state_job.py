@@ -7,13 +7,14 @@ from waferbox.host.threads import CancellationToken
 from waferbox.runtime.node_job import JobContext
 from waferbox.runtime.role_job import RoleJob, report_failure
 from waferbox.states.kernels import StateKernels
+from waferbox.states.layout import StateRequirements
 from waferbox.states.point_copies import PointCopies, owner_name
 from waferbox.states.point_folders import member_folder
 from waferbox.states.point_shares import PointShares
 from waferbox.states.state_memory import StateSettings
 from waferbox.states.state_service import StateService
 from waferbox.states.store import Snapshots, StateStore
-from wsc.v1 import node_pb2, plan_pb2
+from wsc.v1 import node_pb2
 
 
 class KeptStates:
@@ -44,7 +45,7 @@ class KeptStates:
             on_defect=lambda error: report_failure(context, error),
             fetch=self.copies.fetch,
         )
-        self.missing: Sequence[str] = ()  # of the plan that was loaded last: those that nobody has written
+        self.missing: Sequence[str] = ()  # the states without a value, of those that were required last
         service.add_job(
             context.job,
             self.store,
@@ -54,11 +55,11 @@ class KeptStates:
             on_defect=lambda error: report_failure(context, error),
         )
 
-    def load(self, plan: plan_pb2.MemoryXPlan, recovery_point: int) -> None:
-        """Lay the states out for a plan; those of a recovery point, if its number is not 0, are put back."""
+    def load(self, required: StateRequirements, recovery_point: int) -> None:
+        """Lays out the required states, and restores those of a recovery point if its number is not 0."""
         self.snapshots.reset()
         with self._service.alone(self._context.job):
-            self.missing = self.recovery_points.load(plan, recovery_point)
+            self.missing = self.recovery_points.load(required, recovery_point)
         if recovery_point:
             kept = self.recovery_points.loaded_point()
             self._context.emit(node_pb2.AttachResponse(recovery_point_kept=kept))
@@ -89,11 +90,11 @@ class StateJob(RoleJob):
         self._states.copies.expect_loss(request.copies_at, cancellation)
         if request.links or not request.recovery_point:
             return super().load(request, cancellation)
-        # Between executions: what the process in whose place this one is has kept is put back, and nothing is run.
+        # The node replaces one that died between executions: the states are restored, and no program is compiled.
         self._drop()
         self._complete(request)
-        states = request.pipeline.states if request.HasField("pipeline") else request.memoryx.states
-        self._states.load(plan_pb2.MemoryXPlan(states=states), request.recovery_point)
+        slots = request.pipeline.states if request.HasField("pipeline") else request.memoryx.states
+        self._states.load(StateRequirements(slots=slots), request.recovery_point)
         return self.missing_states()
 
     def start(self, request: node_pb2.Start) -> None:

@@ -9,7 +9,7 @@ import torch
 from waferbox.links.elements import torch_dtype
 from waferbox.links.hub import Stopped
 from waferbox.links.shared_memory import SharedMemory, Slice
-from waferbox.states.layout import Layout, StateExtent, fit, lay_out, states_in_order
+from waferbox.states.layout import Layout, StateExtent, StateRequirements, fit, lay_out
 from waferbox.states.pager import Extent, Pager
 from waferbox.states.point_share import PointShare
 from waferbox.states.state_memory import CHUNK_BYTES, StateMemory, StateSettings
@@ -82,16 +82,18 @@ class StateStore:
         self._spare: StateMemory | None = None  # of a snapshot that was released
         self._snapshot: Snapshot | None = None
         self._recovery_point: PointShare | None = None
-        self._order: Sequence[str] = ()  # of the plan's states: those that a step writes first come first
+        self._order: Sequence[str] = ()  # the required states; those that a step writes first come first
 
-    def load(self, plan: plan_pb2.MemoryXPlan, put_back: Mapping[str, StateExtent] | None = None) -> list[str]:
-        """Lay the states out for a plan. Returns the names of those that nobody has written yet.
+    def load(self, required: StateRequirements, put_back: Mapping[str, StateExtent] | None = None) -> list[str]:
+        """Lays out the required states. Returns the names of those without a value.
 
-        put_back: states that will be written, of these types if the plan does not say otherwise; what there was is
-        nothing worth then.
+        Args:
+            required: the states that the next execution uses.
+            put_back: states that are about to be written, with the types that they have unless the requirements have
+                others; all values that the store has are dropped. None: the store keeps its values.
         """
-        wanted = {slot.name: slot.type for slot in plan.states}
-        self._order = states_in_order(plan)
+        wanted = {slot.name: slot.type for slot in required.slots}
+        self._order = list(dict.fromkeys((*required.write_order, *wanted)))
         if put_back is not None:
             self._written.clear()
         self._written -= {
@@ -102,11 +104,11 @@ class StateStore:
         kept = put_back
         if kept is None:
             kept = {name: place for name, place in self._layout.places.items() if name in self._written}
-        fitting = fit(plan, self._layout) if self._memory is not None else None
+        fitting = fit(required, self._layout) if self._memory is not None else None
         if fitting is not None and _has_room(fitting.places, kept, wanted):
             self._layout = fitting
         else:
-            self._move_to(lay_out(plan, kept))
+            self._move_to(lay_out(required, kept))
         return [name for name in wanted if name not in self._written]
 
     @property
