@@ -20,7 +20,8 @@ import pytest
 import torch
 
 from waferbox import settings
-from waferbox.input_process import loader
+from waferbox.input_process import messages
+from waferbox.input_process.messages import BatchLayout, TensorLayout
 from waferbox.launch.fork_server_process import ForkServerProcess
 from waferbox.links.hub import Stopped
 from waferbox.runtime.node_job import JobFailure
@@ -33,17 +34,17 @@ pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("forked")]
 ROWS = 4
 SLOT_BYTES = 4096
 SLOTS = 2
-LAYOUT = {
-    "members": [
-        {"dtype": "float32", "shape": [ROWS, 3], "offset": 0},
-        {"dtype": "int64", "shape": [ROWS], "offset": 64},
-    ],
-    "global_rows": ROWS,
-    "local_rows": ROWS,
-    "micro_batches": 1,
-    "slot_bytes": SLOT_BYTES,
-    "num_slots": SLOTS,
-}
+LAYOUT = BatchLayout(
+    members=(
+        TensorLayout(dtype="float32", shape=(ROWS, 3), offset=0),
+        TensorLayout(dtype="int64", shape=(ROWS,), offset=64),
+    ),
+    global_rows=ROWS,
+    local_rows=ROWS,
+    micro_batches=1,
+    slot_bytes=SLOT_BYTES,
+    num_slots=SLOTS,
+)
 
 
 Prepare = Callable[..., node_pb2.PrepareInput]
@@ -266,11 +267,15 @@ def test_a_half_that_does_not_exist_is_refused(prepare: Prepare) -> None:
         b"no JSON",
         b"[]",
         b"{}",
-        b'{"kind": "state", "step": "one"}',
-        b'{"kind": "filled", "slot": 7, "digests": []}',
-        b'{"kind": "filled", "slot": 0, "digests": ["no hex"]}',
-        b'{"kind": "filled", "slot": 0}',
-        b'{"kind": "unknown"}',
+        b'{"kind": []}',
+        b'{"kind": "State", "step": "one"}',
+        b'{"kind": "State", "step": true}',
+        b'{"kind": "Filled", "slot": 7, "digests": []}',
+        b'{"kind": "Filled", "slot": 0, "digests": ["no hex"]}',
+        b'{"kind": "Filled", "slot": 0, "digests": {}}',
+        b'{"kind": "Filled", "slot": 0}',
+        b'{"kind": "Fill", "slot": 0, "state_steps": [], "recovery_step": 0}',
+        b'{"kind": "Unknown"}',
     ],
 )
 def test_a_message_of_the_users_code_is_a_failure_of_the_input(prepare: Prepare, message: bytes) -> None:
@@ -314,7 +319,7 @@ def test_another_interpreter(prepare: Prepare, tmp_path: Path) -> None:
 def test_what_is_no_state_is_not_read() -> None:
     reading, writing = os.pipe()
     large = os.memfd_create("state")
-    os.truncate(large, loader.STATE_BYTES + 1)
+    os.truncate(large, messages.STATE_BYTES + 1)
     try:
         for descriptor in (reading, large):
             with pytest.raises(JobFailure, match="sent something else than a state"):
