@@ -132,7 +132,7 @@ def members(tmp_path: Path) -> Iterator[list[Member]]:
 
 @pytest.fixture
 def pair(members: list[Member]) -> tuple[Member, Member]:
-    """JobScope point it is, and who keeps the copy."""
+    """Whose point it is, and who keeps the copy."""
     return members[0], members[1]
 
 

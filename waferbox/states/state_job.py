@@ -1,4 +1,4 @@
-"""A job on a process that keeps its states: a shard of MemoryX, or the wafer in layer pipelined mode."""
+"""A job on a state keeper: a shard of MemoryX, or a wafer in layer pipelined mode."""
 
 from collections.abc import Callable, Sequence
 
@@ -18,12 +18,12 @@ from wsc.v1 import node_pb2
 
 
 class KeptStates:
-    """Of one job: they last as long as it, and are shown to the client."""
+    """The states of one job, which last as long as the job, and all that reads and writes them."""
 
     def __init__(
         self, context: JobContext, service: StateService, settings: StateSettings, is_running: Callable[[], bool]
     ) -> None:
-        """settings: where they lie. is_running: whether steps change the states now."""
+        """settings: where the states are kept. is_running: returns whether steps change the states now."""
         self._context = context
         self._service = service
         self.store = StateStore(settings)
@@ -65,7 +65,7 @@ class KeptStates:
             self._context.emit(node_pb2.AttachResponse(recovery_point_kept=kept))
 
     def close(self) -> None:
-        """Drop everything; no execution uses it any more."""
+        """Drops the states; no execution uses them any more."""
         self._service.remove_job(self._context.job)
         self.snapshots.reset()
         self.recovery_points.close()
@@ -77,7 +77,7 @@ class KeptStates:
 
 
 class StateJob(RoleJob):
-    """A job on a process that keeps its states, which the client sees as a shard."""
+    """A job on a state keeper, which the client sees as a shard. Threads: as in RoleJob."""
 
     def __init__(self, context: JobContext, service: StateService, settings: StateSettings) -> None:
         super().__init__(context)

@@ -1,8 +1,8 @@
-"""StateService: the states of a job on their way between a shard and the client.
+"""StateService: transfers of states between a state keeper and the client.
 
-OpenState gives a token for a link; each transfer is one call, during which the tensors travel over that link as bytes:
-one frame for each name, in order, whose group is the position in the names and whose step is the request's. A state
-that a program can make is made here instead.
+OpenState returns a token for a link. Each transfer is one call, during which the tensors travel over this link as
+bytes: one frame for each name, in order, whose group is the position in the names and whose step is the request's. A
+state that a program can compute is computed here instead.
 """
 
 import functools
@@ -131,7 +131,7 @@ class JobStates:
     find_point: Callable[[str, int], Path]
     on_defect: Callable[[Exception], None]
     staging: Staging
-    lock: threading.Lock = field(default_factory=threading.Lock)  # held by a transfer, and while a plan is loaded
+    lock: threading.Lock = field(default_factory=threading.Lock)  # held by a transfer, and while states are laid out
     sessions: StateTransferSessions = field(default_factory=StateTransferSessions)
 
 
@@ -146,14 +146,14 @@ _Response = TypeVar("_Response")
 def _reports_defects(
     method: "Callable[[StateService, _Request, grpc.ServicerContext], _Response]",
 ) -> "Callable[[StateService, _Request, grpc.ServicerContext], _Response]":
-    """An exception that is no answer to the caller ends the job, with its traceback."""
+    """Wraps a method of the service: an exception that is no answer to the caller ends the job, with its traceback."""
 
     @functools.wraps(method)
     def call(service: "StateService", request: _Request, context: grpc.ServicerContext) -> _Response:
         try:
             return method(service, request, context)
         except Exception as error:
-            if context.code() is None:  # type: ignore[attr-defined]  # nobody has called abort
+            if context.code() is None:  # type: ignore[attr-defined]  # `abort` was not called
                 logger.exception("a defect in %s", method.__name__)
                 service.report_defect(request.job, error)
                 context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
@@ -163,18 +163,18 @@ def _reports_defects(
 
 
 class StateService(node_pb2_grpc.StateServiceServicer):
-    """Serves the jobs that this process works for."""
+    """Serves the states of the jobs that this process works for. Thread-safe."""
 
     def __init__(self) -> None:
         self._listener: LinkListener | None = None
         self._jobs: dict[str, JobStates] = {}
 
     def listen_with(self, listener: LinkListener) -> None:
-        """Take the clients' links with the node's listener; before the server starts."""
+        """Sets the listener for the links of clients, before the server starts."""
         self._listener = listener
 
     def add_to(self, server: grpc.Server, listener: LinkListener) -> None:
-        """Serve the service, with the links of the node's listener."""
+        """Adds the service to a server, with the node's listener for the links of clients."""
         self.listen_with(listener)
         node_pb2_grpc.add_StateServiceServicer_to_server(self, server)
 
@@ -187,17 +187,22 @@ class StateService(node_pb2_grpc.StateServiceServicer):
         find_point: Callable[[str, int], Path],
         on_defect: Callable[[Exception], None],
     ) -> None:
-        """Show a job's states. While is_running() its live state can be neither read nor written.
+        """Serves the states of a job.
 
-        find_point(member, number): the file of a recovery point; may raise FileNotFoundError, ValueError.
-        on_defect(error): a call has ended by an exception that nobody expected.
+        Args:
+            job: the name of the job.
+            store: its live states.
+            snapshots: its snapshots.
+            is_running: returns whether steps change the live states, which can be neither read nor written then.
+            find_point: returns the file of a member's recovery point; raises FileNotFoundError, ValueError.
+            on_defect: called with an unexpected exception that has ended a call.
         """
-        # What is staged lies in memory as a whole.
+        # Staged values are in memory, whatever the limit for states.
         staging = Staging(has_room=store.settings.limit_bytes is None)
         self._jobs[job] = JobStates(store, snapshots, is_running, find_point, on_defect, staging)
 
     def remove_job(self, job: str) -> None:
-        """Break off the job's transfers and forget it: its store can be closed."""
+        """Ends the job's transfers and sessions. Its store can be closed after the call."""
         states = self._jobs.pop(job)
         states.staging.close()
         states.sessions.stop()
@@ -205,14 +210,14 @@ class StateService(node_pb2_grpc.StateServiceServicer):
             states.sessions.close()
 
     def report_defect(self, job: str, error: Exception) -> None:
-        """A call of the job has ended by an exception that nobody expected."""
+        """Reports an unexpected exception that has ended a call of the job."""
         states = self._jobs.get(job)
         if states is not None:
             states.on_defect(error)
 
     @contextmanager
     def alone(self, job: str) -> Iterator[None]:
-        """While no transfer of the job is going on."""
+        """Keeps transfers of the job out."""
         with self._jobs[job].lock:
             yield
 
@@ -404,7 +409,7 @@ def _places(
 def _parts(
     request: node_pb2.TransferStateRequest, places: Sequence[StateExtent], context: grpc.ServicerContext
 ) -> list[tuple[int, int]]:
-    """Offset and length in bytes, within each state, of what is to be sent of it."""
+    """Returns, for each state, the offset and length in bytes of the part to send."""
     if not request.HasField("part"):
         return [(0, place.nbytes) for place in places]
     part = request.part
