@@ -25,6 +25,7 @@ from benchmarks.show import show, show_pairs
 from waferbox.rpc.address import bind
 from waferbox.rpc.server import make_server
 from waferbox.runtime.progress import Progress
+from waferbox.states.layout import StateRequirements
 from waferbox.states.point_copies import owner_name
 from waferbox.states.point_folders import find_point
 from waferbox.states.point_shares import PointShares
@@ -78,11 +79,10 @@ class Shard:
             plan_pb2.StateSlot(value=value, name=name, type=plan_pb2.TensorType(element_type=FLOAT, shape=shape))
             for value, (name, shape) in enumerate(zip(names, shapes, strict=True), 1)
         ]
-        updates = [
-            plan_pb2.Instruction(run=plan_pb2.Run(commits=[slot.value for slot in slots[first : first + len(MOMENTS)]]))
-            for first in reversed(range(0, len(slots), len(MOMENTS)))
-        ]
-        missing = self.points.load(plan_pb2.MemoryXPlan(states=slots, instructions=updates), number)
+        # A step updates the layers from the last to the first.
+        firsts = reversed(range(0, len(names), len(MOMENTS)))
+        write_order = [name for first in firsts for name in names[first : first + len(MOMENTS)]]
+        missing = self.points.load(StateRequirements(slots=slots, write_order=write_order), number)
         for name in missing:
             self.store.tensor(name).normal_()
         self.store.mark_written(missing)

@@ -26,6 +26,7 @@ from waferbox.runtime.program import Program
 from waferbox.runtime.progress import group_label, short_list
 from waferbox.runtime.schedule import WEIGHTS_WINDOW, StepSchedule
 from waferbox.states.kernels import Buffers, Call, StateKernel, StateKernels
+from waferbox.states.layout import StateRequirements
 from waferbox.states.point_shares import PointShares, keep_due_states
 from waferbox.states.state_job import StateJob
 from waferbox.states.store import Snapshots, StateStore
@@ -260,10 +261,29 @@ def _without_views(call: Call, places: Buffers, shown: Sequence[int]) -> Call:
 # --- A job on a shard of MemoryX --------------------------------------------------------------------------------------
 
 
+def requirements_of(plan: plan_pb2.MemoryXPlan) -> StateRequirements:
+    """Returns the states of a plan, and the order in which its instructions send and write them."""
+    names = {slot.value: slot.name for slot in plan.states}
+    weights = {group.id: group for group in plan.groups if group.kind == plan_pb2.GROUP_KIND_WEIGHTS}
+    sent: list[plan_pb2.Group] = []
+    written: dict[str, None] = {}
+    for instruction in plan.instructions:
+        match instruction.WhichOneof("kind"):
+            case "send":
+                group = weights.pop(instruction.send.group, None)
+                if group is not None and any(member.value in names for member in group.members):
+                    sent.append(group)
+            case "commit":
+                written[names[instruction.commit.state]] = None
+            case "run":
+                written |= dict.fromkeys(names[state] for state in instruction.run.commits if state)
+    return StateRequirements(slots=plan.states, weights_groups=sent, write_order=list(written))
+
+
 class MemoryXJob(StateJob):
-    """Keeps the states of the job as long as it lasts, and shows them to the client."""
+    """A job on a shard of MemoryX: its states, which last as long as the job, and the programs that update them."""
 
     def compile(self, request: node_pb2.Load, hub: Hub, links: Mapping[LinkKey, Link]) -> MemoryXProgram:
         plan, states = request.memoryx, self._states
-        states.load(plan, request.recovery_point)
+        states.load(requirements_of(plan), request.recovery_point)
         return MemoryXProgram(plan, states.kernels, states.store, states.snapshots, states.recovery_points, hub, links)

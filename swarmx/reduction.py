@@ -1,4 +1,4 @@
-"""Joining what the children sent: always in child order, so that the same run gives the same bits. Imports torch."""
+"""The reduction of the children's frames, always in child order, so that equal runs give equal bits. Imports torch."""
 
 from collections.abc import Sequence
 
@@ -10,16 +10,16 @@ from waferbox.links.shared_memory import Slice
 from waferbox.runtime.groups import ReceivedGroup
 from wsc.v1 import plan_pb2
 
-# Elements added at a time: the sum of one block stays in the cache until the last child has been added.
+# Elements added at a time: the sum of one block stays in the cache until the last child is added.
 BLOCK_ELEMENTS = 256 * 1024
 HALVES = (torch.bfloat16, torch.float16)
 
 
 class Join:
-    """Joins the frames of one group, as flat tensors. Halves are added in float32, and rounded once."""
+    """The reduction of one group. Halves are added in float32, and rounded once. Used by one thread."""
 
     def __init__(self, group: plan_pb2.Group, child_bytes: Sequence[int], result: Slice) -> None:
-        """child_bytes: of the frames, in child order. ValueError for a group that cannot be reduced."""
+        """child_bytes: the sizes of the frames, in child order. Raises ValueError: the group cannot be reduced."""
         element_types = {member.type.element_type for member in group.members}
         if len(element_types) != 1:
             raise ValueError(f"group {group.id} is reduced, and has {len(element_types)} element types")
@@ -35,7 +35,7 @@ class Join:
         self._scratch = torch.empty(min(BLOCK_ELEMENTS, self._out.numel())) if dtype in HALVES else None
 
     def __call__(self, messages: Sequence[Message]) -> None:
-        """messages: one of each child, in child order."""
+        """Writes the reduction of the children's frames, in child order, to the result."""
         parts = [frames.tensors(message)[0] for frames, message in zip(self._frames, messages, strict=True)]
         if self._kind == plan_pb2.REDUCTION_GATHER:
             torch.cat(parts, out=self._out)
@@ -67,6 +67,6 @@ class Join:
 
 
 def _flat(group: int, element_type: "plan_pb2.ElementType.ValueType", count: int, nbytes: int) -> plan_pb2.Group:
-    """A group whose one member is the whole buffer."""
+    """Returns a group whose only member is the whole buffer."""
     whole = plan_pb2.GroupMember(type=plan_pb2.TensorType(element_type=element_type, shape=[count]))
     return plan_pb2.Group(id=group, members=[whole], nbytes=nbytes)

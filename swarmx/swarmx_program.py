@@ -1,4 +1,4 @@
-"""A SwarmX node's part of a job: what comes from MemoryX goes to all children, what the children send is joined."""
+"""A SwarmX node's part of a job: it forwards weights to all children, and reduces the groups that the children send."""
 
 import time
 from collections import deque
@@ -23,26 +23,34 @@ from waferbox.runtime.schedule import (
 )
 from wsc.v1 import node_pb2, plan_pb2
 
-# ----------------------------------------------------------------------------------------------------------------------
-# One reduction group at a SwarmX node: the children's frames of a step are kept until all have come, and joined
+# --- Reduction groups -------------------------------------------------------------------------------------------------
 
 
 def joined_bytes(group: plan_pb2.Group, wafers_below: Sequence[int]) -> int:
-    """The bytes of the group when the parts of all children are joined."""
+    """Returns the bytes of a group after its reduction."""
     parts = sum(wafers_below) if group.reduction == plan_pb2.REDUCTION_GATHER else 1
     return part_bytes(group) * parts
 
 
 def child_bytes(group: plan_pb2.Group, wafers: int) -> int:
-    """The bytes of the frame of a child with so many wafers."""
+    """Returns the bytes of the frame of a child with so many wafers."""
     return joined_bytes(group, [wafers])
 
 
 class Collector:
-    """A child may be steps ahead of another, in groups that nobody waits for: those for the coordinator."""
+    """The frames of one reduction group until all children's have arrived. Used by one thread.
+
+    A child may be steps ahead of another, in groups for the coordinator, which no node awaits.
+    """
 
     def __init__(self, group: plan_pb2.Group, wafers_below: Sequence[int], memory: SharedMemory, offset: int) -> None:
-        """The result is written into the shared memory at offset. wafers_below: of each child, in order."""
+        """
+        Args:
+            group: the group.
+            wafers_below: the number of wafers below each child, in order.
+            memory: the shared memory of the result.
+            offset: the offset of the result in it.
+        """
         self._result = Slice(memory, offset, joined_bytes(group, wafers_below))
         self._num_children = len(wafers_below)
         self._parts: dict[int, dict[int, Message]] = {}  # step -> child -> frame
@@ -53,13 +61,13 @@ class Collector:
             self._join = Join(group, [child_bytes(group, wafers) for wafers in wafers_below], self._result)
 
     def add(self, child: int, message: Message) -> bool:
-        """Take a child's frame. Returns whether it is the last of its step: the group can be joined."""
+        """Takes a child's frame. Returns whether it is the last of its step, so that the group can be joined."""
         parts = self._parts.setdefault(message.step, {})
         parts[child] = message
         return len(parts) == self._num_children
 
     def join(self, step: int) -> Slice:
-        """The joined group of a step of which all frames are there; they are read no more."""
+        """Reduces the frames of a step, all of which have arrived, and drops them. Returns the result."""
         parts = self._parts.pop(step)
         if self._num_children == 1:
             self._result.view[:] = parts[0].view
@@ -68,45 +76,43 @@ class Collector:
         return self._result
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Which gradient groups have been released: what the receivers of a SwarmX node say, and what it tells its children
-
+# --- Released gradient groups -----------------------------------------------------------------------------------------
 
 Source = TypeVar("Source")
 
 
 class Releases(Generic[Source]):
-    """The count of groups that all receivers have released; it only grows."""
+    """The count of groups that all receivers have released. It does not decrease. Used by one thread."""
 
     def __init__(self, first: Mapping[Source, int]) -> None:
-        """first: the receivers, with the count that each of them begins with."""
+        """first: the receivers, with the first count of each."""
         self._counts = dict(first)
         self.count = min(first.values(), default=0)
 
     def add(self, source: Source, count: int) -> bool:
-        """A receiver says how many it has released. Returns whether all have released more than before."""
+        """Sets the count of a receiver. Returns whether the count of all has increased."""
         self._counts[source] = max(self._counts[source], count)
         before, self.count = self.count, min(self._counts.values())
         return self.count > before
 
 
 class ReleaseNotifier:
-    """Tells the children each count that they wait for, once."""
+    """Sends each awaited count to the children, once. Used by one thread."""
 
-    def __init__(self, counts: ArenaCounts, tell: Callable[[int], None]) -> None:
+    def __init__(self, counts: ArenaCounts, notify: Callable[[int], None]) -> None:
         self._counts = counts
-        self._notify = tell
+        self._notify = notify
         self._notified = 0
 
     def reached(self, count: int) -> None:
-        """So many groups have been released."""
-        for told in self._counts.awaited_between(self._notified, count):
-            self._notify(told)
+        """Sends the awaited counts up to the number of released groups."""
+        for awaited in self._counts.awaited_between(self._notified, count):
+            self._notify(awaited)
         self._notified = max(self._notified, count)
 
 
 def first_counts(counts: ArenaCounts, groups: Sequence[plan_pb2.Group]) -> dict[int, int]:
-    """By shard: the count that holds before the shard has released anything. Shards that get no group have none."""
+    """Returns the count of each shard before it has released a group. Shards that receive no group have none."""
     by_shard: dict[int, list[int]] = {}
     for group in groups:
         if group.id in counts.offsets:
@@ -115,17 +121,18 @@ def first_counts(counts: ArenaCounts, groups: Sequence[plan_pb2.Group]) -> dict[
     return {shard: counts.first_of(own) for shard, own in by_shard.items()}
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# A SwarmX node's part of a job: what comes from MemoryX goes to all children, what the children send is joined
-#
-# The node follows the frames, not a program: nothing here waits for a particular one, and only the coordinator's window
-# (which bounds how far the cluster runs ahead of the client) can hold it up. Weights are bounded from end to end: the
-# children say what they have taken, and MemoryX is granted what all of them have. So are gradients, the other way: a
-# group that is complete is joined when its place in this node's arena has been released, and the children are told.
+# --- The program ------------------------------------------------------------------------------------------------------
 
 
 class SwarmXProgram:
-    """One execution's handlers of frames; owns the shared memory that results are sent from."""
+    """The handlers of frames of one epoch, and the shared memory of their results. Used by the thread of the steps.
+
+    The node handles frames as they arrive, and waits for none in particular. Only the coordinator's window, which
+    bounds how far the cluster runs ahead of the client, delays it. Weights are bounded from end to end: the children
+    report the groups that they have taken, and MemoryX is granted the least number. Gradients are bounded the other
+    way: a complete group is joined when its place in this node's arena is released, and the children get the count of
+    joined groups.
+    """
 
     def __init__(self, request: node_pb2.Load, hub: Hub, links: Mapping[LinkKey, Link]) -> None:
         self._hub = hub
@@ -139,9 +146,9 @@ class SwarmXProgram:
         self._outputs_leave: Callable[[int], bool] = lambda step: True
         self._every_step = 0  # groups that are passed on or joined in each step
         self._output_steps_only = 0
-        self._left = 0  # of them, until the execution is over
+        self._left = 0  # of both, until the end of the epoch
         self.progress = Progress("reduce")
-        # What each link may send: from above only to be passed on, from below only to be joined.
+        # The frames that each link may send: from above to be forwarded, from below to be joined.
         self._handlers: dict[tuple[Link, int], Callable[[Message], None]] = {}
         self._sizes: dict[tuple[Link, int], int] = {}
         groups = list(request.swarmx.groups)
@@ -152,7 +159,7 @@ class SwarmXProgram:
         self._notifier = ReleaseNotifier(self._counts, self._notify_children)
         self._joins_gradients = len(self._children) > 1 or self._turns_bytes_to_references()
         self._released = self._receive_releases(reductions)
-        # Complete groups: the count that each awaits, and what joins it. They are joined in this order.
+        # Complete groups, in the order in which they are joined: the count that each awaits, and a call that joins it.
         self._complete: deque[tuple[int, Callable[[], None]]] = deque()
         self._joined = 0
         arena_bytes = request.swarmx.arena.nbytes if self._joins_gradients else 0
@@ -162,7 +169,7 @@ class SwarmXProgram:
             link.expect({group: nbytes for (source, group), nbytes in self._sizes.items() if source is link})
 
     def run(self, schedule: StepSchedule) -> Mapping[str, float]:
-        """Until everything of the execution has been passed on."""
+        """Handles frames until all groups of the epoch are forwarded or joined."""
         self._outputs_leave = schedule.outputs_leave
         self._left = self._every_step * schedule.num_steps + self._output_steps_only * schedule.num_output_steps
         if self._coordinator is not None:
@@ -198,7 +205,7 @@ class SwarmXProgram:
         done: float,
     ) -> None:
         label = self._labels.get(message.group)
-        if label is not None:  # else a child has only said how far it is
+        if label is not None:  # Counts of taken and released groups have no label.
             step = schedule.global_step(message.step)
             recorder.add("wait", label, step, waited, received)
             recorder.add("reduce", label, step, received, done)
@@ -206,14 +213,14 @@ class SwarmXProgram:
             self.progress.end_trace()
 
     def interrupt(self) -> None:
-        """All waits are the hub's."""
+        """Has no effect: all waits are the hub's."""
 
     def close(self) -> None:
         self._handlers.clear()
         self._memory.close()
 
     def _broadcast(self, groups: Iterable[plan_pb2.Group]) -> None:
-        """Weights come from the shards at the root, and from the parent elsewhere, as do reductions for the wafers."""
+        """Adds handlers of groups for the wafers: from the parent or, at the root, weights from the shards."""
         for group in groups:
             if self._parent is not None:
                 source = self._parent if is_received_by_wafers(group) else None
@@ -234,13 +241,13 @@ class SwarmXProgram:
         return [self._parent] if self._parent is not None else list(self._shards.values())
 
     def _turns_bytes_to_references(self) -> bool:
-        """Whether gradients come as bytes, and go on over a link that can refer to them where they lie."""
+        """Whether gradients arrive as bytes, and leave over a link that can send references."""
         return self._children[0].lane == "grpc" and any(link.lane != "grpc" for link in self._above())
 
     def _reduce(self, groups: Iterable[plan_pb2.Group], arena_bytes: int) -> SharedMemory:
-        """Collectors for what the children send; returns the shared memory that their results are in.
+        """Adds handlers of reduction groups. Returns the shared memory of their results.
 
-        Gradients lie in the arena at its beginning, the others have places of their own behind it.
+        It begins with the arena, which gradients share; the other groups follow.
         """
         extents = []
         end = arena_bytes
@@ -270,7 +277,7 @@ class SwarmXProgram:
         return memory
 
     def _pass_through(self, group: plan_pb2.Group) -> Callable[[Message], None]:
-        """There is nothing to add to a single child's frame: on it goes, by reference where it is one."""
+        """Returns a handler that forwards a single child's frame, as a reference if it is one."""
         targets = self._targets(group)
         coordinator = self._coordinator if group.to_coordinator else None
 
@@ -278,7 +285,7 @@ class SwarmXProgram:
             for link in targets:
                 self._hub.forward(link, message)
             if coordinator is not None and self._outputs_leave(message.step):
-                # As bytes: the coordinator may read it long after the child has written it again.
+                # As bytes: the coordinator may read the frame after the child has written its buffer again.
                 copied = replace(message, memory=None, payload=message.view, stays_bytes=True)
                 self._hub.forward(coordinator, copied, window="ack")
             self._left -= 1
@@ -286,7 +293,7 @@ class SwarmXProgram:
         return pass_through
 
     def _pass_to_coordinator(self, coordinator: Link) -> Callable[[Message], None]:
-        """The same for what only the coordinator gets: it comes as bytes, and in steps in which outputs leave."""
+        """Returns a handler of a group for the coordinator alone, which arrives as bytes, when outputs leave."""
 
         def pass_through(message: Message) -> None:
             self._hub.forward(coordinator, message, window="ack")
@@ -320,9 +327,9 @@ class SwarmXProgram:
         return collect
 
     def _join_complete(self) -> None:
-        """Joins the complete gradient groups whose places have been released, and tells the children of theirs.
+        """Joins the complete gradient groups whose places are released, and sends the count to the children.
 
-        All children send them in one order, so they are complete in that order.
+        All children send the groups in one order, so they are complete in this order.
         """
         while self._complete and self._complete[0][0] <= self._released.count:
             _, join = self._complete.popleft()
@@ -331,7 +338,7 @@ class SwarmXProgram:
             self._notifier.reached(self._joined)
 
     def _receive_releases(self, groups: Sequence[plan_pb2.Group]) -> Releases[Link]:
-        """Handlers for what the receivers of this node's gradients say."""
+        """Adds handlers of the counts that the receivers of this node's gradients send."""
         if self._parent is not None:
             first = {self._parent: 0}
         else:
@@ -361,7 +368,7 @@ class SwarmXProgram:
             self._hub.send(child, RELEASED_GROUP, count, nothing)
 
     def _targets(self, group: plan_pb2.Group) -> list[Link]:
-        """Where a joined group goes, besides the coordinator. Above the root there are all its destinations."""
+        """Returns the links that a joined group is sent over, besides the coordinator's."""
         if self._parent is not None:
             return [self._parent]
         down = self._children if group.to_wafers else []
@@ -375,7 +382,7 @@ class SwarmXProgram:
                 self._sizes[link, CREDIT_GROUPS + shard] = 0
 
     def _credit(self, shard: int, taken: list[int], child: int) -> Callable[[Message], None]:
-        """A child says how many weights groups it has taken: what all children have, the shard may send anew."""
+        """Returns a handler of a child's count of taken weights groups, which grants the shard the least count."""
         nothing = Slice(self._memory, 0, 0)
 
         def credit(message: Message) -> None:
@@ -391,11 +398,11 @@ class SwarmXProgram:
         return credit
 
 
-# --- A job on a SwarmX node -------------------------------------------------------------------------------------------
+# --- The job ----------------------------------------------------------------------------------------------------------
 
 
 class SwarmXJob(RoleJob):
-    """Keeps nothing between steps."""
+    """A job on a SwarmX node, which keeps nothing between executions."""
 
     def compile(self, request: node_pb2.Load, hub: Hub, links: Mapping[LinkKey, Link]) -> SwarmXProgram:
         return SwarmXProgram(request, hub, links)

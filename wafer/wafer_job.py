@@ -12,10 +12,11 @@ from waferbox.links.link import Link
 from waferbox.runtime.node_job import JobContext, LinkKey
 from waferbox.runtime.role_job import StepProgram
 from waferbox.runtime.schedule import THREADED_FLOPS
+from waferbox.states.layout import StateRequirements
 from waferbox.states.state_job import StateJob
 from waferbox.states.state_memory import StateSettings
 from waferbox.states.state_service import StateService
-from wsc.v1 import node_pb2, plan_pb2
+from wsc.v1 import node_pb2
 
 
 class WaferJob(StateJob):
@@ -36,7 +37,7 @@ class WaferJob(StateJob):
 
     def _compile_pipeline(self, request: node_pb2.Load, hub: Hub, links: Mapping[LinkKey, Link]) -> PipelineProgram:
         plan, states = request.pipeline, self._states
-        states.load(plan_pb2.MemoryXPlan(states=plan.states), request.recovery_point)
+        states.load(StateRequirements(slots=plan.states), request.recovery_point)
         threads = self._threads if plan.flops >= THREADED_FLOPS else 1
         num_threads = min(threads, len(plan.regions))
         torch.set_num_threads(max(1, threads // num_threads))

@@ -1,7 +1,6 @@
 """The worker's side of the process that runs the input_fn: its start, what is said on the socket, and its end."""
 
 import contextlib
-import json
 import os
 import pwd
 import select
@@ -13,14 +12,30 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from waferbox import deadlines, settings
 from waferbox.host.descriptors import readable
 from waferbox.input_process import foreign
-from waferbox.input_process.channel import DIGEST_BYTES, MESSAGE_BYTES, MOST_DIGESTS
 from waferbox.input_process.confinement import DROPPED_VARIABLES
-from waferbox.input_process.loader import STATE_BYTES
+from waferbox.input_process.messages import (
+    DIGEST_BYTES,
+    MESSAGE_BYTES,
+    MOST_DIGESTS,
+    STATE_BYTES,
+    BatchLayout,
+    Failed,
+    Fill,
+    Filled,
+    InputSettings,
+    Load,
+    Message,
+    MessageError,
+    Prepare,
+    State,
+    decode,
+    encode,
+)
 from waferbox.launch.installation import user_environment
 from waferbox.launch.process import FIRST_FD
 from waferbox.launch.spawn import SpawnError, spawn
@@ -91,7 +106,7 @@ class InputProcess:
 
         on_defect(error): the thread that takes what the process prints has ended by it.
         """
-        half_type, user = _half_name(request), input_user()
+        prepare, user = prepare_message(request), input_user()
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             # On another host, or in a container, the script's interpreter need not be there.
@@ -112,34 +127,24 @@ class InputProcess:
                 ) from error
             finally:
                 self._output.close_writer()
-        self._poller = select.poll()
-        self._poller.register(self._connection, select.POLLIN)
-        self._poller.register(self._process.fileno(), select.POLLIN)
-        with os.fdopen(os.memfd_create("builder", os.MFD_CLOEXEC), "r+b", buffering=0) as builder:
-            builder.write(request.builder)
-            builder.seek(0)
-            self._send(
-                {
-                    "kind": "prepare",
-                    "python_paths": list(request.python_paths),
-                    "last_python_paths": list(request.last_python_paths),
-                    "working_directory": request.working_directory,
-                    "worker": request.worker,
-                    "num_workers": max(1, request.num_workers),
-                    "wafer": request.wafer,
-                    "num_csx": max(1, request.num_csx),
-                    "redivided": request.redivided,
-                    "half_type": half_type,
-                    "mixed_precision": request.mixed_precision,
-                    "input_names": list(request.input_names),
-                    "vendor_builder": request.vendor_builder,
-                },
-                [builder.fileno()],
-            )
+        try:
+            self._poller = select.poll()
+            self._poller.register(self._connection, select.POLLIN)
+            self._poller.register(self._process.fileno(), select.POLLIN)
+            self._prepare(prepare, request.builder)
+        except BaseException:
+            self.close()
+            raise
+
+    def _prepare(self, message: Prepare, builder: bytes) -> None:
+        with os.fdopen(os.memfd_create("builder", os.MFD_CLOEXEC), "r+b", buffering=0) as file:
+            file.write(builder)
+            file.seek(0)
+            self._send(message, [file.fileno()])
 
     def load(
         self,
-        layout: dict[str, Any],
+        layout: BatchLayout,
         ring: int,
         state_steps: Sequence[int],
         *,
@@ -151,7 +156,7 @@ class InputProcess:
         state_steps: the steps before that of the first batch after which the loader's state is wanted.
         done_steps: whose batches are not wanted. input_states: of all workers' loaders after these, to resume from.
         """
-        message = {"kind": "load", **layout, "done_steps": done_steps, "state_steps": list(state_steps)}
+        message = Load(layout=layout, done_steps=done_steps, state_steps=tuple(state_steps))
         if not input_states:
             self._send(message, [ring])
             return
@@ -165,7 +170,7 @@ class InputProcess:
 
         recovery_step: one more of these, or 0, for which an empty state comes where the loader cannot be resumed.
         """
-        self._send({"kind": "fill", "slot": slot, "state_steps": list(state_steps), "recovery_step": recovery_step})
+        self._send(Fill(slot=slot, state_steps=tuple(state_steps), recovery_step=recovery_step))
 
     def wait_filled(self, slot: int, stop: int, on_state: Callable[[int, bytes], None]) -> list[bytes]:
         """Until the slot that was asked for first is filled; on_state is called with step and state of what comes.
@@ -176,18 +181,26 @@ class InputProcess:
         with the user's traceback, when the input_fn or its loader failed, or its process ended; of KIND_NODE when that,
         or a process of the loader, was killed: another could do what it did.
         """
-        while (message := self._wait_message(stop))["kind"] == "state":
-            on_state(message["step"], message["state"])
-        assert (message["kind"], message["slot"]) == ("filled", slot), message
-        return [bytes.fromhex(text)[:DIGEST_BYTES] for text in message["digests"][:MOST_DIGESTS]]
+        message, state = self._wait_message(stop)
+        while isinstance(message, State):
+            on_state(message.step, state)
+            message, state = self._wait_message(stop)
+        if message.slot != slot:
+            raise _unexpected(message)
+        try:
+            return [bytes.fromhex(text)[:DIGEST_BYTES] for text in message.digests[:MOST_DIGESTS]]
+        except ValueError as error:
+            raise _unexpected(message) from error
 
     def wait_state(self, stop: int) -> tuple[int, bytes]:
         """The next state, and its step; all batches that were asked for have come. Stopped, JobFailure: as above."""
-        message = self._wait_message(stop)
-        assert message["kind"] == "state", message
-        return message["step"], message["state"]
+        message, state = self._wait_message(stop)
+        if not isinstance(message, State):
+            raise _unexpected(message)
+        return message.step, state
 
-    def _wait_message(self, stop: int) -> dict[str, Any]:
+    def _wait_message(self, stop: int) -> tuple[Filled | State, bytes]:
+        """Returns the next message, with the state if it is one of a state."""
         self._poller.register(stop, select.POLLIN)
         try:
             ready = {descriptor for descriptor, _ in self._poller.poll()}
@@ -195,13 +208,18 @@ class InputProcess:
             self._poller.unregister(stop)
         if stop in ready:
             raise Stopped
-        message = self._receive() if self._connection.fileno() in ready else None
-        if message is None:
+        received = self._receive() if self._connection.fileno() in ready else None
+        if received is None:
             raise self._ended()
-        if message["kind"] == "failed":
-            kind = node_pb2.Failure.KIND_NODE if message["killed"] else node_pb2.Failure.KIND_INPUT
-            raise JobFailure(kind, f"{message['message']}{self._note}", traceback=str(message["traceback"]))
-        return message
+        message, state = received
+        match message:
+            case Filled() | State():
+                return message, state
+            case Failed():
+                kind = node_pb2.Failure.KIND_NODE if message.killed else node_pb2.Failure.KIND_INPUT
+                raise JobFailure(kind, f"{message.message}{self._note}", traceback=message.traceback)
+            case _:
+                raise _unexpected(message)
 
     def close(self) -> None:
         """End the process and those that it has started."""
@@ -212,17 +230,19 @@ class InputProcess:
         self._process.close()
         self._output.close()
 
-    def _send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
-        data = json.dumps(message).encode()
+    def _send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
+        data = encode(message)
         if len(data) > MESSAGE_BYTES:
+            what = type(message).__name__.lower()
             raise JobFailure(
-                node_pb2.Failure.KIND_USER, f"{len(data)} bytes of {message['kind']} settings are too many for a worker"
+                node_pb2.Failure.KIND_USER, f"{len(data)} bytes of {what} settings are too many for a worker"
             )
         # Where the process has ended, wait_filled says how.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             socket.send_fds(self._connection, [data], list(descriptors))
 
-    def _receive(self) -> dict[str, Any] | None:
+    def _receive(self) -> tuple[Message, bytes] | None:
+        """Returns the message that has arrived, with the state if it is one of a state; None: the socket is closed."""
         try:
             data, descriptors, _, _ = socket.recv_fds(self._connection, MESSAGE_BYTES, 1)
         except ConnectionResetError:
@@ -230,10 +250,13 @@ class InputProcess:
         with contextlib.ExitStack() as files:
             for descriptor in descriptors:
                 files.callback(os.close, descriptor)
-            message = json.loads(data) if data else None
-            if message is not None and message["kind"] == "state":
-                message["state"] = _read_state(descriptors)
-        return message
+            if not data:
+                return None
+            try:
+                message = decode(data)
+            except MessageError as error:
+                raise _unexpected(data) from error
+            return message, _read_state(descriptors) if isinstance(message, State) else b""
 
     def _ended(self) -> JobFailure:
         try:
@@ -249,6 +272,27 @@ class InputProcess:
         return JobFailure(node_pb2.Failure.KIND_NODE, f"the process of the input_fn was killed by {name}{hint}")
 
 
+def prepare_message(request: node_pb2.PrepareInput) -> Prepare:
+    """Returns the message of a request. Raises JobFailure for a number format that does not exist."""
+    input_settings = InputSettings(
+        worker=request.worker,
+        num_workers=max(1, request.num_workers),
+        wafer=request.wafer,
+        num_csx=max(1, request.num_csx),
+        half_type=_half_name(request),
+        mixed_precision=request.mixed_precision,
+    )
+    return Prepare(
+        settings=input_settings,
+        python_paths=tuple(request.python_paths),
+        last_python_paths=tuple(request.last_python_paths),
+        working_directory=request.working_directory,
+        redivided=request.redivided,
+        input_names=tuple(request.input_names),
+        vendor_builder=request.vendor_builder,
+    )
+
+
 def _half_name(request: node_pb2.PrepareInput) -> str:
     """The name of the half; nothing if the request names none. JobFailure for one that does not exist."""
     if not request.half_type:
@@ -257,6 +301,12 @@ def _half_name(request: node_pb2.PrepareInput) -> str:
         return plan_pb2.HalfType.Name(request.half_type).removeprefix("HALF_TYPE_").lower()
     except ValueError as error:
         raise JobFailure(node_pb2.Failure.KIND_INTERNAL, f"there is no half {request.half_type}") from error
+
+
+def _unexpected(message: object) -> JobFailure:
+    """The failure of a process that has sent another message than it should; its code is the user's."""
+    text = f"the process of the input_fn sent an unexpected message: {str(message)[:200]}"
+    return JobFailure(node_pb2.Failure.KIND_INPUT, text)
 
 
 def _read_state(descriptors: Sequence[int]) -> bytes:

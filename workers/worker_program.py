@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 
+from waferbox.input_process.messages import BatchLayout, TensorLayout
 from waferbox.links.elements import tensor_bytes
 from waferbox.links.hub import Hub
 from waferbox.links.link import Link
@@ -61,14 +62,14 @@ class WorkerProgram:
         self._on_state = on_state
         self._on_digests = on_digests
         self._slot_bytes = -(-max(self._nbytes, 1) // PAGE_BYTES) * PAGE_BYTES
-        layout = {
-            "members": [_layout(member, plan.batch) for member in plan.batch.members],
-            "global_rows": plan.global_rows,
-            "local_rows": plan.local_rows,
-            "micro_batches": plan.micro_batches,
-            "slot_bytes": self._slot_bytes,
-            "num_slots": BATCH_SLOTS,
-        }
+        layout = BatchLayout(
+            members=tuple(_layout(member, plan.batch) for member in plan.batch.members),
+            global_rows=plan.global_rows,
+            local_rows=plan.local_rows,
+            micro_batches=plan.micro_batches,
+            slot_bytes=self._slot_bytes,
+            num_slots=BATCH_SLOTS,
+        )
         self._ring = SharedMemory.create(self._slot_bytes * BATCH_SLOTS)
         self._stop = os.eventfd(0, os.EFD_CLOEXEC)
         first = self._states_wanted(1, 1 + self._worker)
@@ -157,16 +158,13 @@ class WorkerProgram:
         os.close(self._stop)
 
 
-def _layout(member: plan_pb2.GroupMember, group: plan_pb2.Group) -> dict[str, object]:
-    """A member as waferbox.input_process takes it. JobFailure for one that does not lie in its group."""
+def _layout(member: plan_pb2.GroupMember, group: plan_pb2.Group) -> TensorLayout:
+    """Returns the layout of a member. Raises JobFailure for one that lies outside its group."""
     if member.offset + tensor_bytes(member.type) > group.nbytes:
         raise JobFailure(node_pb2.Failure.KIND_INTERNAL, f"value {member.value} lies outside group {group.id}")
     name = plan_pb2.ElementType.Name(member.type.element_type)
-    return {
-        "dtype": name.removeprefix("ELEMENT_TYPE_").lower(),
-        "shape": list(member.type.shape),
-        "offset": member.offset,
-    }
+    dtype = name.removeprefix("ELEMENT_TYPE_").lower()
+    return TensorLayout(dtype=dtype, shape=tuple(member.type.shape), offset=member.offset)
 
 
 # --- A job on an input worker -----------------------------------------------------------------------------------------

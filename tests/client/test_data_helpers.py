@@ -21,6 +21,7 @@ from cstorch.utils import nest
 from cstorch.utils.benchmark import benchmark_dataloader
 from cstorch.utils.data import SyntheticDataset, compute_num_steps
 from cstorch.utils.utils import convert_glob_to_regex, get_dir_size, make_param_filter, override_env_vars
+from waferbox.input_process.messages import INPUT_VARIABLE, InputSettings, encode
 
 Pair = namedtuple("Pair", ["one", "two"])
 
@@ -164,10 +165,10 @@ def test_benchmark_of_a_loader(capsys: pytest.CaptureFixture[str]) -> None:
 
 def be_streamer(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
     """One of 3 for each of 2 systems."""
-    monkeypatch.setenv("WAFERBOX_STREAMER_RANK", str(rank))
-    monkeypatch.setenv("WAFERBOX_STREAMER_COUNT", "6")
-    monkeypatch.setenv("WAFERBOX_STREAMER_WAFER", str(rank // 3))
-    monkeypatch.setenv("WAFERBOX_STREAMER_NUM_CSX", "2")
+    settings = InputSettings(
+        worker=rank % 3, num_workers=3, wafer=rank // 3, num_csx=2, half_type="", mixed_precision=False
+    )
+    monkeypatch.setenv(INPUT_VARIABLE, encode(settings).decode())
 
 
 def test_who_is_who_in_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from torch.utils.data import TensorDataset
 
 from cstorch.utils.data import DistributedSampler
 from cstorch.utils.data.sampler import BatchSampler, ShardedSampler, ShuffleSampler, pad_index
+from waferbox.input_process.messages import INPUT_VARIABLE, InputSettings, encode
 
 CLUSTERS = [(1, 1), (1, 3), (2, 1), (2, 2), (4, 2)]
 
@@ -19,10 +20,10 @@ def dataset(length: int) -> TensorDataset:
 
 
 def be_streamer(monkeypatch: pytest.MonkeyPatch, num_csx: int, workers: int, wafer: int, worker: int) -> None:
-    monkeypatch.setenv("WAFERBOX_STREAMER_RANK", str(wafer * workers + worker))
-    monkeypatch.setenv("WAFERBOX_STREAMER_COUNT", str(num_csx * workers))
-    monkeypatch.setenv("WAFERBOX_STREAMER_WAFER", str(wafer))
-    monkeypatch.setenv("WAFERBOX_STREAMER_NUM_CSX", str(num_csx))
+    settings = InputSettings(
+        worker=worker, num_workers=workers, wafer=wafer, num_csx=num_csx, half_type="", mixed_precision=False
+    )
+    monkeypatch.setenv(INPUT_VARIABLE, encode(settings).decode())
 
 
 def endless(sampler: DistributedSampler) -> Iterator[list[int]]:

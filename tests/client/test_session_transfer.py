@@ -1,10 +1,13 @@
 """State on its way between the client and a real shard's StateService, over both lanes."""
 
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 import pytest
@@ -16,10 +19,12 @@ from cstorch._internal.session import failures, transfer
 from cstorch._internal.session.transfer import BATCH_BYTES, Outgoing, ShardConnection, batches
 from cstorch.errors import ClusterError, ConfigurationError, CstorchError, InternalError, NodeLostError
 from waferbox import deadlines
-from waferbox.links.listener import LinkListener
+from waferbox.links.dialling import dial
+from waferbox.links.listener import LinkListener, PendingLink
 from waferbox.rpc.server import make_channel, make_server
 from waferbox.security.tokens import Kind
 from waferbox.states import state_service
+from waferbox.states.layout import StateRequirements
 from waferbox.states.state_memory import StateSettings
 from waferbox.states.state_service import StateService
 from waferbox.states.store import Snapshots, StateStore
@@ -70,7 +75,7 @@ class Shard:
             )
             for number, (name, value) in enumerate(VALUES.items(), start=1)
         ]
-        self.store.load(plan_pb2.MemoryXPlan(states=states))
+        self.store.load(StateRequirements(slots=states))
         self.snapshots = Snapshots(self.store, lambda step: None)
         self.service = StateService()
         self.server = make_server()
@@ -81,6 +86,10 @@ class Shard:
         node_pb2_grpc.add_StateServiceServicer_to_server(self.service, self.server)
         self.service.add_job("job", self.store, self.snapshots, lambda: self.running, no_point, pytest.fail)
         self.server.start()
+
+    def cut_links(self) -> None:
+        for session in self.service._jobs["job"].sessions._sessions.values():
+            session.close()
 
     def close(self) -> None:
         self.service.remove_job("job")
@@ -241,8 +250,7 @@ def test_a_connection_that_was_cut_is_opened_again_while_the_job_goes_on(
 ) -> None:
     """As after this process was suspended for longer than a peer is waited for."""
     connection.write([outgoing("small")])
-    for session in shard.service._jobs["job"].sessions.values():
-        session.close()
+    shard.cut_links()
     assert torch.equal(read(connection, "small"), VALUES["small"])
 
 
@@ -256,8 +264,7 @@ def test_where_the_job_has_ended_its_end_is_told(shard: Shard, end: str) -> None
         shard.service.remove_job("job")
         shard.service.add_job("another", shard.store, shard.snapshots, lambda: False, no_point, pytest.fail)
     else:
-        for session in shard.service._jobs["job"].sessions.values():
-            session.close()
+        shard.cut_links()
     with pytest.raises(NodeLostError, match="wafer-1 died"):
         read(connection, "small")
     connection.close()
@@ -279,6 +286,88 @@ def test_a_defect_in_the_state_service_ends_the_job(shard: Shard, monkeypatch: p
         connection.write([outgoing("small")])
     assert [str(error) for error in told] == ["oh"]
     connection.close()
+
+
+def open_session(shard: Shard) -> str:
+    with make_channel(shard.address, Job().token) as channel:
+        stub = node_pb2_grpc.StateServiceStub(channel)
+        opened: node_pb2.OpenStateResponse = stub.OpenState(node_pb2.OpenStateRequest(job="job"), timeout=10)
+        return opened.token
+
+
+def test_sessions_that_are_not_used_make_room(shard: Shard, connection: ShardConnection) -> None:
+    connection.write([outgoing("small")])
+    unused = open_session(shard)
+    for _ in range(state_service.MAX_SESSIONS - 2):
+        open_session(shard)
+        assert torch.equal(read(connection, "small"), VALUES["small"])
+    sessions = shard.service._jobs["job"].sessions
+    assert unused in sessions._sessions
+    open_session(shard)
+    assert len(sessions) == state_service.MAX_SESSIONS
+    assert unused not in sessions._sessions
+    assert len(shard.listener._pending) == state_service.MAX_SESSIONS - 1
+    assert torch.equal(read(connection, "small"), VALUES["small"])
+
+
+def test_a_session_that_is_opened_while_the_job_ends_is_not_left(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+    expect = shard.listener.expect
+
+    def expect_at_the_end(token: str, name: str) -> PendingLink:
+        pending = expect(token, name)
+        shard.service.remove_job("job")
+        return pending
+
+    monkeypatch.setattr(shard.listener, "expect", expect_at_the_end)
+    with pytest.raises(grpc.RpcError, match="keeps no state of a job"):
+        open_session(shard)
+    assert not shard.listener._pending
+    shard.service.add_job("job", shard.store, shard.snapshots, lambda: False, no_point, pytest.fail)
+
+
+def test_a_call_that_waits_while_the_job_ends_does_not_use_its_store(shard: Shard) -> None:
+    states = shard.service._jobs["job"]
+    request = node_pb2.InitialiseStatesRequest(job="job", states=[filled("small", 1)])
+    with make_channel(shard.address, Job().token) as channel:
+        with states.lock:
+            call = node_pb2_grpc.StateServiceStub(channel).InitialiseStates.future(request, timeout=10)
+            remover = threading.Thread(target=shard.service.remove_job, args=["job"])
+            remover.start()
+            while "job" in shard.service._jobs:
+                time.sleep(0.01)
+        remover.join()
+        with pytest.raises(grpc.RpcError, match="keeps no state of a job"):
+            call.result()
+    shard.service.add_job("job", shard.store, shard.snapshots, lambda: False, no_point, pytest.fail)
+    assert not shard.store.is_written("small")
+
+
+class _EndedCall:
+    """The context of a call that has ended before it is served."""
+
+    def add_callback(self, callback: Callable[[], None]) -> bool:
+        return False
+
+    def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
+        raise RuntimeError(code)
+
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.CANCELLED
+
+
+def test_a_transfer_that_was_given_up_before_it_began_does_not_wait(shard: Shard) -> None:
+    request = node_pb2.TransferStateRequest(job="job", token=open_session(shard), names=["small"])
+    link = dial(
+        shard.listener.endpoint(),
+        request.token,
+        name="memoryx-0",
+        own_name="client",
+        lane=node_pb2.LANE_SHARED_MEMORY,
+        deadline_seconds=10,
+    )
+    with closing(link), pytest.raises(RuntimeError, match="CANCELLED"):
+        shard.service.WriteState(request, _EndedCall())  # type: ignore[arg-type]  # the service uses no more of it
+    assert len(shard.service._jobs["job"].sessions) == 0
 
 
 @pytest.mark.parametrize("names", [(), (Kind.JOB, "job-of-eve"), (Kind.USER, "eve"), (Kind.NODE,)])

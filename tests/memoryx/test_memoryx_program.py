@@ -12,7 +12,7 @@ import torch
 from recovery_cases import recovery_points_of
 
 from memoryx import paging
-from memoryx.memoryx_program import MemoryXProgram
+from memoryx.memoryx_program import MemoryXProgram, requirements_of
 from waferbox.cirh.dialect.types import tensor_type
 from waferbox.cirh.modules.builder import GraphBuilder
 from waferbox.cirh.text.printer import print_module
@@ -40,7 +40,7 @@ class Rig:
         self, plan: plan_pb2.MemoryXPlan, num_steps: int, settings: StateSettings | None = None, **states: torch.Tensor
     ) -> None:
         self.store = StateStore(settings)
-        self.store.load(plan)
+        self.store.load(requirements_of(plan))
         for name, tensor in states.items():
             self.store.tensor(name).copy_(tensor)
         self.store.mark_written(states)
@@ -179,6 +179,37 @@ def test_weights_are_sent_no_further_than_the_window(stack: ExitStack) -> None:
     far.grant(3)
     for step in range(WEIGHTS_WINDOW + 1, steps + 1):
         rig.far_hub.receive(far, 1, step)
+
+
+def test_a_plan_requires_its_states_in_the_order_of_its_instructions() -> None:
+    """Groups without a state, and groups that are not sent, have no place among the states."""
+    groups = [
+        plan_pb2.Group(id=number, kind=kind, members=[plan_pb2.GroupMember(value=value, type=VECTOR)])
+        for number, (kind, value) in enumerate(
+            [
+                (plan_pb2.GROUP_KIND_WEIGHTS, 1),
+                (plan_pb2.GROUP_KIND_WEIGHTS, 2),
+                (plan_pb2.GROUP_KIND_WEIGHTS, 99),
+                (plan_pb2.GROUP_KIND_WEIGHTS, 3),
+                (plan_pb2.GROUP_KIND_OUTPUT, 3),
+            ],
+            1,
+        )
+    ]
+    plan = plan_pb2.MemoryXPlan(
+        states=[plan_pb2.StateSlot(value=number, name=name, type=VECTOR) for number, name in enumerate("abcd", 1)],
+        groups=groups,
+        instructions=[
+            *(plan_pb2.Instruction(send=plan_pb2.Send(group=number)) for number in (2, 1, 2, 3, 5)),
+            plan_pb2.Instruction(run=plan_pb2.Run(kernel=1, outputs=[7, 8, 9], commits=[3, 0, 2])),
+            plan_pb2.Instruction(commit=plan_pb2.Commit(value=7, state=1)),
+            plan_pb2.Instruction(run=plan_pb2.Run(kernel=1, outputs=[7], commits=[2])),
+        ],
+    )
+    required = requirements_of(plan)
+    assert list(required.slots) == list(plan.states)
+    assert [group.id for group in required.weights_groups] == [2, 1]
+    assert required.write_order == ["c", "b", "a"]
 
 
 def large_update(elements: int) -> plan_pb2.MemoryXPlan:

@@ -2,13 +2,14 @@
 
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from waferbox.links.hub import Stopped
-from waferbox.states.layout import fit, lay_out, states_in_order
+from waferbox.states.layout import StateRequirements, fit, lay_out
 from waferbox.states.state_memory import StateMemory, StateSettings
 from waferbox.states.store import Snapshot, Snapshots, StateStore
 from wsc.v1 import plan_pb2
@@ -18,20 +19,19 @@ def f32(*shape: int) -> plan_pb2.TensorType:
     return plan_pb2.TensorType(element_type=plan_pb2.ELEMENT_TYPE_FLOAT32, shape=shape)
 
 
-def make_plan(states: dict[str, tuple[int, ...]], groups: list[list[str | None]]) -> plan_pb2.MemoryXPlan:
-    """A plan that sends groups of states; None is a value that is computed. Values are numbered as the states are."""
+def required(states: dict[str, tuple[int, ...]], groups: list[list[str | None]]) -> StateRequirements:
+    """Groups of states that are sent; None is a value that is computed. Values are numbered as the states are."""
     values = {name: number for number, name in enumerate(states, 1)}
-    plan = plan_pb2.MemoryXPlan(
-        states=[plan_pb2.StateSlot(value=values[n], name=n, type=f32(*shape)) for n, shape in states.items()]
-    )
+    slots = [plan_pb2.StateSlot(value=values[n], name=n, type=f32(*shape)) for n, shape in states.items()]
+    sent = []
     for number, names in enumerate(groups, 1):
-        group = plan.groups.add(id=number, kind=plan_pb2.GROUP_KIND_WEIGHTS)
+        group = plan_pb2.Group(id=number, kind=plan_pb2.GROUP_KIND_WEIGHTS)
         for name in names:
             shape = states[name] if name is not None else (3,)
             group.members.add(value=values[name] if name else 99, type=f32(*shape), offset=group.nbytes)
             group.nbytes += 128
-        plan.instructions.add(send=plan_pb2.Send(group=number))
-    return plan
+        sent.append(group)
+    return StateRequirements(slots=slots, weights_groups=sent)
 
 
 def value_of(snapshot: Snapshot, name: str) -> torch.Tensor:
@@ -44,7 +44,7 @@ STATES = {"a": (4,), "b": (2, 5), "c": (), "d": (7,)}
 
 
 def test_groups_lie_in_one_piece_in_the_order_of_sending() -> None:
-    layout = lay_out(make_plan(STATES, [["d", "b"], ["a", None]]), {})
+    layout = lay_out(required(STATES, [["d", "b"], ["a", None]]), {})
     assert layout.places["b"].offset == layout.group_bases[1] + 128
     assert layout.places["d"].offset == layout.group_bases[1]
     assert layout.places["a"].offset == layout.group_bases[2] == 256
@@ -53,34 +53,34 @@ def test_groups_lie_in_one_piece_in_the_order_of_sending() -> None:
 
 
 def test_group_that_is_sent_again_is_not_copied_if_it_lies_there() -> None:
-    layout = lay_out(make_plan(STATES, [["a", "b"], ["b"], ["b", "a"]]), {})
+    layout = lay_out(required(STATES, [["a", "b"], ["b"], ["b", "a"]]), {})
     assert layout.group_bases[2] == layout.places["b"].offset
     assert layout.group_bases[3] not in (0, 128)
 
 
 def test_plan_that_fits_keeps_everything_where_it_is() -> None:
-    layout = lay_out(make_plan(STATES, [["a", "b"], ["d"]]), {})
-    evaluation = make_plan({"b": (2, 5), "a": (4,)}, [["a", "b"]])
+    layout = lay_out(required(STATES, [["a", "b"], ["d"]]), {})
+    evaluation = required({"b": (2, 5), "a": (4,)}, [["a", "b"]])
     fitting = fit(evaluation, layout)
     assert fitting is not None
     assert fitting.places == layout.places
-    assert fit(make_plan({"b": (2, 5), "a": (4,)}, [["b", "a"]]), layout) is None
-    assert fit(make_plan({"a": (5,)}, []), layout) is None
-    assert fit(make_plan({"a": (4,)}, [["a", None]]), layout) is None
+    assert fit(required({"b": (2, 5), "a": (4,)}, [["b", "a"]]), layout) is None
+    assert fit(required({"a": (5,)}, []), layout) is None
+    assert fit(required({"a": (4,)}, [["a", None]]), layout) is None
 
 
 @pytest.mark.parametrize("in_files", [False, True])
 def test_states_survive_plans_that_do_not_name_them(tmp_path: Path, in_files: bool) -> None:
     store = StateStore(StateSettings(folder=tmp_path if in_files else None))
-    assert store.load(make_plan(STATES, [["a", "b"]])) == list(STATES)
+    assert store.load(required(STATES, [["a", "b"]])) == list(STATES)
     for name in STATES:
         store.tensor(name).fill_(ord(name))
     store.mark_written(STATES)
-    assert store.load(make_plan({"b": (2, 5), "a": (4,), "e": (1,)}, [["b", "a"]])) == ["e"]
-    assert store.load(make_plan(STATES, [["a", "b"]])) == []
+    assert store.load(required({"b": (2, 5), "a": (4,), "e": (1,)}, [["b", "a"]])) == ["e"]
+    assert store.load(required(STATES, [["a", "b"]])) == []
     for name, shape in STATES.items():
         torch.testing.assert_close(store.tensor(name), torch.full(shape, float(ord(name))))
-    assert store.load(make_plan(STATES | {"a": (5,)}, [])) == ["a"]
+    assert store.load(required(STATES | {"a": (5,)}, [])) == ["a"]
     store.close()
 
 
@@ -89,7 +89,7 @@ def test_a_move_has_no_state_twice(tmp_path: Path, in_files: bool, monkeypatch: 
     """What was moved gives its room back at once, and in files it does not stay in memory either."""
     store = StateStore(StateSettings(folder=tmp_path if in_files else None))
     shapes = dict.fromkeys("abcdefgh", (1 << 18,))
-    store.load(make_plan(shapes, []))
+    store.load(required(shapes, []))
     for name in shapes:
         store.tensor(name).fill_(ord(name))
     store.mark_written(shapes)
@@ -102,7 +102,7 @@ def test_a_move_has_no_state_twice(tmp_path: Path, in_files: bool, monkeypatch: 
         left.append(os.fstat(memory.memory.fileno()).st_blocks * 512 >> 20)
 
     monkeypatch.setattr(StateMemory, "discard", spy)
-    store.load(make_plan(shapes | {"i": (3,)}, []))
+    store.load(required(shapes | {"i": (3,)}, []))
     assert store.states is not old
     assert left == list(reversed(range(len(shapes))))
     if store.states.pages is not None:
@@ -114,7 +114,7 @@ def test_a_move_has_no_state_twice(tmp_path: Path, in_files: bool, monkeypatch: 
 
 def test_snapshot_waits_for_the_one_before() -> None:
     store = StateStore()
-    store.load(make_plan({"a": (4,)}, []))
+    store.load(required({"a": (4,)}, []))
     store.mark_written(["a"])
     announced: list[int] = []
     snapshots = Snapshots(store, announced.append)
@@ -146,7 +146,7 @@ def test_snapshot_waits_for_the_one_before() -> None:
 def test_a_release_does_not_wait_for_those_who_read() -> None:
     """The command thread of the node releases; a client that is suspended may read for ever."""
     store = StateStore()
-    store.load(make_plan({"a": (4,)}, []))
+    store.load(required({"a": (4,)}, []))
     snapshots = Snapshots(store, lambda step: None)
     snapshots.take(1)
     with snapshots.reading(1) as snapshot:
@@ -170,13 +170,8 @@ def test_a_release_does_not_wait_for_those_who_read() -> None:
 
 def test_states_are_known_in_the_order_in_which_a_step_writes_them() -> None:
     """A recovery point is written in this order, so that little is copied aside."""
-    plan = make_plan(STATES, [["a", "b"]])
-    plan.instructions.add(run=plan_pb2.Run(kernel=1, outputs=[7, 8, 9], commits=[3, 0, 2]))
-    plan.instructions.add(commit=plan_pb2.Commit(value=7, state=1))
-    plan.instructions.add(run=plan_pb2.Run(kernel=1, outputs=[7], commits=[2]))
-    assert states_in_order(plan) == ["c", "b", "a", "d"]
     store = StateStore()
-    store.load(plan)
+    store.load(replace(required(STATES, [["a", "b"]]), write_order=["c", "b"]))
     store.mark_written(["a", "c", "d"])
     assert list(store.begin_recovery_point(required=True).places) == ["c", "a", "d"]
     store.close()

@@ -22,6 +22,7 @@ from waferbox.runtime.node_job import JobFailure
 from waferbox.runtime.progress import Progress
 from waferbox.security.tokens import Kind
 from waferbox.states import point_copies, state_service
+from waferbox.states.layout import StateRequirements
 from waferbox.states.point_copies import PointCopies
 from waferbox.states.point_folders import copy_folder, member_folder
 from waferbox.states.point_shares import PointShares
@@ -34,8 +35,8 @@ JOB = "job-1"
 ELEMENTS = 10_000
 SECONDS = 30.0
 ALL = 2**64 - 1
-PLAN = plan_pb2.MemoryXPlan(
-    states=[
+REQUIRED = StateRequirements(
+    slots=[
         plan_pb2.StateSlot(
             value=number,
             name=f"s{number}",
@@ -68,11 +69,11 @@ class Member:
         node_pb2_grpc.add_StateServiceServicer_to_server(service, self.server)
         self.address = bind(self.server, "127.0.0.1:0")
         self.server.start()
-        self.points.load(PLAN, 0)
+        self.points.load(REQUIRED, 0)
         self.write(0)
 
     def write(self, value: float) -> None:
-        names = [slot.name for slot in PLAN.states]
+        names = [slot.name for slot in REQUIRED.slots]
         self.store.before_write(names)
         for name in names:
             self.store.tensor(name).copy_(torch.arange(ELEMENTS) + value)
@@ -80,7 +81,7 @@ class Member:
 
     def first(self) -> list[float]:
         """The first element of each state."""
-        return [float(self.store.tensor(slot.name)[0]) for slot in PLAN.states]
+        return [float(self.store.tensor(slot.name)[0]) for slot in REQUIRED.slots]
 
     def keep(self, number: int) -> node_pb2.RecoveryPointKept:
         self.points.expect(node_pb2.Start(recovery_point=number))
@@ -108,7 +109,7 @@ class Member:
 
     def go_back(self, number: int, *others: "Member") -> None:
         self.copies.expect_loss([other.address for other in others], CancellationToken())
-        assert self.points.load(PLAN, number) == []
+        assert self.points.load(REQUIRED, number) == []
 
     def die(self) -> None:
         """Nobody says a word."""
@@ -131,7 +132,7 @@ def members(tmp_path: Path) -> Iterator[list[Member]]:
 
 @pytest.fixture
 def pair(members: list[Member]) -> tuple[Member, Member]:
-    """JobScope point it is, and who keeps the copy."""
+    """Whose point it is, and who keeps the copy."""
     return members[0], members[1]
 
 
@@ -355,7 +356,7 @@ def test_who_waits_for_a_lost_point_can_be_interrupted(
 
     def load() -> None:
         with pytest.raises(JobFailure, match="recovery point 7 cannot be read"):
-            owner.points.load(PLAN, 7)
+            owner.points.load(REQUIRED, 7)
         refused.set()
 
     loading = threading.Thread(target=load)

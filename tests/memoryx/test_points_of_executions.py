@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from recovery_cases import recovery_points_of
 
 from waferbox.runtime.progress import Progress
+from waferbox.states.layout import StateRequirements
 from waferbox.states.point_shares import PointShares
 from waferbox.states.store import StateStore
 from wsc.v1 import node_pb2, plan_pb2
@@ -23,10 +24,10 @@ SECONDS = 30.0
 some = strategies.sets(strategies.sampled_from(NAMES))
 
 
-def plan_of(names: set[str]) -> plan_pb2.MemoryXPlan:
+def required_of(names: set[str]) -> StateRequirements:
     type_ = plan_pb2.TensorType(element_type=plan_pb2.ELEMENT_TYPE_INT32, shape=[ELEMENTS])
-    return plan_pb2.MemoryXPlan(
-        states=[plan_pb2.StateSlot(value=n, name=name, type=type_) for n, name in enumerate(sorted(names), 1)]
+    return StateRequirements(
+        slots=[plan_pb2.StateSlot(value=n, name=name, type=type_) for n, name in enumerate(sorted(names), 1)]
     )
 
 
@@ -71,7 +72,7 @@ class Executions(RuleBasedStateMachine):
     @rule(names=some)
     def load(self, names: set[str]) -> None:
         """The plan of another execution."""
-        missing = self.keeper.points.load(plan_of(names), 0)
+        missing = self.keeper.points.load(required_of(names), 0)
         self.places = names | self.values.keys()
         assert set(missing) == names - self.values.keys()
 
@@ -107,7 +108,7 @@ class Executions(RuleBasedStateMachine):
         number = self.number - back
         if number in self.points:
             self.settle()
-            missing = self.keeper.points.load(plan_of(names), number)
+            missing = self.keeper.points.load(required_of(names), number)
             self.values = dict(self.points[number])
             self.places = names | self.values.keys()
             assert set(missing) == names - self.values.keys()
@@ -127,7 +128,7 @@ class Executions(RuleBasedStateMachine):
         self.keeper.close()
         for number, values in self.points.items():
             other = Keeper(self.folder)
-            other.points.load(plan_of(set()), number)
+            other.points.load(required_of(set()), number)
             found = other.values()
             other.close()
             assert found == values, f"point {number}"

@@ -17,6 +17,7 @@ from waferbox.links.hub import Stopped
 from waferbox.runtime.node_job import JobFailure
 from waferbox.runtime.progress import Progress
 from waferbox.states import state_memory
+from waferbox.states.layout import StateRequirements
 from waferbox.states.point_file import PARTIAL, PointWriter
 from waferbox.states.point_shares import PointShares
 from waferbox.states.state_memory import StateSettings
@@ -28,9 +29,9 @@ ELEMENTS = 30_000
 SECONDS = 30.0
 
 
-def plan_of(shapes: dict[str, int]) -> plan_pb2.MemoryXPlan:
-    return plan_pb2.MemoryXPlan(
-        states=[
+def required_of(shapes: dict[str, int]) -> StateRequirements:
+    return StateRequirements(
+        slots=[
             plan_pb2.StateSlot(
                 value=number,
                 name=name,
@@ -41,7 +42,7 @@ def plan_of(shapes: dict[str, int]) -> plan_pb2.MemoryXPlan:
     )
 
 
-PLAN = plan_of(dict.fromkeys(NAMES, ELEMENTS))
+REQUIRED = required_of(dict.fromkeys(NAMES, ELEMENTS))
 
 
 class Member:
@@ -136,17 +137,17 @@ def folder(tmp_path: Path) -> Path:
 def member(settings: StateSettings, folder: Path) -> Iterator[Member]:
     """All of its states are 0."""
     member = Member(folder, settings)
-    member.points.load(PLAN, 0)
+    member.points.load(REQUIRED, 0)
     member.write(0)
     yield member
     member.close()
 
 
-def put_back(folder: Path, number: int, plan: plan_pb2.MemoryXPlan = PLAN) -> dict[str, list[int]]:
+def put_back(folder: Path, number: int, required: StateRequirements = REQUIRED) -> dict[str, list[int]]:
     """What a process finds that has just come."""
     other = Member(folder, StateSettings())
     try:
-        assert other.points.load(plan, number) == []
+        assert other.points.load(required, number) == []
         return other.values()
     finally:
         other.close()
@@ -330,7 +331,7 @@ def test_who_waits_for_a_point_can_be_interrupted(member: Member, monkeypatch: p
     thread.join()
     writing.go_on.set()
     member.expect_kept(10)
-    member.points.load(PLAN, 0)
+    member.points.load(REQUIRED, 0)
     member.keep_last(13)
     member.expect_kept(13)
 
@@ -343,7 +344,7 @@ def test_the_same_states_are_not_written_again(member: Member, folder: Path, mon
     writing.go_on.set()
     member.expect_kept(1, 2)
     member.points.drop(2)
-    member.points.load(PLAN, 0)
+    member.points.load(REQUIRED, 0)
     member.keep_last(3)
     member.expect_kept(3)
     assert (folder / "2").samefile(folder / "3")
@@ -365,7 +366,7 @@ def test_a_point_is_completed_though_states_move(member: Member, folder: Path, m
     member.keep_last(1)
     writing.wait()
     before = member.store.states
-    assert member.points.load(plan_of({"other": 5, **dict.fromkeys(NAMES, ELEMENTS)}), 0) == ["other"]
+    assert member.points.load(required_of({"other": 5, **dict.fromkeys(NAMES, ELEMENTS)}), 0) == ["other"]
     assert member.store.states is not before
     member.write(3)
     writing.go_on.set()
@@ -380,13 +381,13 @@ def test_a_survivor_goes_back_to_a_point(member: Member, same_layout: bool) -> N
     member.expect_kept(1)
     member.write(4)
     member.keep_after(4, 2)  # given up: the job goes back beyond it
-    plan = PLAN if same_layout else plan_of({NAMES[2]: ELEMENTS, "other": 3, NAMES[0]: ELEMENTS})
+    required = REQUIRED if same_layout else required_of({NAMES[2]: ELEMENTS, "other": 3, NAMES[0]: ELEMENTS})
     if same_layout:
         before = member.store.states
-        assert member.points.load(plan, 1) == []
+        assert member.points.load(required, 1) == []
         assert member.store.states is before
     else:
-        assert member.points.load(plan, 1) == ["other"]
+        assert member.points.load(required, 1) == ["other"]
     assert member.values() == all_are(0)
     assert all(member.store.is_written(name) for name in NAMES)
     member.write(5)
@@ -399,7 +400,7 @@ def test_what_was_put_back_is_a_point_already(member: Member, folder: Path) -> N
     member.keep_first(1)
     member.expect_kept(1)
     member.write(4)
-    member.points.load(PLAN, 1)
+    member.points.load(REQUIRED, 1)
     member.keep_first(2)
     member.expect_kept(2)
     assert (folder / "1").samefile(folder / "2")
@@ -412,12 +413,12 @@ def test_what_was_put_back_is_a_point_already(member: Member, folder: Path) -> N
 def test_what_a_point_has_not_is_missing(folder: Path, settings: StateSettings) -> None:
     """And what it has of another type is not taken."""
     first = Member(folder, settings)
-    first.points.load(plan_of({"a": 5, "b": 7, "c": 3}), 0)
+    first.points.load(required_of({"a": 5, "b": 7, "c": 3}), 0)
     first.write(1, ["a", "b"])
     first.keep_first(1)
     first.expect_kept(1)
     first.write(2, ["a", "b", "c"])
-    assert first.points.load(plan_of({"a": 5, "b": 8, "c": 3}), 1) == ["b", "c"]
+    assert first.points.load(required_of({"a": 5, "b": 8, "c": 3}), 1) == ["b", "c"]
     assert first.store.tensor("a").tolist() == [1] * 5
     first.close()
 
@@ -432,12 +433,12 @@ def test_a_point_that_cannot_be_read_is_refused_with_its_name(member: Member, fo
     content[len(content) // 2] ^= 4
     path.write_bytes(content)
     with pytest.raises(JobFailure, match=f"recovery point 1 cannot be read: {path} is damaged") as raised:
-        member.points.load(PLAN, 1)
+        member.points.load(REQUIRED, 1)
     assert raised.value.kind == node_pb2.Failure.KIND_NODE
     assert not all(member.store.is_written(name) for name in NAMES)
     with pytest.raises(JobFailure, match=f"recovery point 3 cannot be read: .*'{folder}/3'"):
-        member.points.load(PLAN, 3)
-    assert member.points.load(PLAN, 2) == []
+        member.points.load(REQUIRED, 3)
+    assert member.points.load(REQUIRED, 2) == []
     assert member.values() == all_are(2)
 
 
@@ -526,7 +527,7 @@ def test_what_is_not_complete_goes_with_the_job(
     settings: StateSettings, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     member = Member(folder, settings)
-    member.points.load(PLAN, 0)
+    member.points.load(REQUIRED, 0)
     member.write(0)
     member.keep_first(1)
     member.expect_kept(1)

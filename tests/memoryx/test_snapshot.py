@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from waferbox.states import state_memory
+from waferbox.states.layout import StateRequirements
 from waferbox.states.state_memory import StateSettings
 from waferbox.states.store import Snapshot, Snapshots, StateStore
 from wsc.v1 import plan_pb2
@@ -26,8 +27,8 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     store = StateStore(StateSettings(folder=tmp_path if request.param == "in files" else None))
     kind = plan_pb2.TensorType(element_type=plan_pb2.ELEMENT_TYPE_INT32, shape=[ELEMENTS])
     store.load(
-        plan_pb2.MemoryXPlan(
-            states=[plan_pb2.StateSlot(value=number, name=name, type=kind) for number, name in enumerate(NAMES, 1)]
+        StateRequirements(
+            slots=[plan_pb2.StateSlot(value=number, name=name, type=kind) for number, name in enumerate(NAMES, 1)]
         )
     )
     for name in NAMES:

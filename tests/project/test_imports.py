@@ -38,7 +38,8 @@ MAY_IMPORT = {
     "cerebras_appliance": {"cstorch"},
     "cerebras_pytorch": {"cerebras_appliance", "cerebras_torch", "cstorch"},
     "cerebras_torch": {"cstorch"},
-    "cstorch": {*RUNTIME, "waferbox.cirh"},  # no package of a process kind: a user's module may have its name
+    # No package at the top but waferbox: a user's module may have the name of another.
+    "cstorch": {*RUNTIME, "waferbox.cirh", "waferbox.input_process"},
     "memoryx": {*RUNTIME, "waferbox.cirh", "waferbox.runtime", "waferbox.states"},
     "swarmx": {*RUNTIME, "waferbox.runtime"},
     "vendor_gateway": {*RUNTIME, "cstorch", "vendor_wire", "waferbox.runtime"},  # towards the cluster it is a client

@@ -23,6 +23,7 @@ from waferbox.links.shared_memory import SharedMemory, Slice
 from waferbox.runtime.progress import Recorder
 from waferbox.runtime.schedule import StepSchedule
 from waferbox.states.kernels import StateKernels
+from waferbox.states.layout import StateRequirements
 from waferbox.states.point_shares import PointShares
 from waferbox.states.store import Snapshots, StateStore
 from wsc.v1 import node_pb2, observation_pb2, plan_pb2
@@ -144,7 +145,7 @@ def make_rig(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[in
         def make(num_threads: int, plan: plan_pb2.PipelinePlan | None = None) -> Rig:
             plan = plan or pipeline()
             store = StateStore()
-            store.load(plan_pb2.MemoryXPlan(states=plan.states))
+            store.load(StateRequirements(slots=plan.states))
             for scale, name in enumerate("ab", 1):
                 store.tensor(name).copy_(torch.linspace(-scale, scale, SIZE))
             store.mark_written("ab")
@@ -321,7 +322,7 @@ def test_recovery_points_are_of_their_steps(make_rig: Callable[[int], Rig], tmp_
     running.join()
     assert kept.get(timeout=SECONDS).recovery_point == 3
     for number, expected in values.items():
-        assert points.load(plan_pb2.MemoryXPlan(states=pipeline().states), number) == []
+        assert points.load(StateRequirements(slots=pipeline().states), number) == []
         for name, value in zip("ab", expected, strict=True):
             torch.testing.assert_close(rig.store.tensor(name), value, rtol=1e-5, atol=1e-5)
     points.close()

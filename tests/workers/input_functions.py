@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import random
+import socket
 import subprocess
 import sys
 import time
@@ -52,6 +53,15 @@ class Restartable(Counting):
 
     def deaggregate_state_dict(self, state: dict[str, Any]) -> dict[str, Any]:
         return state
+
+
+def sending(rows: int, message: bytes) -> Counting:
+    """Sends a message to the worker, as no input_fn should."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as connection:
+            if connection.type == socket.SOCK_SEQPACKET:
+                connection.send(message)
+    return counting(rows)
 
 
 def restartable(rows: int) -> Restartable:

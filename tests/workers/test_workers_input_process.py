@@ -1,6 +1,7 @@
 """The input_fn's process, through the worker's side of it."""
 
 import contextlib
+import gc
 import mmap
 import os
 import random
@@ -19,10 +20,12 @@ import pytest
 import torch
 
 from waferbox import settings
-from waferbox.input_process import loader
+from waferbox.input_process import messages
+from waferbox.input_process.messages import BatchLayout, TensorLayout
 from waferbox.launch.fork_server_process import ForkServerProcess
 from waferbox.links.hub import Stopped
 from waferbox.runtime.node_job import JobFailure
+from workers import input_process
 from workers.input_process import InputProcess, _read_state
 from wsc.v1 import node_pb2, plan_pb2
 
@@ -31,17 +34,17 @@ pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("forked")]
 ROWS = 4
 SLOT_BYTES = 4096
 SLOTS = 2
-LAYOUT = {
-    "members": [
-        {"dtype": "float32", "shape": [ROWS, 3], "offset": 0},
-        {"dtype": "int64", "shape": [ROWS], "offset": 64},
-    ],
-    "global_rows": ROWS,
-    "local_rows": ROWS,
-    "micro_batches": 1,
-    "slot_bytes": SLOT_BYTES,
-    "num_slots": SLOTS,
-}
+LAYOUT = BatchLayout(
+    members=(
+        TensorLayout(dtype="float32", shape=(ROWS, 3), offset=0),
+        TensorLayout(dtype="int64", shape=(ROWS,), offset=64),
+    ),
+    global_rows=ROWS,
+    local_rows=ROWS,
+    micro_batches=1,
+    slot_bytes=SLOT_BYTES,
+    num_slots=SLOTS,
+)
 
 
 Prepare = Callable[..., node_pb2.PrepareInput]
@@ -258,6 +261,50 @@ def test_a_half_that_does_not_exist_is_refused(prepare: Prepare) -> None:
         InputProcess(prepare(input_functions.counting, ROWS, half_type=77), pytest.fail)
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"no JSON",
+        b"[]",
+        b"{}",
+        b'{"kind": []}',
+        b'{"kind": "State", "step": "one"}',
+        b'{"kind": "State", "step": true}',
+        b'{"kind": "Filled", "slot": 7, "digests": []}',
+        b'{"kind": "Filled", "slot": 0, "digests": ["no hex"]}',
+        b'{"kind": "Filled", "slot": 0, "digests": {}}',
+        b'{"kind": "Filled", "slot": 0}',
+        b'{"kind": "Fill", "slot": 0, "state_steps": [], "recovery_step": 0}',
+        b'{"kind": "Unknown"}',
+    ],
+)
+def test_a_message_of_the_users_code_is_a_failure_of_the_input(prepare: Prepare, message: bytes) -> None:
+    with (
+        running(prepare(input_functions.sending, ROWS, message)) as harness,
+        pytest.raises(JobFailure, match="the process of the input_fn sent an unexpected message") as caught,
+    ):
+        harness.batch()
+    assert caught.value.kind == node_pb2.Failure.KIND_INPUT
+
+
+def test_a_process_that_cannot_be_prepared_is_ended(prepare: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+    start = input_process._start
+
+    def record(*arguments: Any) -> Any:
+        started.append(start(*arguments))
+        return started[0]
+
+    monkeypatch.setattr(input_process, "_start", record)
+    gc.collect()  # closes those of tests before
+    descriptors = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(JobFailure, match="are too many for a worker"):
+        InputProcess(prepare(input_functions.counting, ROWS, python_paths=["x" * 200_000]), pytest.fail)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(started[0].pid).wait(10)  # the fork server takes its exit status
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
 def test_another_interpreter(prepare: Prepare, tmp_path: Path) -> None:
     """One that is not the worker's: found by its path, and with nothing of Waferbox but what the path setting names."""
     interpreter = tmp_path / "python"
@@ -272,7 +319,7 @@ def test_another_interpreter(prepare: Prepare, tmp_path: Path) -> None:
 def test_what_is_no_state_is_not_read() -> None:
     reading, writing = os.pipe()
     large = os.memfd_create("state")
-    os.truncate(large, loader.STATE_BYTES + 1)
+    os.truncate(large, messages.STATE_BYTES + 1)
     try:
         for descriptor in (reading, large):
             with pytest.raises(JobFailure, match="sent something else than a state"):

@@ -9,11 +9,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from input_messages import layout_of, prepare_of
 
 from waferbox.input_process import batches
 from waferbox.input_process.batches import Selection, endless
 from waferbox.input_process.failures import InputFailure
 from waferbox.input_process.loader import Position
+from waferbox.input_process.messages import TensorLayout
 
 ROWS = 4
 
@@ -24,9 +26,9 @@ def batch(number: int, rows: int = ROWS) -> dict[str, Any]:
     return {"x": x, "y": torch.arange(rows), "name": "b"}
 
 
-def members(rows: int, micro_batches: int) -> list[dict[str, Any]]:
-    numbers = {"dtype": "float32", "shape": [rows, 1], "offset": 0}
-    labels = {"dtype": "int64", "shape": [rows], "offset": 64}
+def members(rows: int, micro_batches: int) -> list[TensorLayout]:
+    numbers = TensorLayout(dtype="float32", shape=(rows, 1), offset=0)
+    labels = TensorLayout(dtype="int64", shape=(rows,), offset=64)
     return [numbers] * micro_batches + [labels] * micro_batches
 
 
@@ -42,28 +44,21 @@ def selection(
     rows: int = ROWS,
 ) -> Selection:
     local = rows // num_csx
-    return Selection(
-        {
-            "wafer": wafer,
-            "worker": worker,
-            "num_workers": num_workers,
-            "input_names": list(input_names),
-            "redivided": redivided,
-            "vendor_builder": False,
-        },
-        {
-            "members": members(local // micro_batches, micro_batches),
-            "global_rows": rows,
-            "local_rows": local,
-            "micro_batches": micro_batches,
-        },
-        "input_fn (train.py:7)",
+    prepare = prepare_of(
+        wafer=wafer,
+        worker=worker,
+        num_workers=num_workers,
+        num_csx=num_csx,
+        redivided=redivided,
+        input_names=tuple(input_names),
     )
+    layout = layout_of(members(local // micro_batches, micro_batches), rows, local, micro_batches)
+    return Selection(prepare, layout, "input_fn (train.py:7)")
 
 
 def own(selected: Selection, batches: Iterator[Any]) -> Iterator[list[torch.Tensor]]:
     """What is selected while nobody wants the loader's state."""
-    return selected.own(batches, Position(None, None, {"vendor_builder": False}, []))
+    return selected.own(batches, Position(None, None, prepare_of(), []))
 
 
 def first_column(tensors: list[torch.Tensor]) -> list[float]:
@@ -277,20 +272,9 @@ def test_texts_of_a_batch_may_change() -> None:
 
 
 def of_graphs() -> Selection:
-    nodes = {"dtype": "float32", "shape": [5, 2], "offset": 0}
-    edges = {"dtype": "int64", "shape": [2, 7], "offset": 64}
-    return Selection(
-        {
-            "wafer": 0,
-            "worker": 1,
-            "num_workers": 2,
-            "input_names": [],
-            "redivided": False,
-            "vendor_builder": False,
-        },
-        {"members": [nodes, edges], "global_rows": 1, "local_rows": 1, "micro_batches": 1},
-        "input_fn (train.py:7)",
-    )
+    nodes = TensorLayout(dtype="float32", shape=(5, 2), offset=0)
+    edges = TensorLayout(dtype="int64", shape=(2, 7), offset=64)
+    return Selection(prepare_of(worker=1, num_workers=2), layout_of([nodes, edges], 1, 1), "input_fn (train.py:7)")
 
 
 def graph(nodes: int = 5, edges: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
@@ -393,7 +377,8 @@ def test_digests_of_numbered_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     def digests(num_csx: int, **tensors: torch.Tensor) -> list[str]:
         rows = len(next(iter(tensors.values())))
         chosen = selection(num_csx=num_csx, rows=rows * num_csx)
-        chosen._members = [{"shape": [rows, *t.shape[1:]], "dtype": "any"} for t in tensors.values()]
+        shapes = [(rows, *tensor.shape[1:]) for tensor in tensors.values()]
+        chosen._members = tuple(TensorLayout(dtype="any", shape=shape, offset=0) for shape in shapes)
         monkeypatch.setattr(chosen, "_parts", lambda number, index, tensor, member, first_row: [tensor])
         next(own(chosen, iter([tensors])))
         return chosen.digests

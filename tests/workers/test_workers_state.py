@@ -9,11 +9,13 @@ import dill
 import numpy as np
 import pytest
 import torch
+from input_messages import layout_of, prepare_of
 
-from waferbox.input_process import batches, loader
+from waferbox.input_process import batches, messages
 from waferbox.input_process.batches import Selection, endless
 from waferbox.input_process.failures import InputFailure
 from waferbox.input_process.loader import Position, plain, resume
+from waferbox.input_process.messages import State, TensorLayout
 
 ROWS = 2
 LENGTH = 5  # batches of a pass
@@ -44,10 +46,9 @@ class Files:
     def __init__(self) -> None:
         self.states: dict[int, Any] = {}
 
-    def send_file(self, descriptor: int, **message: Any) -> None:
-        assert message["kind"] == "state"
+    def send(self, message: State, descriptor: int) -> None:
         text = os.pread(descriptor, 10_000, 0)
-        self.states[message["step"]] = json.loads(text) if text else None
+        self.states[message.step] = json.loads(text) if text else None
 
 
 def run(
@@ -63,22 +64,13 @@ def run(
     is_vendors: bool = False,
 ) -> tuple[list[int], dict[int, Any]]:
     """The batches that the worker takes, and the states that it sends, asked as workers/worker_program.py asks."""
-    prepare = {
-        "wafer": 0,
-        "worker": worker,
-        "num_workers": num_workers,
-        "num_csx": 1,
-        "input_names": [],
-        "redivided": False,
-        "vendor_builder": is_vendors,
-    }
-    member = {"dtype": "float32", "shape": [ROWS], "offset": 0}
+    prepare = prepare_of(worker=worker, num_workers=num_workers, vendor_builder=is_vendors)
     files = Files()
     first_step, num_skipped = (done_steps, 0) if is_resumed else (0, done_steps // num_workers)
     before = [step for step in range(done_steps + 1, done_steps + worker + 1) if step in wanted]
     position = Position(loader, files, prepare, before, first_step)
-    load = {"members": [member], "global_rows": ROWS, "local_rows": ROWS, "micro_batches": 1}
-    selection = Selection(prepare, load, "input_fn")
+    layout = layout_of([TensorLayout(dtype="float32", shape=(ROWS,), offset=0)], ROWS, ROWS)
+    selection = Selection(prepare, layout, "input_fn")
     batches = selection.own(endless(loader, num_workers), position, num_skipped)
     taken = []
     for step in range(done_steps + worker + 1, num_steps + 1, num_workers):
@@ -208,7 +200,7 @@ def test_what_a_state_cannot_be_made_of() -> None:
 
 class Large(Counting):
     def state_dict(self) -> dict[str, Any]:
-        return {"order": torch.zeros(loader.STATE_BYTES, dtype=torch.uint8)}
+        return {"order": torch.zeros(messages.STATE_BYTES, dtype=torch.uint8)}
 
 
 class Raising(Counting):

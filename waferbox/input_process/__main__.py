@@ -8,32 +8,30 @@ import sys
 from collections.abc import Sequence
 
 from .batches import Ring, Selection, endless
-from .channel import Channel
 from .confinement import confine
 from .failures import InputFailure, names_killed_process, summary, user_traceback
 from .loader import Position, build, resume
-
-# --- The life of the process: build the loader, fill slots, until the worker closes its end of the socket -------------
+from .messages import Channel, Failed, Fill, Filled, Load, Prepare
 
 
 def serve(channel: Channel) -> None:
     """Build the loader, then fill slots for ever; always one batch ahead of what is asked for."""
-    prepare, (builder_file,) = channel.receive("prepare")
+    prepare, (builder_file,) = channel.receive(Prepare)
     with open(builder_file, "rb") as file:
         loader, source = build(prepare, file.read())
-    load, (ring_file, *states_files) = channel.receive("load")
-    ring = Ring(ring_file, load)
+    load, (ring_file, *states_files) = channel.receive(Load)
+    ring = Ring(ring_file, load.layout)
     num_skipped = first_step = 0
     if states_files:
-        first_step = load["done_steps"]
+        first_step = load.done_steps
         with open(states_files[0], "rb") as file:
-            resume(loader, file.read(), is_vendors=prepare["vendor_builder"])
+            resume(loader, file.read(), is_vendors=prepare.vendor_builder)
     else:
-        num_skipped = load["done_steps"] // prepare["num_workers"]
-    position = Position(loader, channel, prepare, load["state_steps"], first_step)
+        num_skipped = load.done_steps // prepare.settings.num_workers
+    position = Position(loader, channel, prepare, load.state_steps, first_step)
     # A pass that is dealt out among workers, or that ends where it is resumed, may have nothing for this one.
-    passes = endless(loader, prepare["num_workers"])
-    selection = Selection(prepare, load, source)
+    passes = endless(loader, prepare.settings.num_workers)
+    selection = Selection(prepare, load.layout, source)
     batches = selection.own(passes, position, num_skipped)
     while True:
         try:
@@ -44,10 +42,10 @@ def serve(channel: Channel) -> None:
             message = f"the loader of the input_fn {source} raised {summary(error)}"
             killed = names_killed_process(error)
             _fail_when_asked(channel, InputFailure(message, user_traceback(error), killed=killed), position)
-        fill, _ = channel.receive("fill")
-        position.wanted, position.recovery_step = fill["state_steps"], fill["recovery_step"]
-        ring.write(fill["slot"], tensors)
-        channel.send(kind="filled", slot=fill["slot"], digests=selection.digests)
+        fill, _ = channel.receive(Fill)
+        position.wanted, position.recovery_step = list(fill.state_steps), fill.recovery_step
+        ring.write(fill.slot, tensors)
+        channel.send(Filled(slot=fill.slot, digests=tuple(selection.digests)))
         selection.digests = []
 
 
@@ -55,7 +53,7 @@ def _fail_when_asked(channel: Channel, failure: InputFailure, position: Position
     # The batch may never be needed: the steps can be over. A state that is due is waited for.
     position.send_no_recovery_state()
     if not position.wanted:
-        channel.receive("fill")
+        channel.receive(Fill)
     raise failure
 
 
@@ -88,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     raise
                 raise InputFailure(f"the loader of the input_fn raised {summary(error)}", killed=True) from error
         except InputFailure as failure:
-            channel.send(kind="failed", message=str(failure), traceback=failure.trace, killed=failure.killed)
+            channel.send(Failed(message=str(failure), traceback=failure.trace, killed=failure.killed))
             channel.wait_for_end()
     return 0
 

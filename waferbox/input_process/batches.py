@@ -10,9 +10,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from .channel import DIGEST_BYTES, MOST_DIGESTS
 from .failures import InputFailure
 from .loader import Position
+from .messages import DIGEST_BYTES, MOST_DIGESTS, BatchLayout, Prepare, TensorLayout
 
 # --- Numbers of a batch that are no tensors, which the traced step has as they are in the first batch -----------------
 
@@ -80,25 +80,25 @@ class Selection:
     of the workers it is.
     """
 
-    def __init__(self, prepare: dict[str, Any], load: dict[str, Any], source: str) -> None:
+    def __init__(self, prepare: Prepare, layout: BatchLayout, source: str) -> None:
         """source: what the input_fn is called, and where it is written."""
         self._source = source
         self._constants = Constants(source)
-        self._wafer: int = prepare["wafer"]
-        self._worker: int = prepare["worker"]
-        self._num_workers: int = prepare["num_workers"]
-        self._redivided: bool = prepare["redivided"]
-        self._is_vendors: bool = prepare["vendor_builder"]
-        self._global_rows: int = load["global_rows"]
-        self._local_rows: int = load["local_rows"]
-        self._micro_rows: int = load["local_rows"] // load["micro_batches"]
-        self._names: list[str] = prepare["input_names"]
-        self._members: list[dict[str, Any]] = load["members"][:: load["micro_batches"]]  # of each tensor the first
+        self._wafer = prepare.settings.wafer
+        self._worker = prepare.settings.worker
+        self._num_workers = prepare.settings.num_workers
+        self._redivided = prepare.redivided
+        self._is_vendors = prepare.vendor_builder
+        self._global_rows = layout.global_rows
+        self._local_rows = layout.local_rows
+        self._micro_rows = layout.local_rows // layout.micro_batches
+        self._names = prepare.input_names
+        self._members = layout.members[:: layout.micro_batches]  # the first micro-batch of each tensor
         self._structure = _Structure()
         self._is_sharded = False  # set by the first batch
         self.digests: list[str] = []  # of its tensors of integers in which all rows differ, if it is a wafer's part
         # Tensors that differ in their first dimension, as those of graphs do, are one row, which is not divided.
-        self._is_one_row = len({member["shape"][0] for member in self._members}) > 1
+        self._is_one_row = len({member.shape[0] for member in self._members}) > 1
 
     def own(self, batches: Iterator[Any], position: "Position", num_skipped: int = 0) -> Iterator[list[Any]]:
         """The tensors of this worker's batches, cut to its wafer's rows and micro-batches, in the order of the plan.
@@ -159,7 +159,7 @@ class Selection:
                 f"batch {number} of the input_fn {self._source} has no tensor {missing[0]!r}, but {sorted(found)}: "
                 "every batch must have the structure of the first"
             )
-        dtypes = [getattr(torch, member["dtype"]) for member in self._members]
+        dtypes = [getattr(torch, member.dtype) for member in self._members]
         return [
             tensor.to(dtype) if tensor.is_floating_point() == dtype.is_floating_point else tensor
             for tensor, dtype in zip((found[name] for name in self._names), dtypes)  # noqa: B905 - as above
@@ -219,7 +219,7 @@ class Selection:
             )
         raise InputFailure(f"batch {number} of the input_fn {self._source} has {rows} rows, but {compiled}: {way_out}")
 
-    def _parts(self, number: int, index: int, tensor: Any, member: dict[str, Any], first_row: int) -> Sequence[Any]:
+    def _parts(self, number: int, index: int, tensor: Any, member: TensorLayout, first_row: int) -> Sequence[Any]:
         """A tensor of this worker's wafer, in micro-batches."""
         if self._is_one_row:
             self._check(number, index, tensor, member, "", 0)
@@ -229,13 +229,13 @@ class Selection:
         micro_batches: Sequence[Any] = part.split(self._micro_rows)
         return micro_batches
 
-    def _check(self, number: int, index: int, tensor: Any, member: dict[str, Any], per: str, first: int) -> None:
+    def _check(self, number: int, index: int, tensor: Any, member: TensorLayout, per: str, first: int) -> None:
         dtype = str(tensor.dtype).removeprefix("torch.")
-        if dtype != member["dtype"] or list(tensor.shape)[first:] != member["shape"][first:]:
+        if dtype != member.dtype or tuple(tensor.shape)[first:] != member.shape[first:]:
             raise InputFailure(
                 f"tensor {index} of batch {number} of the input_fn {self._source} is {dtype} with "
-                f"{list(tensor.shape)[first:]}{per}, but the step was compiled for {member['dtype']} with "
-                f"{member['shape'][first:]}: every batch must be like the first"
+                f"{list(tensor.shape)[first:]}{per}, but the step was compiled for {member.dtype} with "
+                f"{list(member.shape)[first:]}: every batch must be like the first"
                 + ("; fill up the tensors of each batch to the same sizes" if self._is_one_row else "")
             )
 
@@ -345,13 +345,13 @@ def endless(loader: Any, max_empty_passes: int) -> Iterator[Any]:
 class Ring:
     """The shared memory that batches are written to: slots of equal size, each with all tensors of a batch."""
 
-    def __init__(self, file_descriptor: int, load: dict[str, Any]) -> None:
+    def __init__(self, file_descriptor: int, layout: BatchLayout) -> None:
         torch = sys.modules["torch"]
-        memory = mmap.mmap(file_descriptor, load["slot_bytes"] * load["num_slots"])
+        memory = mmap.mmap(file_descriptor, layout.slot_bytes * layout.num_slots)
         os.close(file_descriptor)
         self._slots = [
-            [_view(torch, memory, slot * load["slot_bytes"] + member["offset"], member) for member in load["members"]]
-            for slot in range(load["num_slots"])
+            [_view(torch, memory, slot * layout.slot_bytes + member.offset, member) for member in layout.members]
+            for slot in range(layout.num_slots)
         ]
 
     def write(self, slot: int, tensors: Sequence[Any]) -> None:
@@ -360,11 +360,11 @@ class Ring:
             view.copy_(tensor)
 
 
-def _view(torch: Any, memory: mmap.mmap, offset: int, member: dict[str, Any]) -> Any:
+def _view(torch: Any, memory: mmap.mmap, offset: int, member: TensorLayout) -> Any:
     count = 1
-    for size in member["shape"]:
+    for size in member.shape:
         count *= size
     if count == 0:
-        return torch.empty(member["shape"], dtype=getattr(torch, member["dtype"]))
-    flat = torch.frombuffer(memory, dtype=getattr(torch, member["dtype"]), count=count, offset=offset)
-    return flat.view(member["shape"])
+        return torch.empty(member.shape, dtype=getattr(torch, member.dtype))
+    flat = torch.frombuffer(memory, dtype=getattr(torch, member.dtype), count=count, offset=offset)
+    return flat.view(member.shape)

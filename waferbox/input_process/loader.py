@@ -5,12 +5,12 @@ import json
 import os
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from .channel import Channel
 from .failures import InputFailure, summary, user_traceback
+from .messages import INPUT_VARIABLE, STATE_BYTES, Channel, Prepare, State, encode
 
 # --- The state of a loader that the vendor's client has sent: by dill, as that client reads it ------------------------
 
@@ -45,9 +45,6 @@ def _configure_worker_state(worker: Mapping[str, int]) -> None:
 # --- Where the user's loader stands: its state after the steps for which it is wanted, as plain data ------------------
 
 
-STATE_BYTES = 4 * 1024 * 1024  # of a loader's state, as text
-
-
 _METHODS = ("state_dict", "load_state_dict", "aggregate_state_dict", "deaggregate_state_dict")
 
 
@@ -59,9 +56,9 @@ class Position:
     """
 
     def __init__(
-        self, loader: Any, channel: Channel, prepare: dict[str, Any], state_steps: list[int], first_step: int = 0
+        self, loader: Any, channel: Channel, prepare: Prepare, state_steps: Sequence[int], first_step: int = 0
     ) -> None:
-        self.wanted = state_steps
+        self.wanted = list(state_steps)
         self.recovery_step = 0  # its state is wanted as well, if there is one
         self._first_step = first_step
         self._loader = loader
@@ -91,7 +88,7 @@ class Position:
         for step, text in states:
             with os.fdopen(os.memfd_create("state", os.MFD_CLOEXEC), "r+b", buffering=0) as file:
                 file.write(text)
-                self._channel.send_file(file.fileno(), kind="state", step=step)
+                self._channel.send(State(step=step), file.fileno())
             if step in self.wanted:
                 self.wanted.remove(step)
             else:
@@ -107,7 +104,7 @@ class Position:
 
     def _checkpoint_state(self, step: int) -> bytes:
         # The vendor's client does not say whether it will ask: it asks restartable loaders alone.
-        if self._prepare["vendor_builder"] and not self._is_restartable():
+        if self._prepare.vendor_builder and not self._is_restartable():
             return b""
         return self._state(step)
 
@@ -120,18 +117,19 @@ class Position:
             return b""  # the steps can be done without it
 
     def _state(self, step: int) -> bytes:
+        settings = self._prepare.settings
         worker = {
-            "local_worker_id": self._prepare["worker"],
-            "num_workers_per_csx": self._prepare["num_workers"],
-            "num_csx": self._prepare["num_csx"],
-            "wse_id": self._prepare["wafer"],
+            "local_worker_id": settings.worker,
+            "num_workers_per_csx": settings.num_workers,
+            "num_csx": settings.num_csx,
+            "wse_id": settings.wafer,
             "appliance_step": step - self._first_step,
             "worker_step": self._batches,
             "samples_streamed": self._samples,
         }
         os.environ["WAFERBOX_WORKER_STATE"] = json.dumps(worker)  # for cstorch.distributed.get_worker_state
         try:
-            if self._prepare["vendor_builder"]:
+            if self._prepare.vendor_builder:
                 text = json.dumps(dump_state(worker, self._loader)).encode()
             else:
                 text = json.dumps(plain(self._loader.state_dict())).encode()
@@ -208,25 +206,17 @@ def plain(value: Any) -> Any:
 # --- Calls the user's input_fn, which makes the loader ----------------------------------------------------------------
 
 
-def build(prepare: dict[str, Any], builder: bytes) -> tuple[Any, str]:
+def build(prepare: Prepare, builder: bytes) -> tuple[Any, str]:
     """Call the user's input_fn, in the state that its random generators had on the client.
 
     Returns the loader, at the position that the client has loaded, and what the input_fn is called.
     """
-    first, last = prepare["python_paths"], prepare["last_python_paths"]
+    first, last = prepare.python_paths, prepare.last_python_paths
     sys.path[:] = [*first, *(path for path in sys.path if path not in (*first, *last)), *last]
-    if os.path.isdir(prepare["working_directory"]):  # it may not exist on another host
-        os.chdir(prepare["working_directory"])
-    rank = prepare["wafer"] * prepare["num_workers"] + prepare["worker"]
-    os.environ["WAFERBOX_STREAMER_RANK"] = str(rank)
-    os.environ["WAFERBOX_STREAMER_COUNT"] = str(prepare["num_csx"] * prepare["num_workers"])
-    os.environ["WAFERBOX_STREAMER_WAFER"] = str(prepare["wafer"])
-    os.environ["WAFERBOX_STREAMER_NUM_CSX"] = str(prepare["num_csx"])
-    if prepare["half_type"]:
-        os.environ["WAFERBOX_HALF_TYPE"] = prepare["half_type"]
-    if prepare["mixed_precision"]:
-        os.environ["WAFERBOX_MIXED_PRECISION"] = "1"
-    read = _read_vendor_builder if prepare["vendor_builder"] else _read_builder
+    if os.path.isdir(prepare.working_directory):  # it may not exist on another host
+        os.chdir(prepare.working_directory)
+    os.environ[INPUT_VARIABLE] = encode(prepare.settings).decode()
+    read = _read_vendor_builder if prepare.vendor_builder else _read_builder
     try:
         import torch  # noqa: F401 - found in sys.modules by what follows
 

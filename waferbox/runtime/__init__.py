@@ -1,1 +1,1 @@
-"""What every role's process does alike: the life of a node and of its job, the steps of a program, reports and logs."""
+"""The parts that the processes of all roles share: nodes and their jobs, the steps of a program, reports and logs."""

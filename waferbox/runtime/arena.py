@@ -1,8 +1,8 @@
-"""The arena that gradient groups are sent from, as all roles understand it: who waits for which count of releases.
+"""The arena that gradient groups are sent from: which count of released groups a sender waits for.
 
-Counts are of groups of the arena, in the order in which they are sent, since the execution began: group k of step t is
-number (t - 1) * n + k, of n groups. A count c says that numbers 0 to c - 1 have been released. Only the counts that
-somebody waits for are told, so an arena in which nothing overlaps costs no message.
+Groups of the arena are counted in the order in which they are sent, from the begin of the execution: group k of step t
+has number (t - 1) * n + k, where n is the number of groups. A count c says that numbers 0 to c - 1 have been released.
+Only awaited counts are sent, so an arena in which nothing overlaps costs no message.
 """
 
 from bisect import bisect_right
@@ -19,8 +19,8 @@ RELEASED_GROUP = 3 << 30
 def is_in_arena(group: plan_pb2.Group) -> bool:
     """Whether the group is sent from the arena.
 
-    Small groups, and those for the coordinator alone, are copied into frames. What comes back to the wafers is read by
-    the wafers, who have read it when they send it again.
+    Small groups, and those for the coordinator alone, are copied into frames. Groups that return to the wafers need no
+    count: a wafer has read such a group when it sends the next one.
     """
     return (
         group.kind == plan_pb2.GROUP_KIND_REDUCTION
@@ -31,9 +31,9 @@ def is_in_arena(group: plan_pb2.Group) -> bool:
 
 
 def direct_values(plan: plan_pb2.WaferPlan) -> set[int]:
-    """Values that kernels may write where they are sent from: no later kernel reads them, and no later send has them.
+    """Returns the values that kernels may write to the arena: no later kernel reads them, and no later send has them.
 
-    What is read behind the next kernel would be read from a place that may have been written again.
+    A later read would be of a place that another kernel may have written.
     """
     groups = {group.id: group for group in plan.groups}
     runs = 0
@@ -53,7 +53,7 @@ def direct_values(plan: plan_pb2.WaferPlan) -> set[int]:
 
 
 class ArenaCounts:
-    """The counts of one arena. `awaited` and `told` are of one step: those up to 0 belong to the step before."""
+    """The counts of one arena. Immutable. Counts of one step up to 0 belong to the step before."""
 
     def __init__(self, arena: plan_pb2.SendArena) -> None:
         self.num_groups = len(arena.places)
@@ -62,45 +62,45 @@ class ArenaCounts:
         self._awaited = {
             place.group: index - place.window for index, place in enumerate(arena.places) if arena.credited
         }
-        # From 1 to num_groups: somebody waits for these.
+        # From 1 to num_groups.
         self._awaited_counts = sorted({(count - 1) % self.num_groups + 1 for count in self._awaited.values()})
 
     @property
     def credited(self) -> bool:
-        """Whether anybody waits for a count."""
+        """Whether any count is awaited."""
         return bool(self._awaited_counts)
 
     def number(self, group: int, step: int) -> int:
-        """The group's number in the execution."""
+        """Returns the number of a group in the execution."""
         return (step - 1) * self.num_groups + self._index[group]
 
     def awaited(self, group: int) -> int | None:
-        """The count for which the group's sender waits before it writes the group; None if it never waits."""
+        """Returns the count for which the sender waits before it writes a group; None: it never waits."""
         return self._awaited.get(group)
 
     def count(self, awaited: int, step: int) -> int:
-        """A count of one step as one of the execution."""
+        """Returns a count of one step as a count of the execution."""
         return (step - 1) * self.num_groups + awaited
 
     def awaited_between(self, before: int, now: int) -> Iterator[int]:
-        """Counts of the execution that somebody waits for, above `before` and up to `now`."""
+        """Yields the awaited counts of the execution above `before` and up to `now`."""
         for count in range(before + 1, now + 1):
             if (count - 1) % self.num_groups + 1 in self._awaited_counts:
                 yield count
 
     def first_of(self, groups: Iterable[int]) -> int:
-        """The count that holds before any of these groups is released."""
+        """Returns the count that holds before any of these groups is released."""
         return min(self._index[group] for group in groups)
 
     def released_count_after(self, group: int, groups: Iterable[int]) -> int | None:
-        """What a receiver that gets `groups` alone tells when it has released one of them; None if nothing.
+        """Returns the count that a receiver sends when it has released a group; None: it sends nothing.
 
-        All groups up to its next one are released, as far as it is concerned.
+        For a receiver that gets `groups` alone, all groups up to its next one are released too.
         """
         own = sorted(self._index[each] for each in groups)
         own.append(own[0] + self.num_groups)
         released = self._index[group]
         following = own[bisect_right(own, released)]
-        told = [*self._awaited_counts, *(count + self.num_groups for count in self._awaited_counts)]
-        reached = bisect_right(told, following)
-        return told[reached - 1] if reached and told[reached - 1] > released else None
+        awaited = [*self._awaited_counts, *(count + self.num_groups for count in self._awaited_counts)]
+        reached = bisect_right(awaited, following)
+        return awaited[reached - 1] if reached and awaited[reached - 1] > released else None

@@ -1,4 +1,4 @@
-"""Groups as tensors: of frames that were received, and of the buffers that a role sends from. Imports torch."""
+"""Groups as tensors: the tensors of received frames, and the buffers that a role sends from. Imports torch."""
 
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class GroupTensor:
 
 
 def members(group: plan_pb2.Group) -> list[GroupTensor]:
-    """The group's members. ValueError where one does not lie in the group's buffer."""
+    """Returns the group's members. Raises ValueError: a member exceeds the group's buffer."""
     found = []
     for member in group.members:
         nbytes = tensor_bytes(member.type)
@@ -40,12 +40,12 @@ def members(group: plan_pb2.Group) -> list[GroupTensor]:
 
 
 class ReceivedGroup:
-    """The tensors of a group's frames, step after step.
+    """The tensors of a group's frames, step after step. Used by one thread.
 
-    Mapped frames: views, made once for each place and kept, since a group comes again and again in the same few places.
-    Small frames of bytes, and mapped ones that are to be kept: copied into a buffer of our own, whose views are made
-    once. Large ones of bytes, and those in a file, which is mapped anew for each: views of the bytes. All are valid
-    until the next frame of the group is asked for, as far as the sender does not write a mapped one again.
+    Frames in shared memory give views, made once for each place, since a group arrives in the same few places. Small
+    frames of bytes, and mapped frames with `keep`, are copied into a buffer of this object, whose views are made once.
+    Large frames of bytes, and frames in a file, which is mapped anew for each, give views of the bytes. Tensors are
+    valid until the next call, unless the sender writes a mapped frame again.
     """
 
     def __init__(self, group: plan_pb2.Group, *, keep: bool = False) -> None:
@@ -59,7 +59,7 @@ class ReceivedGroup:
         self._own_views: list[torch.Tensor] = []
 
     def tensors(self, message: Message) -> list[torch.Tensor]:
-        """The members, in order."""
+        """Returns the members, in order. Raises ValueError: the frame has another size than the group."""
         if message.nbytes != self._nbytes:
             raise ValueError(
                 f"a frame of group {self._id} from {message.link.name} has {message.nbytes} bytes, not {self._nbytes}"
@@ -85,9 +85,9 @@ class ReceivedGroup:
 class SendBuffers:
     """The buffers that a role sends its groups from, written again in each step.
 
-    Most have a place for good in one memory of their own; MemoryX's weights lie among its states (homes); gradient
-    groups take turns in the arena. A value that a kernel makes is written by it into the first group that sends it, and
-    copied into the others just before they are sent.
+    Most groups have an extent of their own in one memory; MemoryX's weights are among its states (homes); gradient
+    groups share the arena. A kernel writes its result into the first group that sends it; the result is copied into
+    other groups just before they are sent.
     """
 
     def __init__(
@@ -100,11 +100,16 @@ class SendBuffers:
         arena: plan_pb2.SendArena | None = None,
         direct: Container[int] = (),
     ) -> None:
-        """produced: values that kernels make; direct: those that may be written straight into the arena.
-
-        settled: values that lie somewhere for good (states).
         """
-        groups = list({group.id: group for group in groups}.values())  # one may be sent twice in a step
+        Args:
+            groups: the groups that are sent; a group may occur twice.
+            produced: values that kernels make.
+            homes: extents of groups that are not in this object's memory.
+            settled: values with a tensor of their own, such as states.
+            arena: the extents of groups that share the arena; None: no arena.
+            direct: values that kernels may write to the arena.
+        """
+        groups = list({group.id: group for group in groups}.values())
         slices = dict(homes or {})
         in_arena = {place.group: place.offset for place in arena.places} if arena is not None else {}
         end = arena.nbytes if arena is not None else 0
@@ -137,32 +142,32 @@ class SendBuffers:
 
     @property
     def nothing(self) -> Slice:
-        """No bytes."""
+        """A payload without bytes."""
         return Slice(self._memory, 0, 0)
 
     @property
     def nbytes(self) -> int:
-        """Of the memory that is this object's own."""
+        """The bytes of this object's own memory."""
         return self._memory.nbytes
 
     def slice(self, group: int) -> Slice:
-        """What is sent."""
+        """Returns the payload of a group."""
         return self._slices[group]
 
     def place(self, value: int) -> torch.Tensor | None:
-        """Where the kernel that makes the value should write it, if anywhere."""
+        """Returns the tensor that the maker of a value writes; None: it has none."""
         return self._places.get(value)
 
     def home_group(self, value: int) -> int | None:
-        """The group that `place` lies in."""
+        """Returns the group of `place`."""
         return self._home_groups.get(value)
 
     def copies(self, group: int) -> list[tuple[int, torch.Tensor]]:
-        """Values to be copied, and where to, before the group is sent."""
+        """Returns the values that are copied into a group before it is sent, each with its tensor there."""
         return self._copies.get(group, [])
 
     def close(self) -> None:
-        """Nothing may use the buffers any more."""
+        """Frees the buffers, which nothing uses any more."""
         self._places.clear()
         self._copies.clear()
         self._memory.close()

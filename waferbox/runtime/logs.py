@@ -1,40 +1,37 @@
-"""What a process logs: on standard error, one line a record; and advice, which reaches the script's terminal too."""
+"""The log of a process on standard error, and advice, which also reaches the script's terminal."""
 
 import logging
 
 from waferbox import roles, settings
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Advice: what a job's user should know although the job goes on. It is logged, and reaches the script's terminal
-
+# --- Advice -----------------------------------------------------------------------------------------------------------
 
 _PREFIX = "advice."  # of the names of its loggers
 
 
 def advise(subject: str, message: str) -> None:
-    """Tells the user of the job; of what several processes say on a subject, the first."""
+    """Logs a warning for the user of a job that continues. The user sees the first advice on each subject."""
     logging.getLogger(_PREFIX + subject).warning("%s", message)
 
 
 def is_advice(logger: str) -> bool:
-    """Whether what a logger of this name says is advice."""
+    """Whether the records of a logger are advice."""
     return logger.startswith(_PREFIX)
 
 
-# --- What a process of the cluster says on standard error: one line a record ------------------------------------------
-
+# --- Standard error ---------------------------------------------------------------------------------------------------
 
 _FORMAT = "%(asctime)s %(process)d %(name)s %(levelname)s: %(message)s"
 
-# Packages whose loggers say what happens, and not only what is wrong.
+# Packages whose loggers record from the level info; others, from warning.
 _PACKAGES = frozenset({"waferbox", *(role.module.partition(".")[0] for role in roles.ROLES)})
 
 
 def set_up_logging() -> None:
-    """To be called once, by a process of the cluster.
+    """Sets up the log of a process of the cluster. Called once.
 
     Raises:
-        SystemExit: the environment names a level that there is not.
+        SystemExit: the environment names no level.
     """
     try:
         level = settings.LOG_LEVEL.get()
@@ -42,7 +39,7 @@ def set_up_logging() -> None:
         raise SystemExit(str(error)) from None
     terminal = logging.StreamHandler()
     terminal.setLevel(level)
-    # Advice comes to a terminal through the job, which may be this one.
+    # The client prints advice, perhaps on the terminal of this process.
     terminal.addFilter(lambda record: not is_advice(record.name))
     logging.basicConfig(level=logging.WARNING, format=_FORMAT, handlers=[terminal])
     for package in _PACKAGES:

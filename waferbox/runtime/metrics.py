@@ -1,4 +1,4 @@
-"""A Prometheus endpoint of a role process. Imported only where one is wanted."""
+"""The Prometheus endpoint of a role process. Imported only if the process has one."""
 
 from collections.abc import Callable, Iterable, Iterator
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -14,12 +14,17 @@ from wsc.v1 import observation_pb2
 
 
 class MetricsServer:
-    """Owns the server and its thread."""
+    """The HTTP server of an endpoint, with its thread."""
 
     def __init__(self, collector: Collector, host: str, port: int) -> None:
-        """host: as split_address has it; beyond loopback a token is asked for. port 0: any.
+        """
+        Args:
+            collector: the metrics.
+            host: as `split_address` returns it; beyond loopback a request needs a token.
+            port: the port; 0: any.
 
-        Raises OSError where the port is taken.
+        Raises:
+            OSError: the port is taken.
         """
         registry = CollectorRegistry()
         registry.register(collector)
@@ -38,7 +43,7 @@ class MetricsServer:
 
 
 def _for_viewers(app: WSGIApplication) -> WSGIApplication:
-    """The same for those who may look."""
+    """Returns the application, for requests with a token that gives the right to view."""
 
     def guarded(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         if may_view(environ.get("HTTP_AUTHORIZATION", "")):
@@ -50,13 +55,13 @@ def _for_viewers(app: WSGIApplication) -> WSGIApplication:
 
 
 class RoleCollector(Collector):
-    """The figures of the execution that a role runs; read when somebody asks, and never else.
+    """The figures of the execution that a role runs, made for each request.
 
-    They begin anew with each execution, which Prometheus takes as a counter's reset.
+    They begin at 0 with each execution, which Prometheus takes as a counter's reset.
     """
 
     def __init__(self, role: str, report: Callable[[], observation_pb2.NodeReport | None]) -> None:
-        """report: how it goes, while an execution runs."""
+        """report: returns the figures; None while no execution runs."""
         self._role = role
         self._report = report
 
@@ -72,7 +77,7 @@ class RoleCollector(Collector):
 def report_metrics(
     labels: list[str], reports: list[tuple[list[str], observation_pb2.NodeReport]], prefix: str = "waferbox"
 ) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-    """The metrics of some reports, each with the values of the labels."""
+    """Yields the metrics of reports, each with the values of the labels."""
     steps = CounterMetricFamily(f"{prefix}_steps", "Steps done in this execution.", labels=labels)
     seconds = CounterMetricFamily(
         f"{prefix}_step_seconds", "Where the time of this execution went.", labels=[*labels, "part"]

@@ -1,4 +1,4 @@
-"""The life cycle of every role process: a gRPC server, registration with management, one job at a time."""
+"""The life of a role's process: a gRPC server, registration with management, one job at a time."""
 
 import argparse
 import gc
@@ -32,16 +32,23 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSettings:
-    """Settings that every role process has."""
+    """The settings of every role's process.
 
-    management: str  # host:port
+    Attributes:
+        management: the host:port of management.
+        listen: the host:port of the process's own server; port 0: any.
+        threads: the threads that compute.
+        metrics_port: the port of the Prometheus endpoint; 0: any; None: no endpoint.
+    """
+
+    management: str
     listen: str = "127.0.0.1:0"
     threads: int = 1
-    metrics_port: int | None = None  # 0: any; None: no endpoint
+    metrics_port: int | None = None
 
 
 def add_arguments(parser: argparse.ArgumentParser, listen: str) -> None:
-    """The options of whatever registers with management. listen: what --listen says."""
+    """Adds the options of a process that registers with management. listen: the help of --listen."""
     parser.add_argument("--management", required=True, metavar="HOST:PORT", help="where the management service listens")
     parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help=listen)
     parser.add_argument(
@@ -56,7 +63,7 @@ def parse_arguments(role: Role, argv: Sequence[str] | None) -> NodeSettings:
 
 
 def node_parser(role: Role) -> argparse.ArgumentParser:
-    """For the settings that every role process has, and those that a role adds."""
+    """Returns a parser of the settings of every role, to which a role may add its own."""
     parser = argparse.ArgumentParser(prog=f"python -m {role.module}")
     add_arguments(parser, "where this process listens")
     parser.add_argument("--threads", type=int, default=1, help="threads that compute")
@@ -64,7 +71,7 @@ def node_parser(role: Role) -> argparse.ArgumentParser:
 
 
 def node_settings(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> NodeSettings:
-    """What was parsed; ends the process, with the reason, where it cannot be meant so."""
+    """Returns the parsed settings. Ends the process with a message if they are not valid."""
     if arguments.threads < 1:
         parser.error("--threads must be at least 1")
     return NodeSettings(
@@ -76,7 +83,7 @@ def node_settings(parser: argparse.ArgumentParser, arguments: argparse.Namespace
 
 
 class Node:
-    """One role process: its server, its place at management, and the job that it works for."""
+    """A role's process: its server, its registration, and the job that it works for. Thread-safe."""
 
     def __init__(
         self,
@@ -86,8 +93,14 @@ class Node:
         *,
         add_services: Callable[[grpc.Server, LinkListener], None] | None = None,
     ) -> None:
-        """make_job is called once for each job that attaches; add_services adds what the role serves besides."""
-        self.refusal = ""  # why the node cannot go on
+        """
+        Args:
+            role: the role.
+            settings: the settings of the process.
+            make_job: makes the job of each coordinator that attaches.
+            add_services: adds the role's own services to the server.
+        """
+        self.refusal = ""  # the reason why the node must exit
         self._over = threading.Event()
         self._server = make_server()
         self.address = bind(self._server, settings.listen)
@@ -114,15 +127,15 @@ class Node:
         logger.debug("listening at %s", self.address)
 
     def end(self) -> None:
-        """Make wait return. From any thread."""
+        """Makes `wait` return. From any thread."""
         self._over.set()
 
     def wait(self) -> None:
-        """Until end is called, or management refuses the node."""
+        """Waits until `end` is called, or the node must exit."""
         self._over.wait()
 
     def close(self) -> None:
-        """Leave management, drop the job, close every link and port."""
+        """Ends the registration and the job, and closes all links and ports."""
         self._registration.close()
         if self._metrics is not None:
             self._metrics.close()
@@ -144,7 +157,7 @@ class Node:
         )
 
     def _listener_failed(self, defect: Exception) -> None:
-        """No job can have links here any more; the one that waits for some has been told."""
+        """Ends the node, on which no job can have links any more; a job that waits for one has failed."""
         self._refused(f"links are not taken any more: {type(defect).__name__}: {defect}")
 
     def _refused(self, message: str) -> None:
@@ -159,9 +172,9 @@ def run_node(
     *,
     add_services: Callable[[grpc.Server, LinkListener], None] | None = None,
 ) -> int:
-    """Serve until SIGTERM or SIGINT; returns the exit status. To be called in the main thread, as the whole process.
+    """Runs a node until SIGTERM or SIGINT, in the main thread. Returns the exit status of the process.
 
-    The process registers with management, keeps its lease alive (and comes back when management does), and serves
+    The process registers with management, renews its lease, registers again with a restarted management, and serves
     NodeService, health and the links' stream.
     """
     if role is not WAFER:
@@ -170,26 +183,26 @@ def run_node(
 
 
 class Serving(Protocol):
-    """What a process of the cluster does, from its start to its end."""
+    """The work of a process of the cluster, from its start to its end."""
 
-    refusal: str  # why management will not have it, once wait has returned
+    refusal: str  # the reason why the process must exit, once `wait` has returned
 
     def start(self) -> None: ...
 
     def end(self) -> None:
-        """Make wait return. From any thread."""
+        """Makes `wait` return. From any thread."""
 
     def wait(self) -> None:
-        """Until end is called, or management refuses."""
+        """Waits until `end` is called, or the process must exit."""
 
     def close(self) -> None: ...
 
 
 def serve(make: Callable[[], Serving]) -> int:
-    """As run_node, with whatever make makes; it may raise OSError."""
+    """Runs the result of `make`, which may raise OSError, as `run_node` runs a node."""
     set_up_logging()
     raise_descriptor_limit()  # each link has some
-    # What is imported stays: no collection looks at it again, nor do those at the end, half a second with torch.
+    # Imported modules stay: no garbage collection visits them again, which takes half a second with torch at the exit.
     gc.freeze()
     try:
         node = make()

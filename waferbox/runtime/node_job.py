@@ -1,7 +1,7 @@
-"""The life of one job on one node, as the roles see it: what a role implements, and what it is given.
+"""One job on one node: the interface that a role implements, and the context that it gets.
 
-run_node (waferbox.runtime.node) makes one NodeJob for every job that leases the process. All methods of a NodeJob are
-called from one thread, one after the other, in the order of the coordinator's messages; close is always the last.
+run_node (waferbox.runtime.node) makes one NodeJob for every job that leases the process. One thread calls all methods
+of a NodeJob, in the order of the coordinator's messages, unless they say otherwise; `close` is the last.
 """
 
 import time
@@ -21,7 +21,7 @@ LinkKey: TypeAlias = "tuple[node_pb2.LinkPurpose.ValueType, int]"  # purpose, in
 
 
 class JobFailure(RuntimeError):
-    """What ends the job, with what the user is told. To be raised in any method of a NodeJob, or in its execution."""
+    """Raised by a NodeJob or its execution to end the job, with a message for the user."""
 
     def __init__(
         self, kind: "node_pb2.Failure.Kind.ValueType", message: str, *, traceback: str = "", peer: str = ""
@@ -35,7 +35,7 @@ class JobFailure(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobContext:
-    """What a role needs to know of the job, and the way back to the coordinator."""
+    """The place of a node in a job, and its connection to the coordinator. Thread-safe."""
 
     job: str
     node: str  # the node's name in the job, such as "wafer-0"
@@ -53,14 +53,14 @@ class JobContext:
         *,
         is_unfit: bool = False,
     ) -> None:
-        """Tell the coordinator that the job cannot go on; is_unfit: with this node. From any thread."""
+        """Reports to the coordinator that the job cannot continue, or, if `is_unfit`, not with this node."""
         failure = node_pb2.Failure(
             kind=kind, node=self.node, message=message, traceback=traceback, peer=peer, is_unfit=is_unfit
         )
         self.emit(node_pb2.AttachResponse(failed=failure))
 
     def open_links(self, specs: Iterable[node_pb2.LinkSpec], cancellation: CancellationToken) -> dict[LinkKey, Link]:
-        """Open all links of a Load. LinkLost, naming the peer, when one does not come in time, or it is cancelled."""
+        """Opens all links of a Load. Raises LinkLost, with the peer: a link is not opened in time, or it is cancelled."""
         specs = list(specs)
         deadline = time.monotonic() + deadlines.LINKS.open
         opened: dict[LinkKey, Link] = {}
@@ -92,43 +92,48 @@ class JobContext:
 
 
 class NodeJob(Protocol):
-    """One job on one node. An exception out of any method but close becomes the job's Failure."""
+    """One job on one node. An exception of any method but `close` is reported as the job's Failure."""
 
     def prepare_input(self, request: node_pb2.PrepareInput) -> None:
-        """Workers: start the child with the input_fn. Other roles: JobFailure."""
+        """Workers: starts the process of the input_fn. Other roles raise JobFailure."""
 
     def load(self, request: node_pb2.Load, cancellation: CancellationToken) -> Sequence[str]:
-        """Open the links and compile the plan part, in place of the execution before. Returns missing states.
+        """Opens the links and compiles the role's part of the plan. It replaces the epoch before.
 
-        cancellation: nobody wants the execution any more; what the wait for its links raises then is not told.
+        Args:
+            request: the command.
+            cancellation: ends the wait for links; its exception is not reported then.
+
+        Returns:
+            The names of states without a value.
         """
 
     def start(self, request: node_pb2.Start) -> None:
-        """Start the thread of the execution (waferbox.runtime.role_job), which reports Finished or Failed by itself."""
+        """Starts the thread of the epoch (waferbox.runtime.role_job), which reports its end itself."""
 
     def stop(self, epoch: int) -> None:
         """Ends the epoch, whether it runs, has finished or is only loaded: thread and links. States stay."""
 
     def release_snapshot(self, step: int) -> None:
-        """MemoryX: the snapshot of this step is no longer wanted."""
+        """State keepers: releases the snapshot of a step."""
 
     def keep_recovery_point(self, request: node_pb2.KeepRecoveryPoint) -> None:
-        """Keep what the job would go on from, as of the end of a step; no effect on a node that is beyond it."""
+        """Makes a recovery point after a step, unless the step has passed."""
 
     def drop_recovery_points(self, before: int) -> None:
-        """MemoryX: remove the recovery points with smaller numbers. Other roles: nothing."""
+        """State keepers: removes the recovery points with smaller numbers. Other roles do nothing."""
 
     def copy_recovery_point(self, request: node_pb2.CopyRecoveryPoint) -> None:
-        """MemoryX: keep a copy of another's file of a recovery point."""
+        """State keepers: makes a copy of another member's point share."""
 
     def report(self) -> observation_pb2.NodeReport | None:
-        """How it goes, while an execution runs. From any thread."""
+        """Returns the figures of the execution; None: none runs. From any thread."""
 
     def check_progress(self) -> None:
-        """Say so if the execution hangs. About once a second, from one thread."""
+        """Reports a failure if the execution hangs. Called about once a second, by another thread."""
 
     def trace(self, request: observation_pb2.Trace) -> None:
-        """Record some steps; Spans are emitted when that is done, and none when the execution is over."""
+        """Records some steps, whose Spans are emitted then; none after the end of the execution."""
 
     def close(self) -> None:
-        """The job is over, however it ended: stop the execution, drop everything that belongs to the job."""
+        """Stops the execution, and drops all that belongs to the job, which has ended."""

@@ -1,6 +1,4 @@
-"""NodeService: the coordinator to whom management gave the node attaches to it, gives it commands, and has it until
-the stream ends.
-"""
+"""NodeService: the coordinator that leases a node attaches to it, sends commands, and has it until the stream ends."""
 
 import contextlib
 import logging
@@ -21,24 +19,22 @@ from waferbox.security.guard import caller_of
 from waferbox.security.tokens import Kind
 from wsc.v1 import node_pb2, node_pb2_grpc, observation_pb2
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Which coordinator may attach to a node: the one whose job management gave the node to last, and no other
-
+# --- Leases -----------------------------------------------------------------------------------------------------------
 
 logger = logging.getLogger(__name__)
 
 
 class Leases:
-    """What a node knows of the leases of itself. Thread-safe."""
+    """The leases that coordinators have shown to a node. The latest alone is valid. Thread-safe."""
 
     def __init__(self, instance: Callable[[], str]) -> None:
-        """instance: of the node, as of its last registration."""
+        """instance: returns the name of the node's current registration."""
         self._instance = instance
         self._lock = threading.Lock()
         self._last = 0  # the number of the latest lease that was shown
 
     def job_of(self, context: grpc.ServicerContext) -> str:
-        """The job whose coordinator calls. Aborts the call where its lease is not, or no more, one of this node."""
+        """Returns the job whose coordinator calls. Aborts the call: its lease is of another node, or has ended."""
         caller = caller_of(context.invocation_metadata())
         if caller is None or caller.kind is not Kind.LEASE:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "no lease of this node was shown")
@@ -53,14 +49,13 @@ class Leases:
         return job
 
 
-# --- NodeService: a job attaches to the node, gives it commands, and has it until the stream ends ---------------------
-
+# --- The service ------------------------------------------------------------------------------------------------------
 
 MAX_COMMANDS = 16  # read ahead
 
 
 class NodeService(node_pb2_grpc.NodeServiceServicer):
-    """Serves one job at a time."""
+    """The service of a node, for one job at a time. Thread-safe."""
 
     def __init__(
         self,
@@ -69,7 +64,13 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         leases: Leases,
         on_hang: Callable[[str], None],
     ) -> None:
-        """on_hang(message): an execution does not end, so that this process can do nothing but end."""
+        """
+        Args:
+            make_job: makes the job of each coordinator that attaches.
+            listener: the listener of the node.
+            leases: decides which coordinator may attach.
+            on_hang: called with a message when an execution does not end, so that the process must exit.
+        """
         self._make_job = make_job
         self._listener = listener
         self._leases = leases
@@ -79,13 +80,13 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         self._job: NodeJob | None = None
 
     def report(self) -> observation_pb2.NodeReport | None:
-        """How it goes with the job that has the node, while there is one and it runs an execution."""
+        """Returns the figures of the running execution; None: none runs."""
         job = self._job
         return None if job is None else job.report()
 
     @property
     def attached_job(self) -> node_pb2.AttachJob:
-        """The job that has the node, and as what; empty while there is none."""
+        """The job that has the node, and the node's name in it; empty while there is none."""
         return self._attached_job
 
     def Attach(
@@ -102,7 +103,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
 
         serve = partial(self._serve, job, request_iterator, outbox)
         GuardedThread(serve, name="attachment", on_defect=on_defect).start()
-        # Where the client is gone gRPC stops asking for responses; the thread ends by itself, with the requests.
+        # After the death of the coordinator gRPC iterates no further; the thread ends with the requests.
         try:
             yield from outbox
         except Exception as error:
@@ -110,14 +111,14 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
             yield outbox.failure(error)
 
     def close(self) -> None:
-        """Wait until the job is dropped; the server must have been stopped, which ends its stream."""
+        """Waits until the job is dropped, after the server was stopped, which ends its stream."""
         if not self._free.acquire(timeout=deadlines.ATTACHMENT.close):
             logger.error("job %s was not dropped within %g s", self._attached_job.job, deadlines.ATTACHMENT.close)
 
     def _serve(self, job: str, requests: Iterator[node_pb2.AttachRequest], outbox: Outbox) -> None:
-        """One job, from its first message until its stream ends."""
+        """Serves one job, from its first message to the end of its stream."""
         first = None
-        with contextlib.suppress(grpc.RpcError):  # the coordinator is gone before it has said what for
+        with contextlib.suppress(grpc.RpcError):  # The coordinator has died before its first message.
             first = next(requests, None)
         if first is not None and first.WhichOneof("kind") == "attach" and first.attach.job == job:
             self._attached_job = first.attach
@@ -134,7 +135,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         self._leave(outbox)
 
     def _leave(self, outbox: Outbox) -> None:
-        """The job has no more to do with this node."""
+        """Frees the node for the next job."""
         self._attached_job = node_pb2.AttachJob()
         self._free.release()
         outbox.close()
@@ -147,7 +148,7 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
             for command, cancellation in commands:
                 try:
                     _dispatch(job, command, cancellation, outbox)
-                except Exception as error:  # noqa: BLE001 - whatever it is, the coordinator hears of it
+                except Exception as error:  # noqa: BLE001 - all are reported to the coordinator
                     if not cancellation.cancelled:
                         report_failure(context, error)
         finally:
@@ -159,21 +160,21 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
 
 
 class _Commands:
-    """What the coordinator says, to be iterated over; a thread reads ahead, to see soon what ends a wait."""
+    """The commands of a coordinator, each with a token. A thread reads ahead, as a later command may end a wait."""
 
     def __init__(self, requests: Iterator[node_pb2.AttachRequest], on_defect: Callable[[Exception], None]) -> None:
-        """on_defect(error): the thread has ended by it; the commands end with it."""
+        """on_defect: called with the exception that has ended the thread, and with it the commands."""
         self._requests = requests
         self._on_defect = on_defect
         self._read: queue.Queue[tuple[node_pb2.AttachRequest, CancellationToken] | None] = queue.Queue(MAX_COMMANDS)
         self._ended = CancellationToken()
-        self._load = CancellationToken()  # of the last Load
-        self._loaded = 0  # its epoch
+        self._load = CancellationToken()  # the token of the last Load
+        self._loaded = 0  # the epoch of the last Load
 
     def __iter__(self) -> Iterator[tuple[node_pb2.AttachRequest, CancellationToken]]:
-        """Once. A command's token is cancelled when nobody wants its answer any more.
+        """Yields the commands, once. A token is cancelled when the answer is not needed any more.
 
-        That is at the end of the stream, and for a Load when its epoch is stopped or another is loaded instead.
+        This is at the end of the stream, and for a Load when its epoch is stopped or replaced by another.
         """
         reader = GuardedThread(self._read_ahead, name="commands", on_defect=self._failed)
         reader.start()
@@ -181,7 +182,7 @@ class _Commands:
         reader.join()
 
     def _read_ahead(self) -> None:
-        with contextlib.suppress(grpc.RpcError):  # the coordinator is gone, or has cancelled: the way a job ends
+        with contextlib.suppress(grpc.RpcError):  # The coordinator has cancelled the call or died: the job ends.
             for request in self._requests:
                 self._read.put((request, self._token(request)))
         self._end()

@@ -1,4 +1,4 @@
-"""What a node sends to the coordinator of its job: answers, and beside them its log and its reports."""
+"""The responses of a node to the coordinator of its job: answers, log records and reports."""
 
 import logging
 import threading
@@ -11,17 +11,16 @@ from waferbox.host.memory import is_refused_memory
 from waferbox.runtime.logs import is_advice
 from wsc.v1 import node_pb2, observation_pb2
 
-# --- The log of the job that a process works for: what the process logs meanwhile, as records -------------------------
-
+# --- The log of the job -----------------------------------------------------------------------------------------------
 
 MAX_MESSAGE_CHARACTERS = 8000
 
 
 class JobLogHandler(logging.Handler):
-    """Hands what is logged to a job. Used in a with statement, it takes part in all logging of the process."""
+    """Adds all log records of the process to the log of a job, within a with statement. Thread-safe."""
 
     def __init__(self, node: str, add: Callable[[observation_pb2.LogRecord], None]) -> None:
-        """node: who says it. add is called in whatever thread logs, and must not block."""
+        """node: the name in the records. add: takes a record; called in any thread, must not block."""
         super().__init__()
         self._node = node
         self._add = add
@@ -45,29 +44,23 @@ class JobLogHandler(logging.Handler):
         logging.getLogger().removeHandler(self)
 
 
-# --- What a node sends to the coordinator of its job: answers, and beside them its log and its reports ----------------
-#
-# Answers are sent in order, all of them. Log records are sent in batches, errors and advice at once; where they come
-# faster than they go, the oldest give way, and it is said how many. The thread that sends is the one that notices
-# that a
-# report is due.
-
+# --- The outbox -------------------------------------------------------------------------------------------------------
 
 BATCH_SECONDS = 1.0
-MAX_EVENTS = 1000  # that wait
+MAX_EVENTS = 1000  # that wait to be sent
 WARNING, ERROR = 30, 40  # as in Python's logging
 
 Report = Callable[[], observation_pb2.NodeReport | None]
 
 
 class EventBatch:
-    """Events that wait to be sent, and not too many. Not thread-safe."""
+    """Events that wait to be sent: at most MAX_EVENTS, the oldest are dropped. Not thread-safe."""
 
     def __init__(self, node: str) -> None:
         self._node = node
         self._events: deque[observation_pb2.JobEvent] = deque(maxlen=MAX_EVENTS)
         self._dropped = 0
-        self.urgent = False  # an error, or advice, is among them
+        self.urgent = False  # whether there is an error or advice
 
     def __len__(self) -> int:
         return len(self._events)
@@ -78,7 +71,7 @@ class EventBatch:
         self.urgent |= event.log.level >= ERROR or is_advice(event.log.logger)
 
     def events(self) -> observation_pb2.JobEvents:
-        """All of them."""
+        """Returns all events, after a note on the number of dropped ones."""
         events = observation_pb2.JobEvents()
         if self._dropped:
             note = observation_pb2.LogRecord(
@@ -98,7 +91,11 @@ class EventBatch:
 
 
 class Outbox:
-    """One job's. put, log and close: from any thread; iterated over by the one that sends."""
+    """The responses of a node to one coordinator. Thread-safe; one thread iterates over it, and sends.
+
+    Answers are sent in order, all of them; log records in batches, errors and advice at once. The thread that sends
+    also makes the reports that are due.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -110,7 +107,7 @@ class Outbox:
         self._closed = False
 
     def open(self, node: str, report: Report, check: Callable[[], None]) -> None:
-        """The node has a name. check() is called, and report() asked, when a report is due."""
+        """Sets the name of the node, and what is called when a report is due: `check`, then `report`."""
         with self._changed:
             self._node = node
             self._waiting = EventBatch(node)
@@ -118,17 +115,17 @@ class Outbox:
             self._check = check
 
     def put(self, response: node_pb2.AttachResponse) -> None:
-        """Never blocks."""
+        """Adds an answer. Does not block."""
         with self._changed:
             self._responses.append(response)
             self._changed.notify()
 
     def fail(self, error: Exception) -> None:
-        """A thread of the job has ended by an exception that it did not expect. Never blocks."""
+        """Reports an unexpected exception that has ended a thread of the job. Does not block."""
         self.put(self.failure(error))
 
     def failure(self, error: Exception) -> node_pb2.AttachResponse:
-        """What ends the job with the traceback of an exception."""
+        """Returns the response that ends the job with the traceback of an exception."""
         failed = node_pb2.Failure(
             kind=node_pb2.Failure.KIND_INTERNAL,
             node=self._node,
@@ -139,14 +136,14 @@ class Outbox:
         return node_pb2.AttachResponse(failed=failed)
 
     def log(self, record: observation_pb2.LogRecord) -> None:
-        """Never blocks."""
+        """Adds a log record. Does not block."""
         with self._changed:
             self._waiting.add(observation_pb2.JobEvent(log=record))
             if self._waiting.urgent:
                 self._changed.notify()
 
     def close(self) -> None:
-        """What is there is sent, and then no more."""
+        """Ends the iteration after all that was added."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -160,7 +157,7 @@ class Outbox:
                 )
                 responses, self._responses = self._responses, deque()
                 over = self._closed
-                # The last report of an execution comes before the word of its end.
+                # The last report of an execution precedes the answer that it has finished.
                 is_due = time.monotonic() >= due or any(response.HasField("finished") for response in responses)
                 flush = is_due or over or self._waiting.urgent or any(r.HasField("failed") for r in responses)
                 events = observation_pb2.JobEvents()
@@ -171,9 +168,9 @@ class Outbox:
             if report is not None and check is not None:
                 due = time.monotonic() + BATCH_SECONDS
                 check()
-                said = report()
-                if said is not None:
-                    events.events.add(report=said)
+                made = report()
+                if made is not None:
+                    events.events.add(report=made)
             if events.events:
                 yield node_pb2.AttachResponse(events=events)
             yield from responses

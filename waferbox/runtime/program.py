@@ -1,7 +1,7 @@
-"""What the step programs of a wafer and of MemoryX have in common: a list of calls, made once and run in each step.
+"""The base of the step programs of wafers and MemoryX: a list of calls, made once and run in each step.
 
-A plan names values by number; a program keeps them in a list, by a dense index given out at load. Nothing is looked up
-by name, and no message is read, while a step runs.
+A plan names values by number; a program keeps them in a list, by a dense index that is assigned at load. While a step
+runs, nothing is looked up by name, and no message is parsed.
 """
 
 import time
@@ -21,14 +21,14 @@ Action = Callable[[int], None]  # one instruction, called with the step
 
 
 class Values:
-    """The values of a step, by dense index."""
+    """The values of a step, by dense index. Used by one thread."""
 
     def __init__(self) -> None:
         self.tensors: list[Any] = []  # a tensor, or None while there is no such value
         self._indices: dict[int, int] = {}
 
     def index(self, value: int) -> int:
-        """The index of a value of the plan; given out when it is asked for first."""
+        """Returns the index of a value of the plan, which the first call assigns."""
         index = self._indices.get(value)
         if index is None:
             index = self._indices[value] = len(self.tensors)
@@ -40,7 +40,7 @@ class Values:
 
 
 class Entry(NamedTuple):
-    """An action, and what it is called on a timeline."""
+    """An action, and its name on a timeline."""
 
     action: Action
     what: str
@@ -50,7 +50,7 @@ class Entry(NamedTuple):
 
 
 def run_recorded(entries: Iterable[Entry], recorder: Recorder, schedule: StepSchedule, step: int) -> None:
-    """One step, each action of which becomes a span."""
+    """Runs one step, and records each action as a span."""
     now, outputs_leave, recorded_step = time.perf_counter, schedule.outputs_leave(step), schedule.global_step(step)
     for action, what, detail, only_outputs, region in entries:
         if only_outputs and not outputs_leave:
@@ -61,10 +61,10 @@ def run_recorded(entries: Iterable[Entry], recorder: Recorder, schedule: StepSch
 
 
 class Program:
-    """Actions in order; some of them only in steps in which outputs leave."""
+    """The actions of a step, in order; some run only in steps in which outputs leave. Used by one thread."""
 
     def __init__(self, hub: Hub, work: str) -> None:
-        """work: what the kernels do, such as "compute"."""
+        """work: the name of the kernels' time, such as "compute"."""
         self.hub = hub
         self.values = Values()
         self.progress = Progress(work)
@@ -72,14 +72,14 @@ class Program:
         self._entries: list[Entry] = []
 
     def add(self, action: Action, detail: str, *, what: str = "", only_outputs: bool = False) -> None:
-        """detail: a layer, a group. what: "wait", "send", or nothing for the program's work."""
+        """Adds an action. detail: a layer or a group. what: "wait" or "send"; empty: the program's work."""
         self.add_entry(Entry(action, what or self._work, detail, only_outputs))
 
     def add_entry(self, entry: Entry) -> None:
         self._entries.append(entry)
 
     def run(self, schedule: StepSchedule, after_step: Action | None = None) -> Mapping[str, float]:
-        """All steps; returns the seconds by what they were spent on. after_step is called after each step."""
+        """Runs all steps, with `after_step` after each. Returns the seconds by what they were spent on."""
         all_actions = [entry.action for entry in self._entries]
         quiet_actions = [entry.action for entry in self._entries if not entry.only_outputs]
         progress, now = self.progress, time.perf_counter
@@ -103,9 +103,12 @@ class Program:
         return progress.seconds()
 
     def add_receive(self, group: plan_pb2.Group, links: Sequence[Link], *, keep: bool = False) -> None:
-        """Wait for a group and take its members. Of several links (workers) each supplies its steps.
+        """Adds an action that waits for a group and takes its members.
 
-        keep: its sender may write it again before its members are read for the last time.
+        Args:
+            group: the group.
+            links: the links that it comes over, each for its steps, as from several workers.
+            keep: whether the sender may write the group again before its members are read for the last time.
         """
         hub, progress, tensors = self.hub, self.progress, self.values.tensors
         received = ReceivedGroup(group, keep=keep)
@@ -124,7 +127,7 @@ class Program:
         self.add(receive, group_label(group), what="wait")
 
     def close(self) -> None:
-        """Drop the calls, and with them every tensor that they hold."""
+        """Drops the actions, and with them every tensor that they hold."""
         self._entries.clear()
         self.values.tensors.clear()
 
@@ -137,7 +140,7 @@ class Program:
         as_bytes: bool,
         window: Window | None = None,
     ) -> None:
-        """Send a group, complete with the values that must be copied into it, over each of the links."""
+        """Adds an action that completes a group with copied values, and sends it over each of the links."""
         hub, progress, tensors = self.hub, self.progress, self.values.tensors
         group_id, payload = group.id, buffers.slice(group.id)
         copies = [(self.values.index(value), tensor) for value, tensor in buffers.copies(group.id)]

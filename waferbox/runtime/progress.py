@@ -1,6 +1,4 @@
-"""How far an execution is and where its time went: recorded, reported about once a second, and watched, so that one
-that hangs is ended.
-"""
+"""The progress of an execution and the use of its time: recorded, reported each second, and watched for hangs."""
 
 import contextlib
 import os
@@ -14,25 +12,24 @@ from typing import Final
 from waferbox.links.link import Link
 from wsc.v1 import node_pb2, observation_pb2, plan_pb2
 
-# --- How far an execution is and where its time went; and, in steps that are traced, what it did when -----------------
-#
-# All of it is written by the thread of the execution alone. Other threads read it: they may see a moment between two
-# writes, which is good enough for a figure that somebody looks at.
+# --- Progress and traces ----------------------------------------------------------------------------------------------
 
-
-MAX_SPANS = 100_000  # of one trace: more would be no picture
+MAX_SPANS = 100_000  # of one trace: no timeline shows more
 BATCH_SPANS = 2_000
 
 
 class Recorder:
-    """The spans of some steps of an execution, on their way to the coordinator."""
+    """The spans of some steps of an execution, which are sent to the coordinator together.
+
+    The thread of the execution adds spans; any thread may close it.
+    """
 
     def __init__(
         self, node: str, request: observation_pb2.Trace, emit: Callable[[node_pb2.AttachResponse], None]
     ) -> None:
-        """request: which steps. emit is called by close."""
+        """request: names the steps. emit: sends to the coordinator."""
         self.first = request.first_step
-        self.end = request.first_step + request.num_steps  # the first step that is not recorded any more
+        self.end = request.first_step + request.num_steps  # the first step after the recorded ones
         self._node = node
         self._emit = emit
         self._spans: list[tuple[str, str, int, float, float, str]] = []
@@ -42,12 +39,12 @@ class Recorder:
         self._closed = False
 
     def add(self, what: str, detail: str, step: int, begin: float, end: float, region: str = "") -> None:
-        """begin, end: as time.perf_counter has them. Of another step than those that are wanted: no effect."""
+        """Adds a span, if its step is recorded. begin, end: of the clock time.perf_counter."""
         if self.first <= step < self.end and len(self._spans) < MAX_SPANS:
             self._spans.append((what, detail, step, begin, end, region))
 
     def close(self) -> None:
-        """Send what there is, the first time that it is called. From any thread."""
+        """Sends all spans, once. From any thread."""
         with self._lock:
             if self._closed:
                 return
@@ -70,12 +67,16 @@ class Recorder:
 
 
 class Progress:
-    """Of one execution of one role."""
+    """The progress of one execution on one node.
+
+    Written by the thread of the execution alone. Other threads may read it between two writes, which is accurate enough
+    for reports.
+    """
 
     __slots__ = ("_work", "disk", "done_steps", "recorder", "send", "step", "total", "wait", "waits")
 
     def __init__(self, work: str) -> None:
-        """work: what the time is spent on that is spent neither waiting nor sending, such as "compute"."""
+        """work: the name of time that is spent neither waiting nor sending, such as "compute"."""
         self._work = work
         self.step = 0  # steps done, of the execution
         self.done_steps = 0  # of them, in earlier epochs
@@ -83,28 +84,28 @@ class Progress:
         self.wait = 0.0
         self.send = 0.0
         self.disk = 0.0  # waiting for a disk
-        self.waits = False  # now, for somebody who may take as long as he likes; waits on links are the hub's
+        self.waits = False  # whether it waits now for a party without a deadline; the hub knows of waits on links
         self.recorder: Recorder | None = None
 
     def begin(self, done_steps: int) -> None:
-        """The steps are about to be run, behind those that were done in earlier epochs."""
+        """Sets the number of steps that earlier epochs have done, before the first step."""
         self.step = self.done_steps = done_steps
 
     def seconds(self) -> dict[str, float]:
-        """Where the time went."""
+        """Returns the seconds by what they were spent on."""
         work = max(0.0, self.total - self.wait - self.send - self.disk)
         parts = {"total": self.total, "wait": self.wait, self._work: work}
         return parts | {what: spent for what, spent in (("send", self.send), ("disk", self.disk)) if spent}
 
     def end_trace(self) -> None:
-        """Send what was recorded."""
+        """Sends the recorded spans, if there is a trace."""
         recorder, self.recorder = self.recorder, None
         if recorder is not None:
             recorder.close()
 
 
 def group_label(group: plan_pb2.Group) -> str:
-    """What a group is called on a timeline."""
+    """Returns the name of a group on a timeline."""
     kind = plan_pb2.GroupKind.Name(group.kind).removeprefix("GROUP_KIND_").lower()
     if group.kind == plan_pb2.GROUP_KIND_BATCH:
         return kind
@@ -114,31 +115,30 @@ def group_label(group: plan_pb2.Group) -> str:
 
 
 def short_list(names: Sequence[str]) -> str:
-    """The first name, and how many there are besides."""
+    """Returns the first name, and the number of others."""
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
-# --- What a process of a job says of itself about once a second -------------------------------------------------------
-
+# --- Reports ----------------------------------------------------------------------------------------------------------
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def resident_bytes() -> int:
-    """The physical memory that this process has."""
+    """Returns the physical memory that this process has."""
     with open("/proc/self/statm", encoding="ascii") as statm:
         return int(statm.read().split()[1]) * _PAGE_BYTES
 
 
 def process_report(node: str) -> observation_pb2.NodeReport:
-    """What can be said of any process."""
+    """Returns a report with the figures of any process."""
     return observation_pb2.NodeReport(
         node=node, time=time.time(), cpu_seconds=time.process_time(), memory_bytes=resident_bytes()
     )
 
 
 def node_report(node: str, epoch: int, progress: Progress, links: Iterable[Link]) -> observation_pb2.NodeReport:
-    """What can be said of one that runs an execution."""
+    """Returns a report with the figures of a process that runs an execution."""
     links = list(links)
     report = process_report(node)
     report.epoch, report.step, report.done_steps = epoch, progress.step, progress.done_steps
@@ -150,26 +150,19 @@ def node_report(node: str, epoch: int, progress: Progress, links: Iterable[Link]
     return report
 
 
-# --- Notices an execution that hangs: its thread has been busy with one thing for far too long ------------------------
-#
-# A thread that waits owes nothing: for its peers, for a slow input_fn, for a client that runs a slow closure or sits
-# in a
-# debugger. One that does not wait owes an end of what it does: a kernel, a copy, a send. It gets less time for that
-# where
-# its process computes nothing meanwhile, and no disk is read or written for it.
+# --- Hangs ------------------------------------------------------------------------------------------------------------
 
-
-IDLE_PARTS: Final = 3  # of that time, one for a process that does nothing
+IDLE_PARTS: Final = 3  # a process that does nothing gets this part of the time
 IDLE_SHARE: Final = 0.02  # of a processor; heartbeats and reports take less
-MAX_COUNTED_SECONDS: Final = 2.0  # between two looks; more has passed only where this process was suspended
+MAX_COUNTED_SECONDS: Final = 2.0  # between two calls; more passes only if the process was suspended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What this process has taken until now, with all its threads."""
+    """The processor time and disk traffic of this process until now."""
 
     cpu_seconds: float
-    disk_bytes: int  # read and written; 0 where the system does not say
+    disk_bytes: int  # read and written; 0 where the kernel does not count them
 
     @classmethod
     def now(cls) -> "Usage":
@@ -181,20 +174,29 @@ class Usage:
 
 
 class ProgressWatchdog:
-    """Of one execution. Used by one thread, about once a second."""
+    """Detects that the thread of one execution is busy with one action for too long. Used by one thread.
+
+    A thread that waits does not hang: its peers, a slow input_fn or a client in a debugger may take any time. A thread
+    that does not wait must end its kernel, copy or send. It gets less time if its process neither computes nor uses the
+    disk meanwhile.
+    """
 
     def __init__(self, seconds: float) -> None:
-        """seconds: as hang_seconds."""
+        """seconds: the most that one action may take, as in WAFERBOX_HANG_SECONDS."""
         self._seconds = seconds
         self._seen: tuple[object, ...] | None = None
         self._looked = 0.0
         self._busy = 0.0
-        self._usage = Usage(cpu_seconds=0.0, disk_bytes=0)  # when it began to be busy
+        self._usage = Usage(cpu_seconds=0.0, disk_bytes=0)  # at the begin of the action
 
     def hang(self, progress: Progress, usage: Usage, *, waits: bool, moved_bytes: int) -> str:
-        """What it does, in words, where it has been busy for too long and nothing came of it; empty: all is well.
+        """Returns how the execution hangs, for a message; empty: it does not. Called about once a second.
 
-        usage: now. waits: whether it waits for somebody else now. moved_bytes: received and sent until now.
+        Args:
+            progress: the progress of the execution.
+            usage: the usage of the process until now.
+            waits: whether the thread waits for another process.
+            moved_bytes: the bytes that were received and sent until now.
         """
         now = time.monotonic()
         passed, self._looked = now - self._looked, now

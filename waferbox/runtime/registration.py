@@ -1,4 +1,4 @@
-"""A node's presence at management: it registers, keeps its lease alive, and comes back when management does."""
+"""The registration of a node with management: it renews the lease, and is repeated when management restarts."""
 
 import logging
 import secrets
@@ -17,7 +17,7 @@ from wsc.v1 import management_pb2, management_pb2_grpc
 logger = logging.getLogger(__name__)
 
 
-# Answers that another attempt cannot change: another version of the project, an address that nobody can reach.
+# Status codes that another attempt does not change: another version of Waferbox, an address that cannot be reached.
 REFUSALS = frozenset(
     {
         grpc.StatusCode.FAILED_PRECONDITION,
@@ -34,18 +34,20 @@ class _Cancellable(Protocol):
 
 
 class Registration:
-    """Owns the thread that holds the Register stream."""
+    """The registration of one node. A thread holds the Register stream, and opens it again when it breaks."""
 
     def __init__(
         self, management: str, hello: Callable[[], management_pb2.RegisterRequest], on_refusal: Callable[[str], None]
     ) -> None:
-        """hello: makes each message, with the job that the node works for at that time.
-
-        on_refusal(message) is called, once, when management will not have this node, or it can register no more: it
-        should exit.
         """
-        self.instance = secrets.token_hex(8)  # of the node: of the registration that counts, or the next
-        self._registered = False  # as that instance
+        Args:
+            management: the host:port of management.
+            hello: returns the next message, with the job that the node works for.
+            on_refusal: called once, with a message, when management refuses the node, or the thread has a defect; the
+                process should exit then.
+        """
+        self.instance = secrets.token_hex(8)  # names the current registration, or the next
+        self._registered = False  # whether management has this instance
         self._management = management
         self._hello = hello
         self._on_refusal = on_refusal
@@ -59,7 +61,7 @@ class Registration:
         self._thread.start()
 
     def close(self) -> None:
-        """Leave: management sees the stream end."""
+        """Ends the stream, and so the registration."""
         self._closing.set()
         with self._lock:
             self._cancel()
@@ -93,7 +95,7 @@ class Registration:
             self._closing.wait(deadlines.REGISTRATION.retry)
 
     def _hold(self) -> None:
-        """One Register stream, from its first message to its end."""
+        """Holds one Register stream, from its first message to its end."""
         ended = threading.Event()
         if self._registered:
             self.instance, self._registered = secrets.token_hex(8), False

@@ -1,6 +1,4 @@
-"""What all roles do alike with the commands of a job: load a program, run it in a thread, report how that ended, drop
-it.
-"""
+"""The commands of a job as all roles run them: load a program, run it in a thread, report its end, drop it."""
 
 import logging
 import sys
@@ -20,29 +18,30 @@ from waferbox.runtime.progress import Progress, ProgressWatchdog, Recorder, Usag
 from waferbox.runtime.schedule import StepSchedule, check_groups
 from wsc.v1 import node_pb2, observation_pb2
 
-# --- The thread of one execution on one node: runs the steps, and tells the coordinator how it ended ------------------
+# --- The thread of an epoch -------------------------------------------------------------------------------------------
 
 
 class StepThreadHangs(RuntimeError):
-    """The thread of an execution does not end; only the end of the process ends it."""
+    """Raised when the thread of an execution does not end: the process must exit."""
 
     def __init__(self, message: str, stack: str) -> None:
-        """stack: of the thread, as in a traceback."""
+        """stack: the stack of the thread, as in a traceback."""
         super().__init__(message)
         self.stack = stack
 
 
 class StepThread:
-    """Runs `steps` in a thread of its own, once, and reports how it ended.
+    """The thread that runs the steps of an epoch, once, and reports its end to the coordinator.
 
-    Returned seconds, by what they were spent on: Finished. Stopped: silence, for whoever interrupts knows. LinkLost: a
-    Failure of KIND_NODE with the peer. JobFailure: as it says. Anything else is a defect: a Failure of KIND_INTERNAL.
+    The report is Finished, with the seconds that `steps` returns, or a Failure: after LinkLost of KIND_NODE with the
+    peer, after JobFailure of its kind, after any other exception, which is a defect, of KIND_INTERNAL. Stopped is not
+    reported, as `stop` has caused it.
     """
 
     def __init__(
         self, context: JobContext, epoch: int, steps: Callable[[], Mapping[str, float]], interrupt: Callable[[], None]
     ) -> None:
-        """interrupt makes every wait inside steps raise Stopped: Hub.stop, and whatever else steps waits for."""
+        """interrupt: makes every wait in `steps` raise Stopped, on links and elsewhere."""
         self._context = context
         self._epoch = epoch
         self._steps = steps
@@ -56,13 +55,14 @@ class StepThread:
 
     @property
     def running(self) -> bool:
-        """Whether steps are run; not so any more when the coordinator is told of their end."""
+        """Whether steps run; False before their end is reported."""
         return self._thread.is_alive() and not self._steps_over
 
     def stop(self, seconds: float) -> None:
-        """Interrupt and join; once it has been called, no failure is reported. To be called once or more.
+        """Interrupts the thread and waits for its end. No failure is reported after the call. May be called again.
 
-        Raises StepThreadHangs: the thread has not ended in so many seconds.
+        Raises:
+            StepThreadHangs: the thread has not ended within so many seconds.
         """
         self._interrupted = True
         self._interrupt()
@@ -72,7 +72,7 @@ class StepThread:
                 raise StepThreadHangs(f"{self._thread.name} did not end within {seconds:g} s", self.stack())
 
     def stack(self) -> str:
-        """What the thread does now, as in a traceback; empty if it has ended."""
+        """Returns the stack of the thread, as in a traceback; empty if it has ended."""
         frame = sys._current_frames().get(self._thread.ident or 0)
         return "" if frame is None else "".join(traceback.format_stack(frame))
 
@@ -99,7 +99,7 @@ class StepThread:
 
 
 def report_failure(context: JobContext, error: Exception) -> None:
-    """Tell the coordinator of an exception that ended an execution, or came out of a command."""
+    """Reports an exception that has ended an execution or a command to the coordinator."""
     if isinstance(error, JobFailure):
         context.fail(error.kind, error.message, error.traceback, error.peer)
     elif isinstance(error, LinkLost):
@@ -114,32 +114,30 @@ def report_failure(context: JobContext, error: Exception) -> None:
         context.fail(node_pb2.Failure.KIND_INTERNAL, message, text, is_unfit=is_unfit)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What wafers, SwarmX and MemoryX do alike with the commands of a job: load a program, run it in a thread, drop it
-
+# --- The job ----------------------------------------------------------------------------------------------------------
 
 logger = logging.getLogger(__name__)
 
 
 class StepProgram(Protocol):
-    """A plan part made ready to run."""
+    """A role's part of a plan, ready to run."""
 
     @property
     def progress(self) -> Progress:
-        """How far it is; read from any thread."""
+        """The progress of the execution; read from any thread."""
 
     def run(self, schedule: StepSchedule) -> Mapping[str, float]:
-        """All steps of an execution; returns the seconds by what they were spent on."""
+        """Runs all steps of an epoch. Returns the seconds by what they were spent on."""
 
     def interrupt(self) -> None:
-        """Make waits of run that are not the hub's raise Stopped. From any thread."""
+        """Makes waits of `run` that are not the hub's raise Stopped. From any thread."""
 
     def close(self) -> None:
-        """Drop buffers. run has returned, and the links are closed."""
+        """Frees the buffers, after `run` has returned and the links are closed."""
 
 
 class RoleJob(ABC):
-    """A NodeJob of a role with a step program."""
+    """A NodeJob with a step program. Commands come from one thread; reports and checks are made in another."""
 
     def __init__(self, context: JobContext) -> None:
         self.context = context
@@ -154,20 +152,20 @@ class RoleJob(ABC):
 
     @abstractmethod
     def compile(self, request: node_pb2.Load, hub: Hub, links: Mapping[LinkKey, Link]) -> StepProgram:
-        """The program of a Load. The links are open, and in the hub."""
+        """Returns the program of a Load. The links are open, and in the hub."""
 
     def missing_states(self) -> Sequence[str]:
-        """Which states of the program that was just compiled nobody has written."""
+        """Returns the states of the program that was compiled last which have no value."""
         return ()
 
     @property
     def running(self) -> bool:
-        """Whether steps are being run."""
+        """Whether steps run."""
         return self._execution is not None and self._execution.running
 
     @property
     def running_epoch(self) -> int | None:
-        """The number of the epoch whose steps are being run."""
+        """The number of the epoch whose steps run; None: none run."""
         return self._epoch if self.running else None
 
     def prepare_input(self, request: node_pb2.PrepareInput) -> None:
@@ -216,16 +214,16 @@ class RoleJob(ABC):
         raise JobFailure(node_pb2.Failure.KIND_INTERNAL, f"{self.context.node} keeps no snapshots")
 
     def keep_recovery_point(self, request: node_pb2.KeepRecoveryPoint) -> None:  # noqa: B027 - a default
-        """A role that has nothing which the job would go on from does nothing."""
+        """Does nothing, in a role from which the job resumes nothing."""
 
     def drop_recovery_points(self, before: int) -> None:  # noqa: B027 - a default
-        """A role that keeps no recovery points does nothing."""
+        """Does nothing, in a role without recovery points."""
 
     def copy_recovery_point(self, request: node_pb2.CopyRecoveryPoint) -> None:
         raise JobFailure(node_pb2.Failure.KIND_INTERNAL, f"{self.context.node} keeps no recovery points")
 
     def report(self) -> observation_pb2.NodeReport | None:
-        # From another thread: what is dropped meanwhile still has its figures.
+        # From another thread: a program that is dropped meanwhile still has its figures.
         program, epoch, links = self._program, self._epoch, self._links
         if program is None or epoch is None or self._execution is None:
             return None
@@ -261,18 +259,18 @@ class RoleJob(ABC):
         self._drop()
 
     def _complete(self, request: node_pb2.Load) -> None:
-        """Give a Load that brings no plan that of the Load before."""
+        """Copies the plan of the Load before into a Load of the same plan."""
         if not request.same_plan:
             self._last_load = request
         elif (plan := self._last_load.WhichOneof("plan")) is not None:
             getattr(request, plan).CopyFrom(getattr(self._last_load, plan))
 
     def _drop(self) -> None:
-        """End the execution, whatever it does, and drop what belongs to it."""
+        """Ends the execution, whatever its state, and drops its program and links."""
         if self._execution is not None:
             self._execution.stop(deadlines.ATTACHMENT.hung_stop if self._hangs else settings.HANG_SECONDS.get())
         if self._program is not None:
-            self._program.progress.end_trace()  # of one that was asked for when the steps were over
+            self._program.progress.end_trace()  # A trace may have begun when the steps were over.
         if self._hub is not None:
             self._hub.close()
         for link in self._links.values():

@@ -1,9 +1,8 @@
-"""What every role computes alike from the plan and from Start: how steps are counted, which groups travel in which.
+"""The counting of steps, and the groups that travel in each, as all roles compute them from the plan and from Start.
 
-Steps are counted from 1, in frames and acknowledgements alike, and an acknowledgement of step 0 says that nothing has
-been consumed yet. Where somebody has died the execution goes on in another epoch, with new links, and frames count the
-steps of the epoch. What is told to others is the step of the execution, in which outputs and checkpoints are due:
-StepSchedule translates.
+Steps are counted from 1, in frames and acknowledgements; an acknowledgement of step 0 says that nothing was consumed.
+After a death the execution resumes in another epoch, with new links, and frames count the steps of the epoch. Reports,
+outputs and checkpoints have the step of the execution: StepSchedule translates.
 """
 
 import heapq
@@ -14,7 +13,7 @@ from typing import Final
 from waferbox.links.elements import tensor_bytes
 from wsc.v1 import node_pb2, plan_pb2
 
-# Of one execution, whoever asks for it: what is far beyond any use is a mistake, or meant to do harm.
+# The limits of one execution: a request far beyond any use is a mistake or an attack.
 MAX_STEPS: Final = 1 << 40
 MAX_CHECKPOINTS: Final = 1 << 20
 MAX_RUN_AHEAD_STEPS: Final = 1 << 16
@@ -22,7 +21,7 @@ MAX_GROUPS: Final = 1 << 16
 
 
 def check_steps(num_steps: int, activation_steps: int, checkpoint_steps: Sequence[int]) -> None:
-    """Raises ValueError for an execution that cannot be meant so. activation_steps: 0 stands for 1."""
+    """Raises ValueError: an execution exceeds the limits. activation_steps: 0 stands for 1."""
     if not 1 <= num_steps <= MAX_STEPS:
         raise ValueError(f"an execution has at least one step and at most {MAX_STEPS}, not {num_steps}")
     if not 0 <= activation_steps <= MAX_STEPS:
@@ -32,7 +31,7 @@ def check_steps(num_steps: int, activation_steps: int, checkpoint_steps: Sequenc
 
 
 def check_groups(groups: Sequence[plan_pb2.Group]) -> None:
-    """Raises ValueError for groups that no plan has."""
+    """Raises ValueError: no plan has so many groups, or such a number of a group."""
     if len(groups) > MAX_GROUPS:
         raise ValueError(f"a plan has at most {MAX_GROUPS} groups, not {len(groups)}")
     for group in groups:
@@ -41,31 +40,31 @@ def check_groups(groups: Sequence[plan_pb2.Group]) -> None:
 
 
 def worker_of_step(step: int, num_workers: int) -> int:
-    """The number of the worker, among those of a wafer, that supplies the batch of a step."""
+    """Returns the number of the worker, among those of a wafer, that supplies the batch of a step."""
     return (step - 1) % num_workers
 
 
 def steps_of_worker(worker: int, num_workers: int, num_steps: int) -> range:
-    """The steps of an execution whose batches a worker supplies."""
+    """Returns the steps whose batches a worker supplies."""
     return range(1 + worker, num_steps + 1, num_workers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSchedule:
-    """How long an epoch of an execution is, and in which of its steps outputs leave and snapshots are kept.
+    """The steps of an epoch, and those of them in which outputs leave and snapshots are taken.
 
-    Methods take and give steps of the epoch, where they do not say otherwise.
+    Methods take and return steps of the epoch unless they say otherwise.
     """
 
     num_steps: int  # of the epoch
     activation_steps: int
-    checkpoint_steps: frozenset[int]  # of the execution; those that are still to come
+    checkpoint_steps: frozenset[int]  # of the execution, after done_steps
     run_ahead_steps: int
     done_steps: int = 0  # of the execution, in earlier epochs
 
     @classmethod
     def from_start(cls, start: node_pb2.Start) -> "StepSchedule":
-        """Raises ValueError for one that cannot be meant so."""
+        """Returns the schedule of a Start. Raises ValueError: it exceeds the limits."""
         check_steps(max(1, start.num_steps), start.activation_steps, start.checkpoint_steps)
         if start.run_ahead_steps > MAX_RUN_AHEAD_STEPS:
             raise ValueError(f"run_ahead_steps is at most {MAX_RUN_AHEAD_STEPS}, not {start.run_ahead_steps}")
@@ -80,7 +79,7 @@ class StepSchedule:
         )
 
     def global_step(self, step: int) -> int:
-        """The step of the execution that a step of the epoch is."""
+        """Returns a step of the epoch as a step of the execution."""
         return step + self.done_steps
 
     def outputs_leave(self, step: int) -> bool:
@@ -91,14 +90,14 @@ class StepSchedule:
         return step + self.done_steps in self.checkpoint_steps
 
     def output_steps(self) -> Iterator[int]:
-        """The steps in which outputs leave, in order."""
+        """Yields the steps in which outputs leave, in order."""
         first = self.activation_steps - self.done_steps % self.activation_steps
         yield from range(first, self.num_steps + 1, self.activation_steps)
         if self.num_steps and (self.num_steps + self.done_steps) % self.activation_steps:
             yield self.num_steps
 
     def steps_for_client(self, *, has_outputs: bool) -> Iterator[int]:
-        """The steps of which the client gets outputs or a checkpoint, in order."""
+        """Yields the steps of which the client gets outputs or a checkpoint, in order."""
         checkpoints: Iterable[int] = sorted(step - self.done_steps for step in self.checkpoint_steps)
         last = 0
         for step in heapq.merge(self.output_steps() if has_outputs else (), checkpoints):
@@ -107,21 +106,21 @@ class StepSchedule:
             last = step
 
     def last_output_step(self, step: int) -> int:
-        """The last step up to this one in which outputs leave; 0 if there is none."""
+        """Returns the last step up to this one in which outputs leave; 0: none."""
         return step if step == self.num_steps else step - step % self.activation_steps
 
     @property
     def num_output_steps(self) -> int:
-        """In how many steps outputs leave."""
+        """The number of steps in which outputs leave."""
         last = self.num_steps + self.done_steps
         in_all = -(-last // self.activation_steps) if self.num_steps else last // self.activation_steps
         return in_all - self.done_steps // self.activation_steps
 
 
 def is_for_coordinator_only(group: plan_pb2.Group) -> bool:
-    """Whether nobody but the coordinator gets the group: it travels only when outputs leave, and always as bytes.
+    """Whether the coordinator alone receives the group, which then travels only when outputs leave, and as bytes.
 
-    As bytes, because its sender may run ahead of the client: a reference to a buffer with one slot would not be safe.
+    A reference to a buffer with one slot would not be safe, as the sender may run ahead of the client.
     """
     if group.kind == plan_pb2.GROUP_KIND_OUTPUT:
         return True
@@ -134,43 +133,41 @@ def is_for_coordinator_only(group: plan_pb2.Group) -> bool:
 
 
 def is_received_by_wafers(group: plan_pb2.Group) -> bool:
-    """Whether the group comes down to the wafers from MemoryX or SwarmX."""
+    """Whether wafers receive the group, from MemoryX or SwarmX."""
     return group.kind == plan_pb2.GROUP_KIND_WEIGHTS or (
         group.kind == plan_pb2.GROUP_KIND_REDUCTION and group.to_wafers
     )
 
 
 def part_bytes(group: plan_pb2.Group) -> int:
-    """The bytes of a wafer's frame of a reduction group. A part of a GATHER has no padding: parts lie end to end."""
+    """Returns the bytes of a wafer's frame of a group. Parts of a GATHER have no padding, as they are joined."""
     if group.reduction == plan_pb2.REDUCTION_GATHER:
         return sum(tensor_bytes(member.type) for member in group.members)
     return group.nbytes
 
 
-# Batches of one worker that its wafer may not have taken yet: places in the worker's ring.
+# The slots of a worker's ring: the most batches that its wafer has not taken.
 BATCH_SLOTS = 4
 
-# Below this, in a step, waking other threads of a wafer costs more than they bring: a kernel takes microseconds.
+# With fewer operations in a step, other threads of a wafer gain less than waking them costs: kernels take microseconds.
 THREADED_FLOPS = 2_000_000_000
 
-# Weights groups of one shard that may be on their way to a wafer, sent and not yet taken: the depth of the prefetch.
+# The most weights groups of one shard that are sent and not yet taken by a wafer: the depth of the prefetch.
 WEIGHTS_WINDOW = 8
 # A wafer grants credit for several groups at once: a frame for each would cost more than it carries.
 WEIGHTS_CREDIT_BATCH = WEIGHTS_WINDOW // 2
-# As many may always be sent beyond those that the wafers have taken, whatever part of a batch of credit they still owe.
+# So many groups may be sent beyond those that the wafers have taken, even if credit for part of a batch is due.
 WEIGHTS_AHEAD = WEIGHTS_WINDOW - WEIGHTS_CREDIT_BATCH + 1
 
-# An empty frame of group CREDIT_GROUPS + k goes up from a wafer: of shard k's weights groups it has taken as many as
-# the frame's step says. SwarmX passes on the least of what its children say, and grants shard k the difference.
+# A wafer sends up an empty frame of group CREDIT_GROUPS + k, whose step is the number of shard k's weights groups that
+# it has taken. SwarmX forwards the least number of its children, and grants shard k the difference.
 CREDIT_GROUPS = 1 << 31
-
-# --- What an instruction of a plan makes, and what it reads -----------------------------------------------------------
 
 
 def makes_and_reads(
     instruction: plan_pb2.Instruction, groups: Mapping[int, plan_pb2.Group]
 ) -> tuple[list[int], list[int]]:
-    """The values that an instruction makes, and those that it reads."""
+    """Returns the values that an instruction makes, and the values that it reads."""
     match instruction.WhichOneof("kind"):
         case "receive":
             return [member.value for member in groups[instruction.receive.group].members], []

@@ -1,9 +1,9 @@
-"""The shape of the SwarmX tree of a job: who adds up what, on the way from the wafers to MemoryX."""
+"""The SwarmX tree of a job, between the wafers and MemoryX."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-FAN_IN = 4  # children of a SwarmX node at most, where there are nodes enough
+FAN_IN = 4  # the most children of a SwarmX node, where there are enough nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +18,7 @@ class SwarmXTreeNode:
 
 
 def tree_size(num_wafers: int) -> int:
-    """How many SwarmX nodes a tree over so many wafers has."""
+    """Returns the number of SwarmX nodes of a tree over so many wafers."""
     size = 0
     width = num_wafers
     while True:
@@ -29,7 +29,7 @@ def tree_size(num_wafers: int) -> int:
 
 
 def swarmx_tree(num_wafers: int, num_available: int) -> tuple[SwarmXTreeNode, ...]:
-    """The tree, root first: one node if that is enough, or if there are too few for a tree. num_available >= 1."""
+    """Returns the tree, root first: one node if one is enough, or if too few of at least 1 are available."""
     assert num_wafers >= 1
     assert num_available >= 1
     if num_available < tree_size(num_wafers):
@@ -62,7 +62,7 @@ def swarmx_tree(num_wafers: int, num_available: int) -> tuple[SwarmXTreeNode, ..
 
 
 def _even_parts(items: Sequence[int]) -> list[Sequence[int]]:
-    """In as few parts of at most FAN_IN as possible, of about equal length."""
+    """Divides items into as few parts of at most FAN_IN as possible, of about equal length."""
     count = -(-len(items) // FAN_IN)
     return [items[part * len(items) // count : (part + 1) * len(items) // count] for part in range(count)]
 

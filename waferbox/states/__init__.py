@@ -1,3 +1,3 @@
-"""The states of a job where they are kept: their memory, snapshots, recovery points, updates, and the service that
-reads and writes them.
+"""The states of a job in the process that keeps them: memory, snapshots, recovery points, updates, and the service
+that reads and writes them.
 """

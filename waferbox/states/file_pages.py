@@ -1,6 +1,6 @@
-"""Which pages of a mapped file are in memory: the calls that bring them there, write them to the disk and let them go.
+"""The pages of a mapped file: calls that read them into memory, write them to the disk and evict them.
 
-All of it is about speed and room. Whoever touches a page that is not there gets it from the disk.
+The calls matter for speed and room only: an access to a page that is not in memory reads it from the disk.
 """
 
 import ctypes
@@ -31,7 +31,7 @@ _SYNC_AND_WAIT: Final = _SYNC_FILE_RANGE_WAIT_BEFORE | _SYNC_FILE_RANGE_WRITE | 
 _LINUX: Final = tuple(int(number) for number in re.findall(r"\d+", os.uname().release)[:2])
 _READS_LARGE: Final = _LINUX >= (5, 18) and os.path.exists("/sys/kernel/mm/transparent_hugepage")
 
-# Called with the interpreter lock released, which the methods of mmap keep.
+# ctypes releases the interpreter lock during these calls; the methods of mmap hold it.
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
@@ -40,7 +40,7 @@ _libc.sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, 
 
 
 class FilePages:
-    """The pages of a shared memory that is a file and that this process made. Extents are widened to whole pages."""
+    """The pages of a shared memory that is a file of this process. Extents are widened to whole pages."""
 
     def __init__(self, memory: SharedMemory) -> None:
         assert memory.in_file
@@ -49,10 +49,10 @@ class FilePages:
         self._start = memory.tensor(torch.uint8, (1,), 0).data_ptr()
 
     def expect_calls(self, block_bytes: int) -> None:
-        """From now on pages come by these calls, for blocks of this size: who touches one gets no others with it.
+        """Turns the kernel's own read-ahead off: from now on `read` brings the pages of blocks of this size.
 
-        Otherwise the kernel reads what lies around it, on some machines megabytes. Where blocks are large enough, it is
-        asked for large pages, which cost it a fifth of the time.
+        Otherwise the kernel reads the surroundings of a touched page too, on some machines megabytes. Where blocks are
+        large enough, large pages are used, which take the kernel a fifth of the time.
         """
         self._advise(0, self._memory.nbytes, mmap.MADV_RANDOM)
         self._large = _READS_LARGE and block_bytes % LARGE_PAGE_BYTES == 0
@@ -60,32 +60,33 @@ class FilePages:
             self._advise(0, self._memory.nbytes, _MADV_HUGEPAGE)
 
     def expect_touches(self) -> None:
-        """The end of that."""
+        """Ends `expect_calls`."""
         self._advise(0, self._memory.nbytes, mmap.MADV_NORMAL)
         if self._large:
             self._advise(0, self._memory.nbytes, _MADV_NOHUGEPAGE)
         self._large = False
 
     def read_ahead(self, offset: int, nbytes: int) -> None:
-        """Begins to read pages from the disk; has no effect on large ones, which are read one by one anyway."""
+        """Begins to read pages from the disk; has no effect on large pages, which are read one by one anyway."""
         if not self._large:
             os.posix_fadvise(self._memory.fileno(), offset, nbytes, os.POSIX_FADV_WILLNEED)
 
     def read(self, offset: int, nbytes: int, *, for_writing: bool) -> None:
-        """Waits until pages are there and mapped. OSError where the disk does not give them."""
+        """Waits until pages are in memory and mapped. Raises OSError: the disk fails."""
         advice = _MADV_POPULATE_WRITE if for_writing else _MADV_POPULATE_READ
         error = self._advise(offset, nbytes, advice)
-        if error not in (0, errno.EINVAL):  # a kernel before 5.14 does not know it: then pages come as they are touched
+        # EINVAL: Linux before 5.14 has no such advice, and reads pages when they are touched.
+        if error not in (0, errno.EINVAL):
             raise OSError(error, f"the file of the states cannot be read: {os.strerror(error)}")
 
     def start_writing(self, offset: int, nbytes: int) -> None:
-        """Begins to write what was changed to the disk."""
+        """Begins to write changed pages to the disk."""
         self._write(offset, nbytes, _SYNC_FILE_RANGE_WRITE)
 
     def evict(self, offset: int, nbytes: int) -> bool:
-        """Writes pages, waits for that, and takes them out of memory; whether none is left there.
+        """Writes pages to the disk and evicts them from memory. Returns whether none is left in memory.
 
-        Those stay that another process has mapped.
+        Pages that another process has mapped stay.
         """
         self._write(offset, nbytes, _SYNC_AND_WAIT)
         self._advise(offset, nbytes, mmap.MADV_DONTNEED)  # of a shared mapping: nothing is lost
@@ -94,7 +95,7 @@ class FilePages:
         return not self.resident_bytes(offset, nbytes)
 
     def resident_bytes(self, offset: int, nbytes: int) -> int:
-        """How much of it is in memory."""
+        """Returns how much of an extent is in memory."""
         first, length = _whole_pages(offset, nbytes)
         found = torch.empty(-(-length // PAGE_BYTES), dtype=torch.uint8)
         if _libc.mincore(self._start + first, length, found.data_ptr()):
@@ -110,14 +111,14 @@ class FilePages:
 
 
 class PassingFile:
-    """A file that is written from one end to the other, and of which little is in memory for that."""
+    """A file that is written once, from its start to its end, with few of its pages in memory meanwhile."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._last: tuple[int, int] | None = None  # whole pages, on their way to the disk
 
     def written(self, offset: int, nbytes: int) -> None:
-        """Begins to write what the file was given to the disk, and lets that go which was begun before."""
+        """Begins to write an extent to the disk, and evicts the one before."""
         whole = _whole_pages(offset, nbytes)
         _sync_range(self._descriptor, *whole, _SYNC_FILE_RANGE_WRITE)
         if self._last is not None:
@@ -127,7 +128,7 @@ class PassingFile:
 
 
 def discard_pages(memory: SharedMemory, offset: int, nbytes: int) -> None:
-    """Give back what whole pages within an extent take, in memory and on the disk; they are zero then."""
+    """Frees the memory and the disk space of the whole pages within an extent; their bytes are zero then."""
     first = -(-offset // PAGE_BYTES) * PAGE_BYTES
     length = (offset + nbytes) // PAGE_BYTES * PAGE_BYTES - first
     if length > 0 and _libc.fallocate(memory.fileno(), _PUNCH_HOLE_AND_KEEP_SIZE, first, length):

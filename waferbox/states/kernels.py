@@ -1,4 +1,4 @@
-"""Kernels that update states, bound to the buffers that their results go to."""
+"""Kernels that update states, bound to the buffers of their results."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -25,10 +25,10 @@ Buffers = Sequence[torch.Tensor | None]  # one for each result
 
 
 class StateKernel:
-    """One kernel of a plan. Built once; bound for each Run."""
+    """One kernel of a plan. Built once; bound for each Run. Used by the thread of the steps."""
 
     def __init__(self, module: ModuleOp, generated: GeneratedKernel | None, states: SharedMemory) -> None:
-        """states: the shared memory that the states lie in."""
+        """states: the shared memory of the states."""
         self._generated = generated
         self._elementwise = None if generated is not None else ElementwiseKernel.build(module)
         self._general = Kernel(module) if generated is None and self._elementwise is None else None
@@ -41,7 +41,7 @@ class StateKernel:
         return self._general is not None
 
     def may_be_parted(self, states: Buffers, places: Buffers) -> bool:
-        """Whether it can be done part by part, each over some of the elements: all results of many have their place."""
+        """Whether it can run in parts, each over some of the elements: every result that is no scalar has a buffer."""
         return self._generated is not None and all(
             state is not None or place is not None or not result.shape
             for state, place, result in zip(states, places, self._generated.outputs, strict=True)
@@ -50,15 +50,15 @@ class StateKernel:
     def bind(
         self, states: Buffers, places: Buffers, passing: Sequence[int] = (), part: tuple[int, int] = (0, 1)
     ) -> Call:
-        """A call that leaves result i in the state buffer states[i], or else, where there is one, in places[i].
+        """Returns a call that writes result i to the state buffer states[i], or else to places[i] if there is one.
 
         Args:
-            passing: inputs that it keeps no reference to, since they are others in each call.
-            part: number and count of the parts that it is done in, if it may be parted.
+            passing: inputs that differ from call to call, so that the call keeps no reference to them.
+            part: number and count of the parts that the kernel runs in, if it may be parted.
         """
         if self._general is not None:
             return self._bind_general(self._general, states, places)
-        # Straight into the buffers: such a kernel reads an element for the last time before it writes it.
+        # No copy is needed: such a kernel reads an element for the last time before it writes it.
         bound: Callable[[Sequence[torch.Tensor]], None]
         if self._generated is not None:
             buffers = _buffers(states, places, self._generated.outputs)
@@ -75,14 +75,14 @@ class StateKernel:
         return call
 
     def _bind_general(self, kernel: Kernel, states: Buffers, places: Buffers) -> Call:
-        """Into buffers of the kernel's own, and only then over the states, any of which it may have read last."""
+        """Binds a kernel that may read a state at its end: results are copied to the states after it has run."""
         commits = [(i, state) for i, state in enumerate(states) if state is not None]
         begin, end = self._begin, self._end
 
         def call(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
             results = kernel(inputs, places)
             for i, result in enumerate(results):
-                # A view of a state would change with it, now or at a later commit.
+                # A view of a state would change with the state, now or at a later commit.
                 if begin <= result.data_ptr() < end and places[i] is None:
                     results[i] = result.clone()
             for i, state in commits:
@@ -94,7 +94,7 @@ class StateKernel:
 
 
 class StateKernels:
-    """Makes the kernels of plans, and keeps what it needs for those of the last one, which may be loaded again."""
+    """The kernels of the plan that was loaded last, which is often loaded again. Used by one thread at a time."""
 
     def __init__(self) -> None:
         self._texts: dict[int, str] = {}
@@ -102,10 +102,12 @@ class StateKernels:
         self._generated: dict[int, GeneratedKernel] = {}
 
     def make(self, texts: Mapping[int, str], states: SharedMemory, folder: Path) -> dict[int, StateKernel]:
-        """The kernels of a plan, from their text, under the same numbers.
+        """Returns the kernels of a plan by number, made from their texts.
 
-        What LAIR can express is generated and compiled, or found in the folder; torch's calls do the rest.
-        Raises CirhError for text that is not valid.
+        Kernels that LAIR can express are generated and compiled, or found in the folder; the others call torch.
+
+        Raises:
+            CirhError: a text is not valid.
         """
         if texts != self._texts:
             modules = {}
@@ -119,13 +121,13 @@ class StateKernels:
 
 
 def _generate(modules: Mapping[int, ModuleOp], folder: Path) -> dict[int, GeneratedKernel]:
-    """The kernels that can be generated: kept in the folder, or else for this once."""
+    """Returns the kernels that can be generated. They are stored in the folder if it can be written."""
     reason: NotBuilt | str
     try:
         return generate(modules, folder)
     except NotWritable as error:
         reason = why_not_kept(folder, error.nbytes, str(error))
-        # A library stays mapped when its file is gone.
+        # A library stays mapped after its file is removed.
         with suppress(OSError, NotBuilt), TemporaryDirectory(prefix="waferbox-") as elsewhere:
             generated = generate(modules, Path(elsewhere))
             advise("kernels", f"Updates are compiled anew for each execution, as they cannot be kept in {reason}")

@@ -1,17 +1,15 @@
-"""Where states, and the weights groups of a plan, lie in the memory or file that they are in."""
+"""The layout of states, and of the weights groups of a plan, in the shared memory or the file that has them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from waferbox.links.elements import aligned, tensor_bytes
 from wsc.v1 import plan_pb2
 
-# --- Where a state lies in the memory or the file that it is in, and what it is ---------------------------------------
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateExtent:
-    """One state's place in a piece of memory, or in a file."""
+    """The type of a state and its position in a piece of memory, or in a file."""
 
     offset: int
     element_type: "plan_pb2.ElementType.ValueType"
@@ -31,36 +29,53 @@ class StateExtent:
         return self.element_type == tensor_type.element_type and self.shape == tuple(tensor_type.shape)
 
     def is_like(self, other: "StateExtent") -> bool:
-        """Whether a state of the same type lies at the other place."""
+        """Whether the other extent has a state of the same type."""
         return self.element_type == other.element_type and self.shape == other.shape
 
     def moved_to(self, offset: int) -> "StateExtent":
-        """The same state at another place."""
+        """Returns the extent of the same state at another offset."""
         return replace(self, offset=offset)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Where the states of a job, and the weights groups of a plan, lie in the shared memory that the wafers map
-#
-# A weights group is sent in place, so its members lie together, in the order and at the offsets of the plan. A state
-# that
-# belongs to several groups lies in the first; the later ones are either found to lie there as well, or have a copy.
+# --- Layouts ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateRequirements:
+    """The states that a plan keeps in one process, and the order in which a step uses them.
+
+    Attributes:
+        slots: the states: value, name, type.
+        weights_groups: the groups that are sent in place, in the order in which they are sent. The members of such a
+            group that are states lie together, in the order and at the offsets of the group.
+        write_order: names of states. Those that a step writes first come first; states without a place in it follow.
+    """
+
+    slots: Sequence[plan_pb2.StateSlot]
+    weights_groups: Sequence[plan_pb2.Group] = ()
+    write_order: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
+    """The extents of states in one shared memory, which the wafers map."""
+
     places: Mapping[str, StateExtent]
     group_bases: Mapping[int, int]  # weights group -> where its buffer begins
     nbytes: int
 
 
-def lay_out(plan: plan_pb2.MemoryXPlan, kept: Mapping[str, StateExtent]) -> Layout:
-    """A new layout for the plan's states; the kept ones that the plan does not name lie behind them."""
-    names = {slot.value: slot for slot in plan.states}
+def lay_out(required: StateRequirements, kept: Mapping[str, StateExtent]) -> Layout:
+    """Returns a new layout for the required states, with the other kept ones behind them.
+
+    A state that belongs to several groups lies in the first. A later group is either found to lie there as a whole, or
+    has no base, and its members are copied when it is sent.
+    """
+    names = {slot.value: slot for slot in required.slots}
     places: dict[str, StateExtent] = {}
     bases: dict[int, int] = {}
     end = 0
-    for group in weights_groups(plan):
+    for group in required.weights_groups:
         base = _base_in(group, names, places)
         if base is None:
             base = end
@@ -70,7 +85,7 @@ def lay_out(plan: plan_pb2.MemoryXPlan, kept: Mapping[str, StateExtent]) -> Layo
                     places[slot.name] = StateExtent.at(base + member.offset, slot.type)
         end = max(end, aligned(base + group.nbytes))
         bases[group.id] = base
-    rest: list[tuple[str, plan_pb2.TensorType]] = [(slot.name, slot.type) for slot in plan.states]
+    rest: list[tuple[str, plan_pb2.TensorType]] = [(slot.name, slot.type) for slot in required.slots]
     named = {name for name, _ in rest}
     rest += [(name, _type_of(place)) for name, place in kept.items() if name not in named]
     for name, tensor_type in rest:
@@ -80,41 +95,20 @@ def lay_out(plan: plan_pb2.MemoryXPlan, kept: Mapping[str, StateExtent]) -> Layo
     return Layout(places=places, group_bases=bases, nbytes=max(end, 1))
 
 
-def fit(plan: plan_pb2.MemoryXPlan, layout: Layout) -> Layout | None:
-    """The layout with the plan's groups in it, if its states lie there already as the plan wants them; else None."""
-    names = {slot.value: slot for slot in plan.states}
-    for slot in plan.states:
+def fit(required: StateRequirements, layout: Layout) -> Layout | None:
+    """Returns the layout with the required groups, if it has all required states as they have to lie; else None."""
+    names = {slot.value: slot for slot in required.slots}
+    for slot in required.slots:
         place = layout.places.get(slot.name)
         if place is None or not place.holds(slot.type):
             return None
     bases: dict[int, int] = {}
-    for group in weights_groups(plan):
+    for group in required.weights_groups:
         base = _base_in(group, names, layout.places)
         if base is None or base + group.nbytes > layout.nbytes:
             return None
         bases[group.id] = base
     return Layout(places=layout.places, group_bases=bases, nbytes=layout.nbytes)
-
-
-def weights_groups(plan: plan_pb2.MemoryXPlan) -> Iterable[plan_pb2.Group]:
-    """The weights groups with at least one state, in the order in which they are sent: what the layout is made for."""
-    states = {slot.value for slot in plan.states}
-    groups = {group.id: group for group in plan.groups if group.kind == plan_pb2.GROUP_KIND_WEIGHTS}
-    for instruction in plan.instructions:
-        if instruction.WhichOneof("kind") == "send":
-            group = groups.pop(instruction.send.group, None)
-            if group is not None and any(member.value in states for member in group.members):
-                yield group
-
-
-def states_in_order(plan: plan_pb2.MemoryXPlan) -> list[str]:
-    """The plan's states in the order in which a step writes them first; behind them those that it does not write."""
-    names = {slot.value: slot.name for slot in plan.states}
-    written: dict[str, None] = {}
-    for instruction in plan.instructions:
-        states = [instruction.commit.state, *instruction.run.commits]
-        written |= dict.fromkeys(names[state] for state in states if state)
-    return list(written | dict.fromkeys(names.values()))
 
 
 def _base_in(

@@ -1,4 +1,4 @@
-"""Which parts of the states are in memory while steps run, where not all may be: those that the schedule uses next."""
+"""Paging of the states while steps run, where a memory limit is less than the states: it follows the schedule."""
 
 import itertools
 import threading
@@ -13,10 +13,9 @@ from waferbox.host.threads import GuardedThread
 from waferbox.links.hub import Stopped
 from waferbox.states.file_pages import PAGE_BYTES, FilePages
 
-# --- What the instructions of a step touch of the file with the states, in order, and in blocks of it -----------------
+# --- Accesses of a step -----------------------------------------------------------------------------------------------
 
-
-# A budget is so many blocks: few enough to choose among, enough that it matters little where states begin and end.
+# A budget is so many blocks: few enough to choose among, and enough that partly used blocks matter little.
 BLOCKS: Final = 32
 MAX_BLOCK_BYTES: Final = 16 << 20
 
@@ -25,11 +24,17 @@ Extent = tuple[int, int]  # offset and length in bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """What is touched at one point of the step."""
+    """The extents of the states' file that one instruction of a step touches.
+
+    Attributes:
+        read: extents that the instruction reads.
+        written: extents that it writes.
+        lent: whether wafers read the extents after the instruction.
+    """
 
     read: tuple[Extent, ...] = ()
     written: tuple[Extent, ...] = ()
-    lent: bool = False  # others read it after that
+    lent: bool = False
 
     @property
     def extents(self) -> tuple[Extent, ...]:
@@ -40,7 +45,7 @@ class Blocks:
     """The accesses of a step in blocks, for a budget of memory."""
 
     def __init__(self, accesses: Sequence[Access], nbytes: int, budget_bytes: int) -> None:
-        """nbytes: of the file."""
+        """nbytes: the size of the file."""
         self.block_bytes = _block_bytes(budget_bytes)
         self.budget = budget_bytes // self.block_bytes
         self.nbytes = nbytes
@@ -53,16 +58,16 @@ class Blocks:
                 self._uses.setdefault(block, []).append(number)
 
     def __len__(self) -> int:
-        """How many accesses a step has."""
+        """The number of accesses of a step."""
         return len(self.touched)
 
     @property
     def needed(self) -> int:
-        """Blocks that one access touches, at most."""
+        """The most blocks that one access touches."""
         return max(map(len, self.touched), default=0)
 
     def of(self, extents: Sequence[Extent]) -> tuple[int, ...]:
-        """The blocks of extents, each once."""
+        """Returns the blocks of extents, each once."""
         size = self.block_bytes
         found: dict[int, None] = {}
         for offset, nbytes in extents:
@@ -74,7 +79,7 @@ class Blocks:
         return offset, min(self.block_bytes, self.nbytes - offset)
 
     def next_use(self, block: int, now: int) -> int:
-        """The first access from access `now` on, counted over all steps, that touches the block."""
+        """Returns the first access from access `now` on, counted over all steps, that touches the block."""
         steps, position = divmod(now, len(self.touched))
         uses = self._uses[block]
         following = bisect_left(uses, position)
@@ -84,7 +89,7 @@ class Blocks:
 
 
 def least_budget(accesses: Sequence[Access], nbytes: int) -> int:
-    """The least memory with which each access has what it touches there at once."""
+    """Returns the least budget, in bytes, in which all blocks of each access have room together."""
     budget = 0
     while True:
         blocks = Blocks(accesses, nbytes, budget)
@@ -99,61 +104,60 @@ def _block_bytes(budget_bytes: int) -> int:
     return min(MAX_BLOCK_BYTES, PAGE_BYTES << (pages.bit_length() - 1))
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Which parts of the states are in memory while steps run, where not all may be: those that the schedule uses next
-#
-# A step is the same accesses in the same order, again and again. So it is known of each block of the file when it will
-# be used next: a thread reads blocks ahead in that order and, when there is no more room, lets those go whose next
-# use is
-# farthest away, having begun to write them some blocks before.
-#
-# The pager decides about speed and room alone. Whoever touches a block that is not there gets it from the disk.
-
+# --- The pager --------------------------------------------------------------------------------------------------------
 
 READING: Final = 4  # blocks that are being read
 WRITING: Final = 4  # blocks that are being written, to make room
-RECHECKED_BLOCKS: Final = 4  # blocks that are looked at again for each that goes
+RECHECKED_BLOCKS: Final = 4  # blocks whose eviction is tried again for each evicted block
 
 
 class Pager:
-    """Keeps the pages of one file within a budget while an execution runs."""
+    """Keeps the pages of one file within a budget while an execution runs.
+
+    Every step has the same accesses in the same order, so the next use of each block is known. A thread reads blocks
+    ahead in this order. When the budget is used up, it evicts the blocks whose next use is farthest away, and begins to
+    write each of them some blocks before. Only speed and memory depend on it: a block that is not in memory is read
+    from the disk when it is touched.
+    """
 
     def __init__(self, pages: FilePages, blocks: Blocks, taken: Callable[[], int]) -> None:
         """
-        blocks: of the file, for the budget, which no access exceeds.
-        taken: how many of the lent accesses the borrowers have begun to read.
+        Args:
+            pages: the pages of the file.
+            blocks: the accesses, none of which exceeds the budget.
+            taken: returns the number of lent accesses that the wafers have begun to read.
         """
         assert blocks.needed <= blocks.budget
         self._pages = pages
         self._blocks = blocks
         self._taken = taken
         self._resident: dict[int, bool] = {}  # block -> whether it is mapped to be written
-        self._writing: deque[int] = deque()  # on their way out; they take room still
-        self._coming: deque[tuple[int, int | None]] = deque()  # access, block for it; None: that was all
+        self._writing: deque[int] = deque()  # blocks that are evicted next, and take room until then
+        self._coming: deque[tuple[int, int | None]] = deque()  # access, block for it; None: the access has all blocks
         self._changed = threading.Condition()
-        self._now = -1  # the access that is going on, counted over all steps
-        self._ready = 0  # accesses whose blocks are there
+        self._now = -1  # the current access, counted over all steps
+        self._ready = 0  # accesses whose blocks are in memory
         self._borrowed_blocks: deque[tuple[int, tuple[int, ...]]] = deque()
         self._num_lent = 0
-        self._maybe_resident: dict[int, None] = {}  # not counted, but perhaps in memory: others had them mapped
+        self._maybe_resident: dict[int, None] = {}  # evicted blocks that another process had mapped
         self._closed = False
         self._failure: Exception | None = None
         self._thread: GuardedThread | None = None
-        # What the thread has done, and how long it took until pages were there, or were written and gone.
+        # The work of the thread, and its waits until blocks were read, or written and evicted.
         self.read_bytes = 0
         self.read_seconds = 0.0
         self.evicted_bytes = 0
         self.eviction_seconds = 0.0
 
     def start(self, num_steps: int) -> None:
-        """Begin to read ahead. To be called once."""
+        """Begins to read ahead. Called once."""
         self._pages.evict(0, self._blocks.nbytes)
         self._pages.expect_calls(self._blocks.block_bytes)
         self._thread = GuardedThread(lambda: self._run(num_steps), name="pager", on_defect=self._failed)
         self._thread.start()
 
     def begin(self, step: int, number: int) -> None:
-        """Wait until what an access touches is there. Stopped once the pager is closed; OSError if the disk fails."""
+        """Waits for the blocks of an access. Raises Stopped, once interrupted; OSError: the disk fails."""
         with self._changed:
             self._now = now = (step - 1) * len(self._blocks) + number
             if self._blocks.lent[number]:
@@ -167,19 +171,19 @@ class Pager:
                 raise Stopped
 
     def touched(self, extent: Extent) -> None:
-        """Somebody else has read there: what is not wanted in memory goes. From any thread."""
+        """Evicts the blocks of an extent that a client has read, unless steps need them. From any thread."""
         for block in self._blocks.of([extent]):
             if block not in self._resident:
                 self._pages.evict(*self._blocks.extent(block))
 
     def interrupt(self) -> None:
-        """Make begin raise Stopped. From any thread."""
+        """Makes `begin` raise Stopped. From any thread."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def close(self) -> None:
-        """End the thread, and let all pages go."""
+        """Ends the thread, and evicts all pages."""
         self.interrupt()
         if self._thread is not None:
             self._thread.join()
@@ -191,7 +195,7 @@ class Pager:
             self._failure = error
             self._changed.notify_all()
 
-    # -- in the thread
+    # --- In the thread ------------------------------------------------------------------------------------------------
 
     def _run(self, num_steps: int) -> None:
         for number in range(num_steps * len(self._blocks)):
@@ -209,7 +213,7 @@ class Pager:
             self._coming.append((number, None))
             while len(self._coming) > READING or (self._coming and self._coming[0][1] is None):
                 self._arrive()
-            # Further ahead there is nothing to be read: where all blocks have room, this would run away.
+            # More than one step ahead there is nothing to read: where all blocks have room, the loop would not wait.
             if not self._wait_beyond(number - len(self._blocks)):
                 return
         while self._coming:
@@ -219,7 +223,7 @@ class Pager:
         return block in self._blocks.written[number % len(self._blocks)]
 
     def _arrive(self) -> None:
-        """Wait for what was begun first, and say so when it was the last of an access."""
+        """Waits for the block whose reading was begun first, and counts an access that has all of its blocks."""
         number, block = self._coming.popleft()
         if block is None:
             with self._changed:
@@ -233,18 +237,18 @@ class Pager:
         self.read_seconds += time.perf_counter() - begin
 
     def _wait_beyond(self, number: int) -> bool:
-        """Wait until the steps are beyond an access; whether to go on."""
+        """Waits until the steps are beyond an access. Returns whether the pager is still open."""
         while self._coming and self._now <= number:
-            self._arrive()  # the steps may wait for just this
+            self._arrive()  # the steps may wait for this block
         with self._changed:
             self._changed.wait_for(lambda: self._now > number or self._closed)
             return not self._closed
 
     def _make_room(self, block: int, number: int) -> int | None:
-        """Find a place for a block that an access touches. If there is none, the access that the steps were at."""
+        """Makes room for a block of an access. Returns None, or the current access of the steps if there is no room."""
         if block in self._resident:
             if block in self._writing:
-                self._writing.remove(block)  # it stays after all
+                self._writing.remove(block)  # the block is needed again, and is not evicted
             return None
         while len(self._resident) >= self._blocks.budget:
             while len(self._writing) < WRITING:
@@ -260,12 +264,12 @@ class Pager:
         return None
 
     def _victim(self, number: int) -> tuple[int | None, int]:
-        """The block whose next use is farthest away, if that is after access `number`; and the access that is now."""
+        """Returns the block whose next use is farthest away, if it is after access `number`, and the current access."""
         with self._changed:
             now = max(self._now, 0)
             lent = self._blocks_lent()
         candidates = self._resident.keys() - self._writing
-        # What the borrowers still read goes only where the steps could not go on otherwise.
+        # Blocks that wafers may still read are evicted only where the steps would wait for ever otherwise.
         for choice in (candidates - lent, candidates & lent if now == number else ()):
             victim = max(choice, key=lambda block: self._blocks.next_use(block, now), default=None)
             if victim is not None and self._blocks.next_use(victim, now) > number:
@@ -273,7 +277,7 @@ class Pager:
         return None, now
 
     def _blocks_lent(self) -> set[int]:
-        """What the borrowers may still read. With the lock."""
+        """Returns the blocks that wafers may still read. Called with the lock."""
         while self._borrowed_blocks and self._borrowed_blocks[0][0] < self._taken():
             self._borrowed_blocks.popleft()
         return {block for _, blocks in self._borrowed_blocks for block in blocks}

@@ -1,6 +1,4 @@
-"""Copies of recovery points with other members of the job, and their files on the way: a host and its disk may be
-lost.
-"""
+"""Copies of point shares on other hosts, and their transfer: a host may be lost with its disk."""
 
 import logging
 import os
@@ -23,18 +21,17 @@ from waferbox.states.point_file import DamagedPoint, PartialFile, PointFile, cop
 from waferbox.states.point_folders import copy_folder, find_point, make_member_folder, remove_copies
 from wsc.v1 import node_pb2, node_pb2_grpc
 
-# --- The file of a recovery point on its way to another member of the job ---------------------------------------------
-
+# --- The transfer of a file -------------------------------------------------------------------------------------------
 
 PART_BYTES: Final = 1 << 20
 
 
 class NotFetched(RuntimeError):
-    """The other member does not have the file, or does not give it."""
+    """Raised when the other member has no such file, or the transfer fails."""
 
 
 def parts_of(path: Path) -> Iterator[node_pb2.RecoveryPointPart]:
-    """The bytes of a file, from its start. Raises OSError."""
+    """Yields the bytes of a file, from its start. Raises OSError."""
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb", buffering=0) as file:
         nbytes = os.fstat(file.fileno()).st_size
         while content := file.read(PART_BYTES):
@@ -52,19 +49,22 @@ def fetch(
     cancellation: CancellationToken,
     timeout: float | None,
 ) -> PartialFile:
-    """Get a file from the member that listens at an address, and check it; the caller completes or discards it.
+    """Fetches a file from the member at an address, and checks it; the caller completes or discards it.
 
     Args:
-        token: what is shown there.
-        path: the name that the file gets.
-        rooms: how many files of its size the disk must have room for.
-        stays_in_memory: as of PartialFile.
-        timeout: seconds for all of it.
+        address: the host:port of the member.
+        token: the token of this member.
+        request: names the file.
+        path: the path that the file gets when it is completed.
+        rooms: the number of such files that the disk must have room for.
+        stays_in_memory: as for PartialFile.
+        cancellation: ends the transfer.
+        timeout: seconds for the transfer; None: no limit.
 
     Raises:
-        NotFetched: the member has no such file, is gone or too slow, or it is cancelled.
-        DamagedPoint: what came is not the recovery point that was asked for.
-        OSError: it cannot be written here.
+        NotFetched: the member has no such file, has died or is too slow, or the transfer was cancelled.
+        DamagedPoint: the file is not the recovery point of the request.
+        OSError: the file cannot be written.
     """
     file: PartialFile | None = None
     done = nbytes = 0
@@ -98,7 +98,7 @@ def fetch(
 
 
 def owner_name(job: str, member: str) -> str:
-    """JobScope states a file says that it holds."""
+    """Returns the owner that the file of a point names."""
     return f"{member} of {job}"
 
 
@@ -106,11 +106,9 @@ def _cancel(call: grpc.Call) -> None:
     call.cancel()  # type: ignore[no-untyped-call]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Copies of the recovery points of other members, and of this member's with others: a host and its disk may be lost
+# --- The copies of a job ----------------------------------------------------------------------------------------------
 
-
-# As much again stays free, for the member's own points.
+# Room for as much again stays free, for the member's own points.
 COPY_ROOMS: Final = 2
 SLOWEST_BYTES_PER_SECOND: Final = 10e6
 
@@ -118,7 +116,10 @@ logger = logging.getLogger(__name__)
 
 
 class PointCopies:
-    """Of one member of one job; a thread makes those of others' files. Commands come from one thread."""
+    """The copies that one member of a job has of the points of others, and the way to copies of its own.
+
+    Commands come from one thread; another one makes the copies.
+    """
 
     def __init__(
         self,
@@ -131,8 +132,13 @@ class PointCopies:
         stays_in_memory: bool,
     ) -> None:
         """
-        root: finds the folder with those of all jobs. announce: tells the coordinator that a copy is complete.
-        on_defect(error): what the thread has ended by. stays_in_memory: as of PartialFile.
+        Args:
+            root: returns the folder with the recovery points of all jobs.
+            job: the name of the job.
+            member: the name of this member.
+            announce: reports a copy, or that there is none, to the coordinator.
+            on_defect: called with the exception that has ended the thread.
+            stays_in_memory: as for PartialFile.
         """
         self._root = root
         self._job = job
@@ -143,30 +149,30 @@ class PointCopies:
         self._sources: Sequence[str] = ()
         self._cancellation = CancellationToken()
         self._lock = threading.Lock()
-        self._dropped = 0  # copies with smaller numbers are not wanted
+        self._dropped = 0  # copies with smaller numbers are dropped
         self._closed = False
-        self._copying = (0, CancellationToken())  # the number of what is being copied
+        self._copying = (0, CancellationToken())  # the number of the point that is being copied
         self._advised = False
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: GuardedThread | None = None
 
     def find(self, member: str, number: int) -> Path:
-        """The file of a point: of this member, or a copy. Raises FileNotFoundError; ValueError for an odd name."""
+        """Returns the file of a point, or of a copy. Raises FileNotFoundError; ValueError: an odd name."""
         return find_point(self._root(), self._job, member, number)
 
-    # -- what this member has lost
+    # --- Points of this member ----------------------------------------------------------------------------------------
 
     def expect_loss(self, sources: Sequence[str], cancellation: CancellationToken) -> None:
-        """What the next load does not find here may lie with those who listen at these addresses."""
+        """Sets the addresses of members that may have copies of points which the next load does not find here."""
         self._sources, self._cancellation = sources, cancellation
 
     def fetch(self, path: Path) -> bool:
-        """Get this member's own file of a point from who has a copy; False if nobody has. Raises OSError."""
+        """Fetches a point of this member from a holder of a copy. Returns whether there is one. Raises OSError."""
         begin = time.monotonic()
         make_member_folder(path.parent)
         for address in self._sources:
             try:
-                # The Load that it is for has a deadline.
+                # No timeout: the Load that needs the point has a deadline.
                 file = self._fetch(address, self._member, path, 1, None, self._cancellation)
             except (NotFetched, DamagedPoint) as error:
                 _log(error)
@@ -176,17 +182,17 @@ class PointCopies:
             return True
         return False
 
-    # -- what others may lose
+    # --- Points of others ---------------------------------------------------------------------------------------------
 
     def copy(self, request: node_pb2.CopyRecoveryPoint) -> None:
-        """Make a copy, and announce it or that there is none."""
+        """Begins to make a copy, and later announces it, or that there is none."""
         if self._thread is None:
             self._thread = GuardedThread(self._run, name="recovery-copies", on_defect=self._on_defect)
             self._thread.start()
         self._work.put(lambda: self._copy(request))
 
     def drop(self, before: int) -> None:
-        """Remove the copies with smaller numbers; those of a process that was here before, too."""
+        """Removes the copies with smaller numbers, including those of an earlier process."""
         folder = self._root() / self._job
         with self._lock:
             self._dropped = max(self._dropped, before)
@@ -199,7 +205,7 @@ class PointCopies:
             self._work.put(lambda: remove_copies(folder, before))
 
     def close(self) -> None:
-        """Give up what is not complete, and end the thread. The files stay."""
+        """Gives up an incomplete copy, and ends the thread. The files stay."""
         with self._lock:
             self._closed = True
             self._copying[1].cancel()
@@ -207,7 +213,7 @@ class PointCopies:
             self._work.put(None)
             self._thread.join()
 
-    # -- in the thread that copies
+    # --- In the thread that copies ------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         for work in iter(self._work.get, None):
@@ -225,7 +231,7 @@ class PointCopies:
                 self._make(request, path, cancellation)
                 copied.nbytes, copied.given_up = path.stat().st_size, False
         except FileNotFoundError:
-            pass  # dropped by another member with this folder
+            pass  # Another member with this folder has dropped it.
         except OSError as error:
             self._advise(request, path, error)
         except (NotFetched, DamagedPoint) as error:
@@ -259,13 +265,13 @@ class PointCopies:
         )
 
     def _advise(self, request: node_pb2.CopyRecoveryPoint, path: Path, error: OSError) -> None:
-        told, self._advised = self._advised, True
-        if not told:
+        was_advised, self._advised = self._advised, True
+        if not was_advised:
             why = why_not_kept(path.parent, COPY_ROOMS * request.nbytes, error.strerror, settings.RECOVERY_DIR.name)
             lost = f"If the host of {request.member} is lost with its disk, the job may end"
             advise("recovery-copy", f"{lost}: no copy of its recovery point in {why}")
 
 
 def _log(error: Exception) -> None:
-    """Damage is worth a warning; that somebody has no file, or is gone, is not."""
+    """Logs damage as a warning, and the absence of a file or a member as information."""
     logger.log(logging.WARNING if isinstance(error, DamagedPoint) else logging.INFO, "%s", error)

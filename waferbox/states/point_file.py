@@ -17,24 +17,25 @@ from waferbox.states.file_pages import PassingFile
 from waferbox.states.layout import StateExtent
 from wsc.v1 import plan_pb2
 
-# --- A file that has another name until it is complete ----------------------------------------------------------------
-
+# --- Partial files ----------------------------------------------------------------------------------------------------
 
 PARTIAL: Final = ".partial"
 
 
 def partial_path(path: Path) -> Path:
-    """A name that nobody else gives, for what is to become this file."""
+    """Returns a unique name for a file that is to get this path when it is complete."""
     return path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")
 
 
 class PartialFile:
-    """For its user alone. Not thread-safe."""
+    """A file, readable by its user alone, that has another name until it is complete. Used by one thread."""
 
     def __init__(self, path: Path, room_bytes: int, *, stays_in_memory: bool) -> None:
         """
-        path: the name that it gets. room_bytes: that the disk must have.
-        stays_in_memory: whether the system may keep what was written in memory for a while, as it does with any file.
+        Args:
+            path: the path of the complete file.
+            room_bytes: the free space that the disk must have.
+            stays_in_memory: whether the kernel may keep written pages in memory, as it does with any file.
 
         Raises:
             OSError: the folder cannot be written, or its disk has no room (ENOSPC).
@@ -60,12 +61,12 @@ class PartialFile:
             self._pages.written(offset, len(view))
 
     def complete(self) -> None:
-        """It gets its name."""
+        """Gives the file its name."""
         os.replace(self.partial, self.path)
         self._close()
 
     def discard(self) -> None:
-        """Give the file up; has no effect on one that is complete."""
+        """Removes the file unless it is complete."""
         if self._descriptor >= 0:
             self._close()
             with contextlib.suppress(OSError):
@@ -76,36 +77,35 @@ class PartialFile:
         self._descriptor = -1
 
 
-# --- The file of one recovery point: complete, or not there -----------------------------------------------------------
+# --- Recovery points --------------------------------------------------------------------------------------------------
 #
-# The states lie end to end behind a few bytes that say what the file is; behind them lies a manifest with the name,
-# type,
-# place and checksum of each, and behind that, at the file's end, where the manifest lies and its checksum. So there
-# is no
-# byte that is not checked. A file has another name until it is complete. It need not survive the host, only the
-# process:
-# nothing waits until it is on the disk.
-
+# A file begins with MAGIC; the states follow, end to end; then a manifest with the name, type, offset and checksum of
+# each; then _END. So every byte is checked. A file must survive its process, not its host: nothing waits until the file
+# is on the disk.
 
 MAGIC: Final = b"WAFERPT1"
-READ_BYTES: Final = 4 << 20  # that are read and checked at a time
-_END: Final = struct.Struct("<QQQ")  # where the manifest begins, its bytes, and the checksum of both and of itself
+READ_BYTES: Final = 4 << 20  # read and checked at a time
+_END: Final = struct.Struct("<QQQ")  # the manifest's offset, its bytes, and the checksum of both and of the manifest
 _ROOM: Final = 4096  # in the manifest, for a state with a name of usual length
 
 
 class DamagedPoint(ValueError):
-    """A file is not the recovery point that it should be; the message names the file."""
+    """Raised for a file that is not the recovery point that it should be; the message names the file."""
 
 
 class PointWriter:
-    """Makes the file of a point. Not thread-safe."""
+    """The file of a point in the making. Used by one thread."""
 
     def __init__(
         self, folder: Path, number: int, places: Mapping[str, StateExtent], owner: str, *, stays_in_memory: bool
     ) -> None:
         """
-        folder: of the member. places: of the states, wherever they lie now. owner: whose states they are.
-        stays_in_memory: whether the system may keep what was written in memory for a while, as it does with any file.
+        Args:
+            folder: the folder of the member's points.
+            number: the number of the point.
+            places: the states; their offsets are not used.
+            owner: the owner that the file names.
+            stays_in_memory: as for PartialFile.
 
         Raises:
             OSError: the folder cannot be written, or its disk has no room (ENOSPC).
@@ -128,12 +128,12 @@ class PointWriter:
             raise
 
     def write(self, name: str, offset: int, content: memoryview) -> None:
-        """The next bytes of a state, which begin at the offset. Those before have been written."""
+        """Writes the next bytes of a state, which begin at the offset. Those before have been written."""
         self._checksums[name].update(content)
         self._file.write(content, self._places[name].offset + offset)
 
     def complete(self) -> None:
-        """All states have been written: the file gets its name."""
+        """Writes the manifest behind the states, and gives the file its name."""
         manifest = json.dumps(
             {
                 "owner": self._owner,
@@ -147,19 +147,22 @@ class PointWriter:
         self._file.complete()
 
     def discard(self) -> None:
-        """Give the file up; has no effect on one that is complete."""
+        """Removes the file unless it is complete."""
         self._file.discard()
 
 
 class PointFile:
-    """Reads a point, and checks all that it reads."""
+    """The file of a complete point. Everything that is read is checked. Used by one thread."""
 
     def __init__(self, path: Path, owner: str) -> None:
-        """owner: whose states they must be.
+        """
+        Args:
+            path: the path of the file.
+            owner: the owner that the file must name.
 
         Raises:
             OSError: there is no such file, or it cannot be read.
-            DamagedPoint: it is not complete, it is damaged, or another's.
+            DamagedPoint: the file is not complete, is damaged, or names another owner.
         """
         self.path = path
         self._descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -178,11 +181,11 @@ class PointFile:
 
     @property
     def nbytes(self) -> int:
-        """Of all states."""
+        """The bytes of all states."""
         return sum(place.nbytes for place in self.places.values())
 
     def check(self) -> None:
-        """Read all states, as read does, and keep nothing. Raises as read."""
+        """Reads and checks all states. Raises as `read`."""
         buffer = memoryview(bytearray(READ_BYTES))
         for name, place in self.places.items():
             checksum = xxhash.xxh3_64()
@@ -193,11 +196,11 @@ class PointFile:
             self._compare(name, checksum)
 
     def read(self, name: str, target: memoryview) -> None:
-        """Put a state where it belongs, which takes as many bytes as it has. What lies there is nothing if that fails.
+        """Reads a state into a target of its size, whose content is undefined if the call fails.
 
         Raises:
-            OSError: the disk does not give it.
-            DamagedPoint: it is not what was written.
+            OSError: the disk fails.
+            DamagedPoint: the state is not as it was written.
         """
         place, checksum = self.places[name], xxhash.xxh3_64()
         assert len(target) == place.nbytes
@@ -245,7 +248,7 @@ class PointFile:
 
 
 def copy_point(folder: Path, number: int, to: int) -> None:
-    """Give a point another number as well. Raises OSError."""
+    """Gives a point another number as well. Raises OSError."""
     source, target = folder / str(number), folder / str(to)
     partial = partial_path(target)
     try:
@@ -254,7 +257,7 @@ def copy_point(folder: Path, number: int, to: int) -> None:
         except OSError as error:
             if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK):
                 raise
-            shutil.copyfile(source, partial)  # the file system has no hard links
+            shutil.copyfile(source, partial)  # The file system has no hard links.
         os.replace(partial, target)
     finally:
         partial.unlink(missing_ok=True)
@@ -267,7 +270,7 @@ def is_point(path: Path) -> bool:
 
 
 def _end(begin: int, manifest: bytes) -> bytes:
-    """The last bytes of a file, which say where its manifest lies."""
+    """Returns the last bytes of a file, which locate its manifest."""
     checksum = xxhash.xxh3_64(manifest)
     checksum.update(struct.pack("<QQ", begin, len(manifest)))
     return _END.pack(begin, len(manifest), checksum.intdigest())

@@ -1,4 +1,4 @@
-"""Where recovery points lie: a folder for each job, in it one for each member and one for copies of its points."""
+"""The folders of recovery points: one for each job, and in it one for each member and one for copies of its points."""
 
 import contextlib
 import errno
@@ -14,14 +14,14 @@ from typing import Final
 from waferbox.host.folders import check_private
 from waferbox.states.point_file import PARTIAL, is_point
 
-SWEPT_SECONDS: Final = 24 * 3600.0  # after so long without any change a job's folder has no owner
-_COPY: Final = "-copy"  # behind the name of a member, for copies that another keeps
+SWEPT_SECONDS: Final = 24 * 3600.0  # a job's folder that was not changed for so long has no owner
+_COPY: Final = "-copy"  # follows the name of the member whose points are copied
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 _POINT: Final = re.compile(rf"([0-9]{{1,20}})(\.[0-9a-f]+{re.escape(PARTIAL)})?")
 
 
 def member_folder(root: Path, job: str, member: str) -> Path:
-    """Of a member's points. Raises ValueError for names that nobody has made for a job or a member."""
+    """Returns the folder of a member's points. Raises ValueError: the name of no job or member has this form."""
     for name in (job, member):
         if _NAME.fullmatch(name) is None:
             raise ValueError(f"{name[:256]!r} is no name for a folder with recovery points")
@@ -29,12 +29,12 @@ def member_folder(root: Path, job: str, member: str) -> Path:
 
 
 def copy_folder(root: Path, job: str, member: str) -> Path:
-    """Of the copies of a member's points that others keep. Raises ValueError as member_folder."""
+    """Returns the folder of copies of a member's points on other hosts. Raises ValueError as `member_folder`."""
     return member_folder(root, job, member + _COPY)
 
 
 def find_point(root: Path, job: str, member: str, number: int) -> Path:
-    """The file of a member's point, or a copy. Raises FileNotFoundError; ValueError as member_folder."""
+    """Returns the file of a member's point, or of a copy. Raises FileNotFoundError; ValueError as `member_folder`."""
     for folder in (member_folder(root, job, member), copy_folder(root, job, member)):
         path = folder / str(number)
         if path.exists():
@@ -43,16 +43,19 @@ def find_point(root: Path, job: str, member: str, number: int) -> Path:
 
 
 def folder_identity(root: Path) -> str:
-    """Equal for processes of one machine exactly if this is the same folder to them, by whatever path. Raises OSError.
+    """Returns a text that two processes of one machine share exactly if the folder is the same for both.
 
-    Not the host's own identity, which differs between containers: they may share a folder.
+    The name of the host does not do: it differs between containers, which may share a folder.
+
+    Raises:
+        OSError: there is no such folder.
     """
     boot, found = Path("/proc/sys/kernel/random/boot_id").read_text(), root.stat()
     return hashlib.sha256(f"{boot}/{found.st_dev}/{found.st_ino}".encode()).hexdigest()[:16]
 
 
 def make_member_folder(folder: Path) -> None:
-    """Make a member's folder, which nobody else may read. Raises OSError, also where it is somebody else's."""
+    """Makes a member's folder, readable by this user alone. Raises OSError: it cannot be made, or is another user's."""
     folder.parent.parent.mkdir(parents=True, exist_ok=True)
     for made in (folder.parent, folder):
         made.mkdir(mode=0o700, exist_ok=True)
@@ -60,14 +63,14 @@ def make_member_folder(folder: Path) -> None:
 
 
 def remove_partial(folder: Path) -> None:
-    """Remove what a member that died has left unfinished."""
+    """Removes unfinished points of a member that died."""
     for path, _ in _points(folder):
         if path.name.endswith(PARTIAL):
             _unlink(path)
 
 
 def remove_points(folder: Path, before: int) -> None:
-    """Remove a member's points with smaller numbers; and the folders, if nothing is left there."""
+    """Removes a member's points with smaller numbers, and the folders if they are empty then."""
     for path, number in _points(folder):
         if number < before:
             _unlink(path)
@@ -77,14 +80,14 @@ def remove_points(folder: Path, before: int) -> None:
 
 
 def remove_copies(job_folder: Path, before: int) -> None:
-    """Remove the copies of points with smaller numbers, of all members of a job; and the folders likewise."""
+    """Removes the copies of points with smaller numbers, of all members of a job, and folders that are empty then."""
     for folder in _folders(job_folder):
         if folder.name.endswith(_COPY):
             remove_points(folder, before)
 
 
 def sweep(root: Path, older_than_seconds: float = SWEPT_SECONDS) -> None:
-    """Remove the points of jobs that have no owner any more: in whose folder nothing was changed for so long."""
+    """Removes the points of jobs without an owner: no file or folder of theirs was changed for so long."""
     newest = time.time() - older_than_seconds
     for job in _folders(root):
         members = list(_folders(job))
@@ -101,7 +104,7 @@ def sweep(root: Path, older_than_seconds: float = SWEPT_SECONDS) -> None:
 
 
 def _points(folder: Path) -> Iterator[tuple[Path, int]]:
-    """The files of points, complete or not, and their numbers."""
+    """Yields the files of points, complete or not, with their numbers."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         for path in list(folder.iterdir()):
             found = _POINT.fullmatch(path.name)
@@ -110,7 +113,7 @@ def _points(folder: Path) -> Iterator[tuple[Path, int]]:
 
 
 def _folders(folder: Path) -> Iterator[Path]:
-    """Of this user and with names that this module gives."""
+    """Yields the folders with names of the form that this module makes."""
     with contextlib.suppress(OSError):
         for path in list(folder.iterdir()):
             if _NAME.fullmatch(path.name) is not None and stat.S_ISDIR(path.lstat().st_mode):

@@ -1,4 +1,4 @@
-"""The states after one step, on their way into a file while steps go on."""
+"""A point share in the making: the states after one step are written to a file while further steps run."""
 
 import os
 import threading
@@ -11,43 +11,47 @@ from waferbox.states.pager import Extent
 from waferbox.states.point_file import PointWriter
 from waferbox.states.state_memory import CHUNK_BYTES, TRANSFER_BYTES, StateMemory, StateSettings
 
-PIECE_BYTES: Final = 1 << 20  # that are written at a time: they stay in a processor's cache for that
+PIECE_BYTES: Final = 1 << 20  # read and then written at a time: a piece fits in a processor's cache
 
 
 class _Piece(NamedTuple):
-    """Bytes of a state to be written."""
+    """Bytes of a state that are written next."""
 
     name: str
     offset: int  # within the state
     nbytes: int
-    aside: bool  # copied there
+    aside: bool  # whether they were copied aside
 
 
 class PointShare:
-    """All states as they were after one step. Thread-safe.
+    """All states of one process as they were after one step. Thread-safe.
 
-    One thread writes them to a file from where they lie. Where a step is about to change a state that was not written
-    yet, it is copied aside first, and its memory is given back as soon as it is in the file. So nobody waits for the
-    disk, but where not even the states have room in memory.
+    One thread writes the live states to a file. A step that is about to change a state which is not in the file yet
+    copies it aside first; the copy is freed as soon as it is in the file. So steps do not wait for the disk, unless the
+    states are paged themselves.
     """
 
     def __init__(
         self, places: Mapping[str, StateExtent], live: StateMemory, on_read: Callable[[Extent], None], *, required: bool
     ) -> None:
         """
-        places: in the order in which a step writes the states, as far as that is known: they are saved in this order.
-        on_read(extent): the live states have been read there. required: whether it must not be given up.
+        Args:
+            places: the states, in the order in which a step writes them as far as it is known, so that few are copied.
+            live: the memory that the steps change.
+            on_read: called with an extent of the live states after it was read.
+            required: whether the share must not be given up.
         """
         self.places = places
         self.nbytes = sum(place.nbytes for place in places.values())
         self.required = required
         self.unchanged = True  # the states are still what they were
-        self.complete = False  # all of it is in a file with its name
+        self.complete = False  # the file has all states, and its name
         self._live = live
         self._on_read = on_read
         self._changed = threading.Condition()
         self._taken = dict.fromkeys(places, 0)  # bytes of each state, from its start, that are written or aside
-        self._untouched = deque(name for name, place in places.items() if place.nbytes)  # and what is begun, first
+        # States with bytes that are neither; one that is partly written comes first.
+        self._untouched = deque(name for name, place in places.items() if place.nbytes)
         self._aside: StateMemory | None = None
         self._pieces: deque[_Piece] = deque()
         self._limit = None if live.pages is None else TRANSFER_BYTES
@@ -56,41 +60,41 @@ class PointShare:
 
     @property
     def ended(self) -> bool:
-        """Whether it is written, or given up: once `unchanged` is False, the states can change without a word to it."""
+        """Whether the share is written or given up. If `unchanged` is False too, steps need not call `before_write`."""
         return self._ended
 
     def before_write(self, name: str, part: int = 0, count: int = 1) -> None:
-        """Keep what a state is now, up to the end of this part of it; it may be written then."""
+        """Copies a state aside, up to the end of a part, so that the caller can write it."""
         self.unchanged = False
         if name in self.places:
             self._take(name, -(-self.places[name].nbytes * (part + 1) // count))
 
     def leave_live(self) -> None:
-        """Keep all that is not written yet: the memory that the states lie in is about to go."""
+        """Copies all states aside that are not in the file yet: the live memory is about to be freed."""
         for name, place in self.places.items():
             self._take(name, place.nbytes)
 
     def end(self) -> None:
-        """It is written already, or nobody wants it any more. When this returns, the states are not read."""
+        """Gives the share up unless it is written. The live states are not read after the call."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
 
     def write_to(self, file: PointWriter) -> None:
-        """Make the file complete, unless the point is ended meanwhile. Raises OSError: the disk is full."""
+        """Writes and completes the file, unless `end` is called meanwhile. Raises OSError: the disk is full."""
         self._write_all(file)
         if not self._ended:
             file.complete()
             self.complete = True
 
     def close(self) -> None:
-        """End it, and give its memory back. Nobody writes it any more."""
+        """Ends the share and frees its memory, after `write_to`."""
         self.end()
         if self._aside is not None:
             self._aside.close()
 
     def _take(self, name: str, nbytes: int) -> None:
-        """Copy a state aside, up to so many bytes of it."""
+        """Copies a state aside, up to so many bytes of it."""
         place = self.places[name]
         while self._taken[name] < nbytes:
             with self._changed:
@@ -103,7 +107,7 @@ class PointShare:
                     return
                 if self._aside is None:
                     self._aside = StateMemory(self._live.nbytes, StateSettings(), "a recovery point")
-                # Not by way of the mapping: to map new pages, which are used but once, costs more than the copying.
+                # A system call, as new pages would be mapped for one use only, which costs more than the copy.
                 begin = place.offset + done
                 count = os.pwrite(self._aside.memory.fileno(), self._live.memory.view(begin, length), begin)
                 assert count == length, "memory takes all"
@@ -111,7 +115,7 @@ class PointShare:
                 self._pieces.append(_Piece(name, done, length, aside=True))
                 self._aside_bytes += length
 
-    # -- in the thread that writes
+    # --- In the thread that writes ------------------------------------------------------------------------------------
 
     def _write_all(self, file: PointWriter) -> None:
         buffer = memoryview(bytearray(PIECE_BYTES))
@@ -122,7 +126,7 @@ class PointShare:
                 file.write(piece.name, piece.offset, buffer[: piece.nbytes])
 
     def _next(self, buffer: memoryview) -> _Piece | None:
-        """What is aside, whose memory is wanted back, or else the next bytes from where the states lie."""
+        """Returns a piece that was copied aside, or else the next piece of the live states."""
         with self._changed:
             while not self._ended:
                 if self._pieces:
@@ -159,6 +163,6 @@ class PointShare:
 
 
 def _read(memory: StateMemory, offset: int, target: memoryview) -> None:
-    """Not by way of the mapping: of a file, pages come and go as with any other reader."""
+    """Reads by a system call: the process then maps no pages of a file, and the kernel may evict them."""
     count = os.preadv(memory.memory.fileno(), [target], offset)
     assert count == len(target), "the states are there"

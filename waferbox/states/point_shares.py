@@ -1,4 +1,4 @@
-"""The recovery points that a process keeps of the states of a job: which, when, and the thread that writes them."""
+"""The point shares of a state keeper: when they are made, and the thread that writes them."""
 
 import contextlib
 import os
@@ -17,20 +17,24 @@ from waferbox.runtime.logs import advise
 from waferbox.runtime.node_job import JobFailure
 from waferbox.runtime.progress import Progress
 from waferbox.runtime.schedule import StepSchedule
+from waferbox.states.layout import StateRequirements
 from waferbox.states.point_file import DamagedPoint, PointFile, PointWriter, copy_point
 from waferbox.states.point_folders import folder_identity, make_member_folder, remove_partial, remove_points
 from waferbox.states.point_share import PointShare
 from waferbox.states.store import Snapshots, StateStore
-from wsc.v1 import node_pb2, plan_pb2
+from wsc.v1 import node_pb2
 
-# A folder that is not touched for long is swept; a job may rest longer than that.
+# A folder that was not changed for a day is swept, and a job may be idle for longer.
 TOUCH_SECONDS: Final = 3600.0
 
 _Work = Callable[[], None]
 
 
 class PointShares:
-    """Of one member of one job. Points are begun in the thread of the steps; commands come from another."""
+    """The point shares of one member of a job.
+
+    The thread of the steps begins them, a thread of their own writes them, and commands come from a third.
+    """
 
     def __init__(
         self,
@@ -42,11 +46,16 @@ class PointShares:
         fetch: Callable[[Path], bool] = lambda path: False,
     ) -> None:
         """
-        folder: makes up the folder of the points, or raises ValueError for a member that can have none.
-        announce: tells the coordinator that a point is complete. on_defect(error): what the thread has ended by.
-        fetch(path): gets a point that cannot be read here from another member; False if none has it. May raise OSError.
+        Args:
+            store: the states.
+            folder: returns the folder of the points; raises ValueError: the member can have none.
+            owner: the owner that the files name.
+            announce: reports a complete point to the coordinator.
+            on_defect: called with the exception that has ended the thread.
+            fetch: fetches a point that cannot be read here from another member, and returns whether one has it; may
+                raise OSError.
         """
-        self.due_step = 0  # of the execution: a point is to be kept after it; 0: after none
+        self.due_step = 0  # the step of the execution after which a point is made; 0: none
         self._store = store
         self._folder = folder
         self._owner = owner
@@ -55,27 +64,27 @@ class PointShares:
         self._fetch = fetch
         self._changed = threading.Condition()
         self._interrupted = False
-        self._due = self._first = self._last = 0  # points
-        self._newest: PointShare | None = None  # that was begun, or put back
+        self._due = self._first = self._last = 0  # numbers of points
+        self._newest: PointShare | None = None  # the share that was begun or restored last
         self._newest_number = 0
         self._advised = False
         self._work: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._thread: GuardedThread | None = None
 
-    # -- commands
+    # --- Commands -----------------------------------------------------------------------------------------------------
 
     def expect(self, start: node_pb2.Start) -> None:
-        """An execution is about to start."""
+        """Sets the points at the beginning and the end of an execution, before it starts."""
         with self._changed:
             self._first, self._last, self.due_step = start.recovery_point, start.last_recovery_point, 0
 
     def expect_after(self, step: int, number: int) -> None:
-        """Keep a point after this step of the execution, if it has not passed."""
+        """Makes a point after a step of the execution, unless the step has passed."""
         with self._changed:
             self.due_step, self._due = step, number
 
     def drop(self, before: int) -> None:
-        """Remove the points with smaller numbers."""
+        """Removes the points with smaller numbers."""
         folder = self._folder()
         with self._changed:
             if self._newest is not None and self._newest_number < before:
@@ -83,27 +92,31 @@ class PointShares:
                 self._newest = None
             self._do(lambda: remove_points(folder, before))
 
-    def load(self, plan: plan_pb2.MemoryXPlan, number: int) -> list[str]:
-        """Lay the states out for a plan, and put those of a point back if its number is not 0.
+    def load(self, required: StateRequirements, number: int) -> list[str]:
+        """Lays out the required states, and restores those of a point if its number is not 0.
 
-        Returns the names of those that nobody has written. JobFailure where the point cannot be read.
+        Returns:
+            The names of the required states without a value.
+
+        Raises:
+            JobFailure: the point cannot be read.
         """
         with self._changed:
             self._interrupted, self.due_step = False, 0
             if number and self._newest is not None:
                 self._newest.end()
                 self._newest = None
-        return self._put_back(plan, number) if number else self._store.load(plan)
+        return self._put_back(required, number) if number else self._store.load(required)
 
-    def _put_back(self, plan: plan_pb2.MemoryXPlan, number: int) -> list[str]:
+    def _put_back(self, required: StateRequirements, number: int) -> list[str]:
         path = self._folder() / str(number)
         try:
             try:
-                missing = self._read(plan, path)
+                missing = self._read(required, path)
             except (OSError, DamagedPoint):
                 if not self._fetch(path):
                     raise
-                missing = self._read(plan, path)
+                missing = self._read(required, path)
         except (OSError, DamagedPoint) as error:
             raise JobFailure(node_pb2.Failure.KIND_NODE, f"recovery point {number} cannot be read: {error}") from error
         with self._changed:
@@ -112,11 +125,11 @@ class PointShares:
             self._newest.end()
         return [name for name in missing if not self._store.is_written(name)]
 
-    def _read(self, plan: plan_pb2.MemoryXPlan, path: Path) -> list[str]:
-        """Raises OSError, DamagedPoint."""
+    def _read(self, required: StateRequirements, path: Path) -> list[str]:
+        """Restores the states of a file. Raises OSError, DamagedPoint."""
         file = PointFile(path, self._owner)
         try:
-            missing = self._store.load(plan, file.places)
+            missing = self._store.load(required, file.places)
             for name, place in self._store.places().items():
                 if name in file.places and place.is_like(file.places[name]):
                     with self._store.states.passing((place.offset, place.nbytes)):
@@ -127,19 +140,19 @@ class PointShares:
         return missing
 
     def loaded_point(self) -> node_pb2.RecoveryPointKept:
-        """What there is to be told of the point that was loaded: it is kept here, though perhaps nowhere else."""
+        """Returns the report on the restored point: this member has it."""
         with self._changed:
-            assert self._newest is not None, "it has just been loaded"
+            assert self._newest is not None, "a point has just been restored"
             return _kept(self._folder(), self._newest_number, self._newest.nbytes)
 
     def interrupt(self) -> None:
-        """Make waits for a point raise Stopped, until load."""
+        """Makes waits for a point raise Stopped, until `load`."""
         with self._changed:
             self._interrupted = True
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Give up what is not complete, and end the thread. The files stay."""
+        """Gives up an incomplete share, and ends the thread. The files stay."""
         with self._changed:
             if self._newest is not None:
                 self._newest.end()
@@ -147,27 +160,27 @@ class PointShares:
             self._work.put(None)
             self._thread.join()
 
-    # -- in the thread of the steps
+    # --- In the thread of the steps -----------------------------------------------------------------------------------
 
     def keep_first(self, progress: Progress) -> None:
-        """The first step is about to begin. Stopped when interrupted."""
+        """Makes the point before the first step. Raises Stopped: interrupted."""
         self._keep_required(self._first, progress)
 
     def keep_due(self, step: int) -> None:
-        """The step that points were due after has ended."""
+        """Makes the point that is due after a step, which has ended."""
         with self._changed:
             if self.due_step != step:
-                return  # another has taken its place just now
+                return  # A command has set another step meanwhile.
             number, self.due_step = self._due, 0
         self._keep(number, required=False)
 
     def keep_last(self, progress: Progress) -> None:
-        """The last step has ended. Stopped when interrupted."""
+        """Makes the point after the last step. Raises Stopped: interrupted."""
         self._keep_required(self._last, progress)
 
     def _keep_required(self, number: int, progress: Progress) -> None:
         if number:
-            progress.waits = True  # for the disk, if the one before is not complete
+            progress.waits = True  # for the disk, if the point before is not complete
             self._keep(number, required=True)
             progress.waits = False
 
@@ -193,10 +206,10 @@ class PointShares:
             self._newest_number = number
             self._do(lambda: self._write(folder, point, number, begin))
 
-    # -- in the thread that writes
+    # --- In the thread that writes ------------------------------------------------------------------------------------
 
     def _do(self, work: _Work) -> None:
-        """Work is done in order."""
+        """Gives work to the thread, which does it in order."""
         if self._thread is None:
             self._thread = GuardedThread(self._run, name="recovery-points", on_defect=self._failed)
             self._thread.start()
@@ -238,8 +251,9 @@ class PointShares:
             self._announce_kept(folder, number, point, begin)
 
     def _link(self, folder: Path, point: PointShare, before: int, number: int, begin: float) -> None:
-        """A point of the same states as one before is the same file."""
-        if not point.complete:  # it could not be written, which was told of it alone
+        """Gives the file of a point another number: the states have not changed since."""
+        # The file could not be written; only the failure of the number before was reported.
+        if not point.complete:
             self._announce(node_pb2.RecoveryPointKept(recovery_point=number, given_up=True))
             return
         try:
@@ -250,13 +264,13 @@ class PointShares:
             self._announce_kept(folder, number, point, begin, same_as=before)
 
     def _failed_to_write(self, point: PointShare, folder: Path, number: int, error: OSError) -> None:
-        """Nobody else can make the point; the job goes on without it."""
+        """Reports that there will be no such point; the job continues without it."""
         with self._changed:
             if self._newest is point:
                 self._newest = None
-            told, self._advised = self._advised, True
+            was_advised, self._advised = self._advised, True
         self._announce(node_pb2.RecoveryPointKept(recovery_point=number, given_up=True))
-        if not told:
+        if not was_advised:
             why = why_not_kept(folder, point.nbytes, error.strerror, settings.RECOVERY_DIR.name)
             advise("recovery", f"If a process dies the job starts again from further back: no recovery point in {why}")
 
@@ -273,18 +287,17 @@ def _kept(folder: Path, number: int, nbytes: int) -> node_pb2.RecoveryPointKept:
     return kept
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What is kept of the states at the end of a step: the recovery point and the snapshot that are due then
+# --- The end of a step ------------------------------------------------------------------------------------------------
 
 
 def keep_due_states(
     recovery_points: PointShares, snapshots: Snapshots, schedule: StepSchedule, progress: Progress, step: int
 ) -> None:
-    """In the thread of the steps. step: of the epoch. Stopped when the execution is interrupted meanwhile."""
+    """Makes the recovery point and the snapshot that are due after a step of the epoch. Raises Stopped: interrupted."""
     global_step = schedule.global_step(step)
     if recovery_points.due_step == global_step:
         recovery_points.keep_due(global_step)
     if schedule.keeps_snapshot(step):
-        progress.waits = True  # for a client that has not done with the snapshot before
+        progress.waits = True  # for the client, which may still read the snapshot before
         snapshots.take(global_step)
         progress.waits = False

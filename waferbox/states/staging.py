@@ -1,5 +1,6 @@
-"""Initial values of states, made by programs of the client: several at a time, and staged where their places are not
-known yet."""
+"""Initial values of states: programs of the client compute them, several at a time, and they are staged until the plan
+says where they will be.
+"""
 
 import mmap
 import os
@@ -19,22 +20,22 @@ _LIMIT_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 3
 
 
 class NotStagedError(RuntimeError):
-    """A value was to be staged here, and is not: by a shard in whose place this one is, or it was taken already."""
+    """Raised when a value is not staged here: the node that staged it was replaced, or the value was taken before."""
 
 
 class Staging:
     """The staged values of a job. Thread-safe."""
 
     def __init__(self, *, has_room: bool = True) -> None:
-        """has_room: whether values may be staged at all."""
+        """has_room: whether values may be staged at all, as where states need not fit in memory they may not."""
         self._may_stage = has_room
         self._lock = threading.Lock()
         self._values: dict[str, torch.Tensor] = {}
-        self._reserved_bytes = 0  # bytes of what is staged, or being made
+        self._reserved_bytes = 0  # of values that are staged or being computed
         self._closed = False
 
     def make(self, states: Iterable[node_pb2.InitialState]) -> list[str]:
-        """Stage the values of states, as far as there is memory. Returns the names of those that are staged.
+        """Computes and stages the values of states, as far as there is memory. Returns the names of the staged ones.
 
         Raises:
             CirhError: a program cannot be run.
@@ -55,18 +56,18 @@ class Staging:
         return [state.name for state in chosen]
 
     def take(self, name: str) -> torch.Tensor | None:
-        """A staged value, flat, which is forgotten here; None if there is none."""
+        """Removes and returns a staged value, flat; None if there is none."""
         with self._lock:
             return self._values.pop(name, None)
 
     def clear(self) -> None:
-        """Forget what is staged."""
+        """Drops all staged values."""
         with self._lock:
             self._values.clear()
             self._reserved_bytes = 0
 
     def close(self) -> None:
-        """Forget everything, and stage nothing more."""
+        """Drops all staged values, and stages no more."""
         with self._lock:
             self._closed = True
         self.clear()
@@ -79,9 +80,9 @@ class Staging:
 
 
 def run_all(make: Callable[[node_pb2.InitialState], None], states: Iterable[node_pb2.InitialState]) -> None:
-    """Call `make` for each state, some at a time. Raises what it raises, when all are done.
+    """Calls `make` for each state, several at a time. Raises what a call has raised, after all have ended.
 
-    Those without a program come first: they are staged, and what they take is free for the others.
+    States without a program come first: their values are staged, and free memory for the others when they are moved.
     """
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="initialisation") as pool:
         done = [pool.submit(make, state) for state in sorted(states, key=lambda state: state.HasField("program"))]
@@ -90,7 +91,7 @@ def run_all(make: Callable[[node_pb2.InitialState], None], states: Iterable[node
 
 
 def _empty(elements: int, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor in pages of its own: they go back when it is moved to its place, where the allocator would keep them."""
+    """Returns a tensor in pages of its own, which are freed with it; the allocator would keep them."""
     if elements == 0:
         return torch.empty(0, dtype=dtype)
     return torch.frombuffer(mmap.mmap(-1, elements * dtype.itemsize), dtype=dtype)

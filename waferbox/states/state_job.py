@@ -1,4 +1,4 @@
-"""A job on a process that keeps its states: a shard of MemoryX, or the wafer in layer pipelined mode."""
+"""A job on a state keeper: a shard of MemoryX, or a wafer in layer pipelined mode."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,22 +7,23 @@ from waferbox.host.threads import CancellationToken
 from waferbox.runtime.node_job import JobContext
 from waferbox.runtime.role_job import RoleJob, report_failure
 from waferbox.states.kernels import StateKernels
+from waferbox.states.layout import StateRequirements
 from waferbox.states.point_copies import PointCopies, owner_name
 from waferbox.states.point_folders import member_folder
 from waferbox.states.point_shares import PointShares
 from waferbox.states.state_memory import StateSettings
 from waferbox.states.state_service import StateService
 from waferbox.states.store import Snapshots, StateStore
-from wsc.v1 import node_pb2, plan_pb2
+from wsc.v1 import node_pb2
 
 
 class KeptStates:
-    """Of one job: they last as long as it, and are shown to the client."""
+    """The states of one job, which last as long as the job, and all that reads and writes them."""
 
     def __init__(
         self, context: JobContext, service: StateService, settings: StateSettings, is_running: Callable[[], bool]
     ) -> None:
-        """settings: where they lie. is_running: whether steps change the states now."""
+        """settings: where the states are kept. is_running: returns whether steps change the states now."""
         self._context = context
         self._service = service
         self.store = StateStore(settings)
@@ -44,7 +45,7 @@ class KeptStates:
             on_defect=lambda error: report_failure(context, error),
             fetch=self.copies.fetch,
         )
-        self.missing: Sequence[str] = ()  # of the plan that was loaded last: those that nobody has written
+        self.missing: Sequence[str] = ()  # the states without a value, of those that were required last
         service.add_job(
             context.job,
             self.store,
@@ -54,17 +55,17 @@ class KeptStates:
             on_defect=lambda error: report_failure(context, error),
         )
 
-    def load(self, plan: plan_pb2.MemoryXPlan, recovery_point: int) -> None:
-        """Lay the states out for a plan; those of a recovery point, if its number is not 0, are put back."""
+    def load(self, required: StateRequirements, recovery_point: int) -> None:
+        """Lays out the required states, and restores those of a recovery point if its number is not 0."""
         self.snapshots.reset()
         with self._service.alone(self._context.job):
-            self.missing = self.recovery_points.load(plan, recovery_point)
+            self.missing = self.recovery_points.load(required, recovery_point)
         if recovery_point:
             kept = self.recovery_points.loaded_point()
             self._context.emit(node_pb2.AttachResponse(recovery_point_kept=kept))
 
     def close(self) -> None:
-        """Drop everything; no execution uses it any more."""
+        """Drops the states; no execution uses them any more."""
         self._service.remove_job(self._context.job)
         self.snapshots.reset()
         self.recovery_points.close()
@@ -76,7 +77,7 @@ class KeptStates:
 
 
 class StateJob(RoleJob):
-    """A job on a process that keeps its states, which the client sees as a shard."""
+    """A job on a state keeper, which the client sees as a shard. Threads: as in RoleJob."""
 
     def __init__(self, context: JobContext, service: StateService, settings: StateSettings) -> None:
         super().__init__(context)
@@ -89,11 +90,11 @@ class StateJob(RoleJob):
         self._states.copies.expect_loss(request.copies_at, cancellation)
         if request.links or not request.recovery_point:
             return super().load(request, cancellation)
-        # Between executions: what the process in whose place this one is has kept is put back, and nothing is run.
+        # The node replaces one that died between executions: the states are restored, and no program is compiled.
         self._drop()
         self._complete(request)
-        states = request.pipeline.states if request.HasField("pipeline") else request.memoryx.states
-        self._states.load(plan_pb2.MemoryXPlan(states=states), request.recovery_point)
+        slots = request.pipeline.states if request.HasField("pipeline") else request.memoryx.states
+        self._states.load(StateRequirements(slots=slots), request.recovery_point)
         return self.missing_states()
 
     def start(self, request: node_pb2.Start) -> None:

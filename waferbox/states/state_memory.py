@@ -1,4 +1,4 @@
-"""The memory that the states of a job lie in: shared memory or, where it may be larger than memory, a file."""
+"""The memory of the states of a job: shared memory or, where the states may exceed it, a file."""
 
 import os
 import threading
@@ -17,24 +17,29 @@ from waferbox.states.file_pages import FilePages, discard_pages
 from waferbox.states.pager import Extent
 from wsc.v1 import node_pb2
 
-CHUNK_BYTES: Final = 4 << 20  # that are copied at a time
-TRANSFER_BYTES: Final = 16 << 20  # of a file that may be in memory while somebody reads or writes it as a whole
+CHUNK_BYTES: Final = 4 << 20  # copied at a time
+TRANSFER_BYTES: Final = 16 << 20  # of a file, in memory while it is read or written as a whole
 TRIM_SECONDS: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSettings:
-    """Where this process keeps states."""
+    """Where a process keeps states.
 
-    folder: Path | None = None  # of the files that they are in; None: they are in memory
-    limit_bytes: int | None = None  # of all that this process has in memory; None: what the host has
+    Attributes:
+        folder: the folder of the files with the states; None: they are in shared memory.
+        limit_bytes: the most memory that the process uses, states included; None: no limit but that of the host.
+    """
+
+    folder: Path | None = None
+    limit_bytes: int | None = None
 
 
 class StateMemory:
-    """One piece of memory, all of it zero at first."""
+    """A piece of memory for states, all zero at first. Whoever uses it keeps threads apart."""
 
     def __init__(self, nbytes: int, settings: StateSettings, purpose: str) -> None:
-        """purpose: what it is for, in the message of a JobFailure where the disk has no room for it."""
+        """Raises JobFailure, with a message that names the purpose: the disk has no room."""
         self.memory = _create(nbytes, settings.folder, purpose)
         self.pages = FilePages(self.memory) if self.memory.in_file else None
 
@@ -43,13 +48,13 @@ class StateMemory:
         return self.memory.nbytes
 
     def evict(self, extent: Extent) -> None:
-        """Take what lies there out of memory, if it is in a file."""
+        """Evicts an extent from memory, if it is in a file."""
         if self.pages is not None and extent[1]:
             self.pages.evict(*extent)
 
     @contextmanager
     def passing(self, extent: Extent) -> Iterator[None]:
-        """While somebody reads or writes there from one end to the other: of a file, little is in memory for that."""
+        """Evicts an extent behind a caller that reads or writes it from its start to its end, if it is in a file."""
         pages = self.pages
         if pages is None or not extent[1]:
             yield
@@ -76,7 +81,7 @@ class StateMemory:
             raise defects[0]
 
     def copy_from(self, source: "StateMemory", source_offset: int, offset: int, nbytes: int) -> None:
-        """Copy bytes of other memory; of files no more than a few chunks are in memory for that."""
+        """Copies bytes from other memory, with at most a few chunks of files in memory meanwhile."""
         for done in range(0, nbytes, CHUNK_BYTES):
             length = min(CHUNK_BYTES, nbytes - done)
             if source.pages is not None:
@@ -86,7 +91,7 @@ class StateMemory:
                 target = self.memory.tensor(torch.uint8, (length,), offset + done)
                 target.copy_(source.memory.tensor(torch.uint8, (length,), source_offset + done))
                 continue
-            # Not by way of the mapping: pages that are written as a whole need not be read before.
+            # A system call does not read the pages that it writes as a whole; a write by the mapping would.
             written = os.pwrite(self.memory.fileno(), source.memory.view(source_offset + done, length), offset + done)
             if written != length:
                 raise OSError(f"the disk has taken {written} of {length} bytes of the states")
@@ -97,11 +102,11 @@ class StateMemory:
             self.evict((offset + (nbytes - 1) // CHUNK_BYTES * CHUNK_BYTES, (nbytes - 1) % CHUNK_BYTES + 1))
 
     def discard(self, extent: Extent) -> None:
-        """Give back the memory, and the room on the disk, of what lies there; nobody reads it again."""
+        """Frees the memory and the disk space of an extent, which is not read again."""
         discard_pages(self.memory, *extent)
 
     def close(self) -> None:
-        """Nothing may use it any more."""
+        """Frees the memory, which nothing uses any more."""
         self.memory.close()
 
 

@@ -1,8 +1,8 @@
-"""StateService: the states of a job on their way between a shard and the client.
+"""StateService: transfers of states between a state keeper and the client.
 
-OpenState gives a token for a link; each transfer is one call, during which the tensors travel over that link as bytes:
-one frame for each name, in order, whose group is the position in the names and whose step is the request's. A state
-that a program can make is made here instead.
+OpenState returns a token for a link. Each transfer is one call, during which the tensors travel over this link as
+bytes: one frame for each name, in order, whose group is the position in the names and whose step is the request's. A
+state that a program can compute is computed here instead.
 """
 
 import functools
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import NoReturn, Protocol, TypeVar
 
 import grpc
 import torch
@@ -34,10 +34,11 @@ from wsc.v1 import node_pb2, node_pb2_grpc
 logger = logging.getLogger(__name__)
 
 MAX_NAMES = 1 << 16  # of states, in one call
+MAX_SESSIONS = 16  # of one job; a script has one or two at a time
 
 
 class StateTransferSession:
-    """One client's link."""
+    """The link of one connection of a script, over which its transfers go. Used by one transfer at a time."""
 
     def __init__(self, pending: PendingLink) -> None:
         self._pending = pending
@@ -45,7 +46,7 @@ class StateTransferSession:
         self.hub = Hub()
 
     def link(self) -> Link:
-        """The link, which the client opens before its first transfer."""
+        """Returns the link, which the client opens before its first transfer."""
         if self._link is None:
             self._link = self._pending.wait(deadlines.STATE_TRANSFER.link)
             self.hub.add(self._link)
@@ -59,9 +60,70 @@ class StateTransferSession:
             self._link.close()
 
 
+class StateTransferSessions:
+    """The sessions of one job, at most MAX_SESSIONS. Thread-safe.
+
+    A client does not say that it has given up a session, and so the one that was used least recently makes room.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sessions: dict[str, StateTransferSession] = {}  # by token; the least recently used one comes first
+        self._in_transfer = ""  # the token of the session that has a transfer
+        self._is_closed = False
+
+    def add(self, token: str, session: StateTransferSession) -> bool:
+        """Adds a session; closes it and returns False if the job has ended."""
+        left: list[StateTransferSession] = []
+        with self._lock:
+            is_added = not self._is_closed
+            if is_added:
+                idle = [known for known in self._sessions if known != self._in_transfer]
+                num_left = max(0, len(self._sessions) + 1 - MAX_SESSIONS)
+                left = [self._sessions.pop(known) for known in idle[:num_left]]
+                self._sessions[token] = session
+        for other in left if is_added else [session]:
+            other.close()
+        return is_added
+
+    def begin_transfer(self, token: str) -> StateTransferSession | None:
+        """Returns the session of a token, which stays open until `end_transfer`; None if there is none."""
+        with self._lock:
+            session = self._sessions.pop(token, None)
+            if session is not None:
+                self._sessions[token] = session  # behind the others
+                self._in_transfer = token
+            return session
+
+    def end_transfer(self, token: str, *, is_kept: bool) -> None:
+        """Ends the use of a session, which is closed unless it is kept."""
+        with self._lock:
+            self._in_transfer = ""
+            session = None if is_kept else self._sessions.pop(token)
+        if session is not None:
+            session.close()
+
+    def stop(self) -> None:
+        """Makes transfers raise Stopped, and refuses further sessions."""
+        with self._lock:
+            self._is_closed = True
+            for session in self._sessions.values():
+                session.hub.stop()
+
+    def close(self) -> None:
+        """Closes all sessions, after `stop` and the end of the last transfer."""
+        with self._lock:
+            for session in self._sessions.values():
+                session.close()
+            self._sessions.clear()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+
 @dataclass(slots=True)
 class JobStates:
-    """What the service knows of a job."""
+    """A job as the service serves it."""
 
     store: StateStore
     snapshots: Snapshots
@@ -69,8 +131,8 @@ class JobStates:
     find_point: Callable[[str, int], Path]
     on_defect: Callable[[Exception], None]
     staging: Staging
-    lock: threading.Lock = field(default_factory=threading.Lock)  # held by a transfer, and while a plan is loaded
-    sessions: dict[str, StateTransferSession] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)  # held by a transfer, and while states are laid out
+    sessions: StateTransferSessions = field(default_factory=StateTransferSessions)
 
 
 class _JobRequest(Protocol):
@@ -84,14 +146,14 @@ _Response = TypeVar("_Response")
 def _reports_defects(
     method: "Callable[[StateService, _Request, grpc.ServicerContext], _Response]",
 ) -> "Callable[[StateService, _Request, grpc.ServicerContext], _Response]":
-    """An exception that is no answer to the caller ends the job, with its traceback."""
+    """Wraps a method of the service: an exception that is no answer to the caller ends the job, with its traceback."""
 
     @functools.wraps(method)
     def call(service: "StateService", request: _Request, context: grpc.ServicerContext) -> _Response:
         try:
             return method(service, request, context)
         except Exception as error:
-            if context.code() is None:  # type: ignore[attr-defined]  # nobody has called abort
+            if context.code() is None:  # type: ignore[attr-defined]  # `abort` was not called
                 logger.exception("a defect in %s", method.__name__)
                 service.report_defect(request.job, error)
                 context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
@@ -101,18 +163,18 @@ def _reports_defects(
 
 
 class StateService(node_pb2_grpc.StateServiceServicer):
-    """Serves the jobs that this process works for."""
+    """Serves the states of the jobs that this process works for. Thread-safe."""
 
     def __init__(self) -> None:
         self._listener: LinkListener | None = None
         self._jobs: dict[str, JobStates] = {}
 
     def listen_with(self, listener: LinkListener) -> None:
-        """Take the clients' links with the node's listener; before the server starts."""
+        """Sets the listener for the links of clients, before the server starts."""
         self._listener = listener
 
     def add_to(self, server: grpc.Server, listener: LinkListener) -> None:
-        """Serve the service, with the links of the node's listener."""
+        """Adds the service to a server, with the node's listener for the links of clients."""
         self.listen_with(listener)
         node_pb2_grpc.add_StateServiceServicer_to_server(self, server)
 
@@ -125,34 +187,37 @@ class StateService(node_pb2_grpc.StateServiceServicer):
         find_point: Callable[[str, int], Path],
         on_defect: Callable[[Exception], None],
     ) -> None:
-        """Show a job's states. While is_running() its live state can be neither read nor written.
+        """Serves the states of a job.
 
-        find_point(member, number): the file of a recovery point; may raise FileNotFoundError, ValueError.
-        on_defect(error): a call has ended by an exception that nobody expected.
+        Args:
+            job: the name of the job.
+            store: its live states.
+            snapshots: its snapshots.
+            is_running: returns whether steps change the live states, which can be neither read nor written then.
+            find_point: returns the file of a member's recovery point; raises FileNotFoundError, ValueError.
+            on_defect: called with an unexpected exception that has ended a call.
         """
-        # What is staged lies in memory as a whole.
+        # Staged values are in memory, whatever the limit for states.
         staging = Staging(has_room=store.settings.limit_bytes is None)
         self._jobs[job] = JobStates(store, snapshots, is_running, find_point, on_defect, staging)
 
     def remove_job(self, job: str) -> None:
-        """Break off the job's transfers and forget it: its store can be closed."""
+        """Ends the job's transfers and sessions. Its store can be closed after the call."""
         states = self._jobs.pop(job)
         states.staging.close()
-        for session in list(states.sessions.values()):
-            session.hub.stop()
+        states.sessions.stop()
         with states.lock:
-            for session in states.sessions.values():
-                session.close()
+            states.sessions.close()
 
     def report_defect(self, job: str, error: Exception) -> None:
-        """A call of the job has ended by an exception that nobody expected."""
+        """Reports an unexpected exception that has ended a call of the job."""
         states = self._jobs.get(job)
         if states is not None:
             states.on_defect(error)
 
     @contextmanager
     def alone(self, job: str) -> Iterator[None]:
-        """While no transfer of the job is going on."""
+        """Keeps transfers of the job out."""
         with self._jobs[job].lock:
             yield
 
@@ -163,7 +228,9 @@ class StateService(node_pb2_grpc.StateServiceServicer):
         states = self._states(request.job, context)
         assert self._listener is not None, "the node listens"
         token = secrets.token_hex(16)
-        states.sessions[token] = StateTransferSession(self._listener.expect(token, "client"))
+        session = StateTransferSession(self._listener.expect(token, "client"))
+        if not states.sessions.add(token, session):
+            _abort_without_job(request.job, context)
         return node_pb2.OpenStateResponse(token=token, endpoint=self._listener.endpoint())
 
     @_reports_defects
@@ -234,8 +301,7 @@ class StateService(node_pb2_grpc.StateServiceServicer):
     def InitialiseStates(
         self, request: node_pb2.InitialiseStatesRequest, context: grpc.ServicerContext
     ) -> node_pb2.InitialiseStatesResponse:
-        states = self._states(request.job, context)
-        with states.lock:
+        with self._locked_states(request.job, context) as states:
             _refuse_while_running(states, context)
             names = [state.name for state in request.states]
             _places(names, states.store.places(), context)
@@ -277,27 +343,37 @@ class StateService(node_pb2_grpc.StateServiceServicer):
     def _states(self, job: str, context: grpc.ServicerContext) -> JobStates:
         states = self._jobs.get(job)
         if states is None:
-            context.abort(grpc.StatusCode.NOT_FOUND, f"this shard keeps no state of a job {job}")
+            _abort_without_job(job, context)
         return states
+
+    @contextmanager
+    def _locked_states(self, job: str, context: grpc.ServicerContext) -> Iterator[JobStates]:
+        """Gives the states of a job to this call alone."""
+        states = self._states(job, context)
+        with states.lock:
+            # The job may have ended while the call waited, and then its store is closed.
+            if self._jobs.get(job) is not states:
+                _abort_without_job(job, context)
+            yield states
 
     @contextmanager
     def _transfer(
         self, request: node_pb2.TransferStateRequest, context: grpc.ServicerContext
     ) -> Iterator[tuple[JobStates, StateTransferSession]]:
-        """One transfer at a time. A session that did not end its transfer as it should is dropped, with its link."""
-        states = self._states(request.job, context)
-        with states.lock:
-            session = states.sessions.get(request.token)
+        """Gives a transfer its session, which is closed, with its link, unless the transfer ends as it should."""
+        with self._locked_states(request.job, context) as states:
+            session = states.sessions.begin_transfer(request.token)
             if session is None:
                 context.abort(grpc.StatusCode.UNAUTHENTICATED, "no such token: open the state first")
             ended = threading.Event()
 
-            def end() -> None:  # the call is over, by itself or because the client has given it up
+            def end() -> None:
                 if not ended.is_set():
                     session.hub.stop()
 
-            context.add_callback(end)
             try:
+                if not context.add_callback(end):  # The call has ended already, and nobody sends what it waits for.
+                    end()
                 yield states, session
                 ended.set()
             except LinkLost as lost:
@@ -305,10 +381,13 @@ class StateService(node_pb2_grpc.StateServiceServicer):
             except Stopped:
                 context.abort(grpc.StatusCode.CANCELLED, "the transfer was broken off")
             finally:
-                if not ended.is_set():
-                    ended.set()
-                    del states.sessions[request.token]
-                    session.close()
+                is_kept = ended.is_set()
+                ended.set()
+                states.sessions.end_transfer(request.token, is_kept=is_kept)
+
+
+def _abort_without_job(job: str, context: grpc.ServicerContext) -> NoReturn:
+    context.abort(grpc.StatusCode.NOT_FOUND, f"this shard keeps no state of a job {job}")
 
 
 def _refuse_while_running(states: JobStates, context: grpc.ServicerContext) -> None:
@@ -330,7 +409,7 @@ def _places(
 def _parts(
     request: node_pb2.TransferStateRequest, places: Sequence[StateExtent], context: grpc.ServicerContext
 ) -> list[tuple[int, int]]:
-    """Offset and length in bytes, within each state, of what is to be sent of it."""
+    """Returns, for each state, the offset and length in bytes of the part to send."""
     if not request.HasField("part"):
         return [(0, place.nbytes) for place in places]
     part = request.part

@@ -9,20 +9,20 @@ import torch
 from waferbox.links.elements import torch_dtype
 from waferbox.links.hub import Stopped
 from waferbox.links.shared_memory import SharedMemory, Slice
-from waferbox.states.layout import Layout, StateExtent, fit, lay_out, states_in_order
+from waferbox.states.layout import Layout, StateExtent, StateRequirements, fit, lay_out
 from waferbox.states.pager import Extent, Pager
 from waferbox.states.point_share import PointShare
 from waferbox.states.state_memory import CHUNK_BYTES, StateMemory, StateSettings
 from wsc.v1 import plan_pb2
 
-# --- The states as they were after one step, while steps go on --------------------------------------------------------
+# --- Snapshots --------------------------------------------------------------------------------------------------------
 
 
 class Snapshot:
-    """All states as they were after one step. Thread-safe.
+    """All states as they were after one step, while further steps run. Thread-safe.
 
-    At first it is the live states. A state is copied aside when somebody reads it, or just before it is written,
-    whichever is first; who comes second helps the first, so no step waits for a reader.
+    A state is copied aside when the client reads it, or just before a step writes it, whichever is first. A step that
+    meets a copy in progress makes the rest of it, and does not wait for the reader.
     """
 
     def __init__(
@@ -33,17 +33,17 @@ class Snapshot:
         aside: StateMemory,
         on_read: Callable[[Extent], None],
     ) -> None:
-        """aside: memory as large as the live one. on_read(extent): a reader has touched the live states there."""
+        """aside: memory as large as the live one. on_read: called with an extent of the live states that was read."""
         self.step = step
         self.places = places
         self.aside = aside
         self._live = live
         self._on_read = on_read
         self._lock = threading.Lock()
-        self._copied: dict[str, int] = {}  # bytes of a state, from its start
+        self._copied: dict[str, int] = {}  # bytes of a state, from its start, that are aside
 
     def part(self, name: str, offset: int, nbytes: int) -> Slice:
-        """Some bytes of a state, which stay as long as the snapshot does."""
+        """Returns some bytes of a state, which are valid as long as the snapshot is."""
         place = self.places[name]
         before = self._copied.get(name, 0)
         self._copy(name, offset + nbytes)
@@ -52,7 +52,7 @@ class Snapshot:
         return Slice(self.aside.memory, place.offset + offset, nbytes)
 
     def before_write(self, name: str, part: int = 0, count: int = 1) -> None:
-        """Keep what a state is now, up to the end of this part of it; it may be written then."""
+        """Copies a state aside, up to the end of a part, so that the caller can write it."""
         if name in self.places:
             self._copy(name, -(-self.places[name].nbytes * (part + 1) // count))
 
@@ -67,31 +67,36 @@ class Snapshot:
                     self._copied[name] = done + length
 
 
-# --- The states that one shard keeps for one job: they survive executions, and go with the job ------------------------
+# --- The states -------------------------------------------------------------------------------------------------------
 
 
 class StateStore:
-    """Named tensors in one memory. Not locked: the job says when the execution uses it and when the client."""
+    """The states that a state keeper has for one job, in one memory. They last as long as the job.
+
+    Not locked: the job decides whether the execution or the client uses the store.
+    """
 
     def __init__(self, settings: StateSettings | None = None) -> None:
         self.settings = settings or StateSettings()
-        self.pager: Pager | None = None  # of the execution that runs, if the states need one
+        self.pager: Pager | None = None  # of the running execution, if the states are paged
         self._memory: StateMemory | None = None
         self._layout = Layout(places={}, group_bases={}, nbytes=0)
         self._written: set[str] = set()
-        self._spare: StateMemory | None = None  # of a snapshot that was released
+        self._spare: StateMemory | None = None  # the memory of a released snapshot, for the next one
         self._snapshot: Snapshot | None = None
         self._recovery_point: PointShare | None = None
-        self._order: Sequence[str] = ()  # of the plan's states: those that a step writes first come first
+        self._order: Sequence[str] = ()  # the required states; those that a step writes first come first
 
-    def load(self, plan: plan_pb2.MemoryXPlan, put_back: Mapping[str, StateExtent] | None = None) -> list[str]:
-        """Lay the states out for a plan. Returns the names of those that nobody has written yet.
+    def load(self, required: StateRequirements, put_back: Mapping[str, StateExtent] | None = None) -> list[str]:
+        """Lays out the required states. Returns the names of those without a value.
 
-        put_back: states that will be written, of these types if the plan does not say otherwise; what there was is
-        nothing worth then.
+        Args:
+            required: the states that the next execution uses.
+            put_back: states that are about to be written, with the types that they have unless the requirements have
+                others; all values that the store has are dropped. None: the store keeps its values.
         """
-        wanted = {slot.name: slot.type for slot in plan.states}
-        self._order = states_in_order(plan)
+        wanted = {slot.name: slot.type for slot in required.slots}
+        self._order = list(dict.fromkeys((*required.write_order, *wanted)))
         if put_back is not None:
             self._written.clear()
         self._written -= {
@@ -102,16 +107,16 @@ class StateStore:
         kept = put_back
         if kept is None:
             kept = {name: place for name, place in self._layout.places.items() if name in self._written}
-        fitting = fit(plan, self._layout) if self._memory is not None else None
+        fitting = fit(required, self._layout) if self._memory is not None else None
         if fitting is not None and _has_room(fitting.places, kept, wanted):
             self._layout = fitting
         else:
-            self._move_to(lay_out(plan, kept))
+            self._move_to(lay_out(required, kept))
         return [name for name in wanted if name not in self._written]
 
     @property
     def states(self) -> StateMemory:
-        """Where all of them lie."""
+        """The memory of the states."""
         assert self._memory is not None, "a plan has been loaded"
         return self._memory
 
@@ -120,16 +125,16 @@ class StateStore:
         return self.states.memory
 
     def tensor(self, name: str) -> torch.Tensor:
-        """The live tensor of a state. Who writes it between executions calls before_write first."""
+        """Returns the live tensor of a state. A caller that writes it between executions calls `before_write` first."""
         place = self._layout.places[name]
         return self.memory.tensor(torch_dtype(place.element_type), place.shape, place.offset)
 
     def group_base(self, group: int) -> int | None:
-        """Where a weights group with states in it begins in the shared memory."""
+        """Returns the offset of a weights group in the shared memory; None: the group is not sent in place."""
         return self._layout.group_bases.get(group)
 
     def places(self) -> Mapping[str, StateExtent]:
-        """Where each state lies that the store has room for."""
+        """Returns the extents of all states in the layout, with and without a value."""
         return self._layout.places
 
     def is_written(self, name: str) -> bool:
@@ -140,13 +145,15 @@ class StateStore:
 
     @property
     def copies_on_write(self) -> bool:
-        """Whether before_write has an effect."""
+        """Whether `before_write` has an effect."""
         return self._snapshot is not None or self._recovery_point is not None
 
     def before_write(self, names: Collection[str], part: tuple[int, int] = (0, 1)) -> None:
-        """Keep the values of states for the snapshot and for the recovery point, if there is one.
+        """Copies the values of states for the snapshot and the recovery point, as far as these need them.
 
-        part: number and count, of writing in parts; those before have been written.
+        Args:
+            names: the states that are about to be written.
+            part: number and count of the part that is about to be written; those before have been written.
         """
         snapshot = self._snapshot
         if snapshot is not None:
@@ -156,35 +163,36 @@ class StateStore:
         if point is not None:
             for name in names:
                 point.before_write(name, *part)
-            if point.ended and not point.unchanged:  # a kernel may change no state, and then the point holds on
+            # A point of unchanged states stays, as its file can serve a later point.
+            if point.ended and not point.unchanged:
                 self._recovery_point = None
 
     def reserve_snapshot(self) -> None:
-        """Make sure that there is room for a snapshot on the disk, if it goes there."""
+        """Takes the disk space of a snapshot, where states are in files."""
         if self.settings.folder is not None:
             self._spare = self._take_spare()
 
     def snapshot(self, step: int) -> Snapshot:
-        """Everything as it is now. The one before has been released."""
+        """Returns a snapshot of the states as they are now. The snapshot before has been released."""
         assert self._snapshot is None
         places = {name: place for name, place in self._layout.places.items() if name in self._written}
         self._snapshot = Snapshot(step, places, self.states, self._take_spare(), self.was_read)
         return self._snapshot
 
     def begin_recovery_point(self, *, required: bool) -> PointShare:
-        """Everything as it is now, which somebody is to write to a file. The one before has ended."""
+        """Returns a point share of the states as they are now, to be written to a file. The share before has ended."""
         names = dict.fromkeys((*self._order, *self._layout.places))
         places = {name: self._layout.places[name] for name in names if name in self._written}
         self._recovery_point = PointShare(places, self.states, self.was_read, required=required)
         return self._recovery_point
 
     def release(self, snapshot: Snapshot) -> None:
-        """The snapshot's memory may serve the next one."""
+        """Keeps the memory of the snapshot for the next one."""
         assert snapshot is self._snapshot
         self._snapshot, self._spare = None, snapshot.aside
 
     def was_read(self, extent: Extent) -> None:
-        """The client has been shown the live states there: they need not stay in memory for that."""
+        """Evicts an extent of the live states after the client has read it, unless steps need it."""
         pager = self.pager
         if pager is not None:
             pager.touched(extent)
@@ -192,7 +200,7 @@ class StateStore:
             self.states.evict(extent)
 
     def close(self) -> None:
-        """Drop everything. Nothing may use the shared memory any more."""
+        """Drops all states. Nothing uses the shared memory any more."""
         for memory in (self._memory, self._spare):
             if memory is not None:
                 memory.close()
@@ -223,28 +231,30 @@ class StateStore:
 def _has_room(
     places: Mapping[str, StateExtent], kept: Mapping[str, StateExtent], wanted: Mapping[str, plan_pb2.TensorType]
 ) -> bool:
-    """Whether states that a plan does not name have their places, too."""
+    """Whether a layout also has the states that are kept and not required."""
     return all(name in wanted or (name in places and places[name].is_like(place)) for name, place in kept.items())
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The snapshot that a shard keeps for the client between a checkpoint step and the end of the client's reading
+# --- The snapshot for the client --------------------------------------------------------------------------------------
 
 
 class Snapshots:
-    """At most one snapshot: the execution waits, at the next checkpoint step, until the client has done with it."""
+    """The snapshot that the client reads after a checkpoint step. Thread-safe.
+
+    There is one at a time: at the next checkpoint step the execution waits until the client has released it.
+    """
 
     def __init__(self, store: StateStore, announce: Callable[[int], None]) -> None:
-        """announce(step) tells the coordinator that the snapshot can be read."""
+        """announce: reports to the coordinator that the snapshot of a step can be read."""
         self._store = store
         self._announce = announce
         self._changed = threading.Condition()
         self._held: Snapshot | None = None
-        self._readers = 0  # of the snapshot that is held, or that was held last
+        self._readers = 0  # of the snapshot that is held, or was held last
         self._interrupted = False
 
     def take(self, step: int) -> None:
-        """Keep the state; waits until the snapshot before is released and read. Stopped when interrupted."""
+        """Takes a snapshot, once the one before is released and no longer read. Raises Stopped: interrupted."""
         with self._changed:
             self._changed.wait_for(lambda: (self._held is None and not self._readers) or self._interrupted)
             if self._interrupted:
@@ -254,7 +264,7 @@ class Snapshots:
 
     @contextmanager
     def reading(self, step: int) -> Iterator[Snapshot]:
-        """The snapshot of a step, which stays while it is read. KeyError if there is none of this step."""
+        """Gives the snapshot of a step to a reader. Raises KeyError: there is none."""
         with self._changed:
             if self._held is None or self._held.step != step:
                 raise KeyError(step)
@@ -270,19 +280,19 @@ class Snapshots:
                 self._changed.notify_all()
 
     def release(self, step: int) -> None:
-        """The client does not want this snapshot any more. Never blocks: a reading that is not over frees it."""
+        """Releases the snapshot of a step, at once or at the end of its last reading. Does not wait."""
         with self._changed:
             if self._held is not None and self._held.step == step:
                 self._evict()
 
     def interrupt(self) -> None:
-        """Make take raise Stopped, until reset."""
+        """Makes `take` raise Stopped, until `reset`."""
         with self._changed:
             self._interrupted = True
             self._changed.notify_all()
 
     def reset(self) -> None:
-        """Before another execution: drop what is left of the one before."""
+        """Drops the snapshot of the execution before; called before another begins."""
         with self._changed:
             self._interrupted = False
             if self._held is not None:

@@ -1,14 +1,14 @@
 """Whether steps are compiled for mixed precision, and with which half type.
 
-The child process of a worker, which runs the input_fn, reads the script's choice from environment variables.
+In the process that runs an input_fn for a worker, the script's choice holds from the start.
 """
 
-import os
 from dataclasses import dataclass
 from typing import Final, Literal
 
 import torch
 
+from cstorch._internal import input_settings
 from cstorch.backends.flag import check_outside_loop
 from cstorch.errors import ConfigurationError
 
@@ -24,9 +24,14 @@ class _Settings:
     enabled: bool
 
 
-_settings = _Settings(
-    half=os.environ.get("WAFERBOX_HALF_TYPE", "float16"), enabled="WAFERBOX_MIXED_PRECISION" in os.environ
-)
+def _initial_settings() -> _Settings:
+    chosen = input_settings.current()
+    if chosen is None:
+        return _Settings(half="float16", enabled=False)
+    return _Settings(half=chosen.half_type or "float16", enabled=chosen.mixed_precision)
+
+
+_settings = _initial_settings()
 
 
 def set_half_dtype(value: HalfName | torch.dtype) -> torch.dtype:

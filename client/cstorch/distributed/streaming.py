@@ -1,11 +1,12 @@
 """The number of this process among the input workers, for use in an input_fn.
 
-A worker sets environment variables in its child process, which runs the input_fn. In all other processes, on the client
-and on the CPU, the results are those of a lone process that streams nothing.
+On the client and on the CPU, where no input_fn runs for a worker, the results are those of a lone process that streams
+nothing.
 """
 
 import mmap
-import os
+
+from cstorch._internal import input_settings
 
 # Whether this process has read its share of the batches, its rank, and its ordinal. It is shared memory, as torch
 # DataLoaders fork processes that may read them.
@@ -18,7 +19,7 @@ def is_streamer() -> bool:
 
     Reference: release 2.10, `cerebras.pytorch.distributed`.
     """
-    return "WAFERBOX_STREAMER_RANK" in os.environ
+    return input_settings.current() is not None
 
 
 def num_streamers() -> int:
@@ -27,7 +28,8 @@ def num_streamers() -> int:
     Reference: release 2.10, `cerebras.pytorch.distributed`.
     """
     _asked[_SHARE] = True
-    return int(os.environ.get("WAFERBOX_STREAMER_COUNT", "0"))
+    settings = input_settings.current()
+    return 0 if settings is None else settings.num_streamers
 
 
 def get_streaming_rank() -> int:
@@ -38,7 +40,7 @@ def get_streaming_rank() -> int:
     Reference: release 2.10, `cerebras.pytorch.distributed`.
     """
     _asked[_SHARE] = _asked[_RANK] = True
-    return int(os.environ.get("WAFERBOX_STREAMER_RANK", "0"))
+    return _rank()
 
 
 def rank_was_asked() -> bool:
@@ -84,7 +86,8 @@ def get_streaming_batch_size(effective_batch_size: int, global_rank: int | None 
 def num_csx() -> int:
     """Returns the number of systems that the streamers feed; 1 on the client."""
     _asked[_SHARE] = True
-    return int(os.environ.get("WAFERBOX_STREAMER_NUM_CSX", "1"))
+    settings = input_settings.current()
+    return 1 if settings is None else settings.num_csx
 
 
 def num_workers_per_csx() -> int:
@@ -95,7 +98,8 @@ def num_workers_per_csx() -> int:
 def streaming_wafer() -> int:
     """Returns the number of the system that this process feeds; 0 on the client."""
     _asked[_SHARE] = True
-    return int(os.environ.get("WAFERBOX_STREAMER_WAFER", "0"))
+    settings = input_settings.current()
+    return 0 if settings is None else settings.wafer
 
 
 def num_tasks() -> int:
@@ -114,7 +118,7 @@ def get_ordinal() -> int:
     Reference: release 2.10, `cerebras.pytorch.distributed`.
     """
     _asked[_ORDINAL] = True
-    return int(os.environ.get("WAFERBOX_STREAMER_RANK", "0"))
+    return _rank()
 
 
 def is_master_ordinal(local: bool = False) -> bool:
@@ -125,7 +129,7 @@ def is_master_ordinal(local: bool = False) -> bool:
 
     Reference: release 2.10, `cerebras.pytorch.distributed`.
     """
-    return local or int(os.environ.get("WAFERBOX_STREAMER_RANK", "0")) == 0
+    return local or _rank() == 0
 
 
 def num_receivers() -> int:
@@ -142,3 +146,8 @@ def is_receiver() -> bool:
     Reference: release 2.10, `cerebras.pytorch.distributed`.
     """
     return not is_streamer()
+
+
+def _rank() -> int:
+    settings = input_settings.current()
+    return 0 if settings is None else settings.rank
