@@ -326,8 +326,8 @@ class FunctionExecution(ClusterExecution):
                 elif backends.csx.debug.retrace_every_iteration:
                     self._function.check_same_program(step)
                 self._end_step(step)
-                if self._run is not None and self._run.seconds:
-                    self._function.step_seconds = self._run.seconds / step
+                if self._seconds:
+                    self._function.step_seconds = self._seconds / step
             self._finish()
         finally:
             enter_loop(None)
@@ -335,7 +335,7 @@ class FunctionExecution(ClusterExecution):
 
     def _abandon_first_step(self) -> None:
         """The script has left its loop in the body: a first step that was traced has not run, and never will."""
-        if self._run is None and self._function.was_called and not self._target.compile_only:
+        if self._stream is None and self._function.was_called and not self._target.compile_only:
             for name, cell in self._function.cells.items():
                 cell.set_remote(_Unavailable(name))
 
