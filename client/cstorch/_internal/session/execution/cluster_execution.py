@@ -1,4 +1,4 @@
-"""An execution on the cluster: the first step is compiled and started; closures run as the results come back."""
+"""Executions on the cluster: the first step is compiled and started; closures run when its outputs arrive."""
 
 import logging
 import time
@@ -179,7 +179,7 @@ class ClusterExecution(Execution):
     def _run_closures(self, calls: list[Closure], values: dict[str, torch.Tensor]) -> None:
         step, outputs = self._step, self._step.outputs
         step.at_hand.evaluate(step.has_output, lambda source: outputs.value(source, values))
-        # All before the first runs: a closure may write to its tensors.
+        # All closures are filled before the first runs, since a closure may write to its tensors.
         filled = [outputs.fill(call, values) for call in calls]
         step.at_hand.is_last = self.executor.on_final_iteration
         self._is_in_closure = True
@@ -189,7 +189,7 @@ class ClusterExecution(Execution):
                 arrived = False
                 for closure, call in zip(calls, filled, strict=True):
                     if not arrived and takes_values(closure):
-                        # Not before: what runs ahead of it may prepare for the values, as plain PyTorch's forward pass.
+                        # Not earlier: closures before may prepare for values, as plain PyTorch's forward pass does.
                         call_tensor_hooks(values)
                         arrived = True
                     call.run()
@@ -217,12 +217,12 @@ class ClusterExecution(Execution):
             if not self._is_finished:
                 self._session.abandon_job(EXECUTION_LEFT_UNFINISHED)
 
-    # What the script calls within a step.
+    # --- Calls of the script within a step ----------------------------------------------------------------------------
 
     def input_states(self) -> list[dict[str, Any]]:
         if self._input_states is None:
             raise UsageError(
-                "the cluster has not come to this step yet: ask for the state of the input in a @checkpoint_closure"
+                "the cluster has not run this step yet: ask for the state of the input in a @checkpoint_closure"
             )
         return [read_state(state) for state in self._input_states]
 
