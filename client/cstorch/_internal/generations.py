@@ -156,8 +156,8 @@ def warn_of_other_providers() -> None:
 
 # --- TreeSpec ---------------------------------------------------------------------------------------------------------
 #
-# Scripts of public releases call `dataclasses.replace(spec, children_specs=...)`, which passes each field by its name to
-# the constructor. The parameters have these names in torch 2.4, and others in newer versions.
+# Scripts of public releases call `dataclasses.replace(spec, children_specs=...)`, which passes each field to the
+# constructor by its name. The parameters have these names in torch 2.4, and others in newer versions.
 
 _NOT_GIVEN = object()
 _tree_spec_init = _pytree.TreeSpec.__init__

@@ -1,8 +1,9 @@
 """The registry of stateful objects, and the names of the states in them.
 
 Models, optimizers, schedulers, grad scalers and metrics register themselves when they are made, sparsity algorithms
-when they are applied. The names are those of the real system: `state.model.fc1.weight`, `state.optimizer.state.0.exp_avg`,
-`state.schedulers.0.last_epoch`, `state.grad_scaler.0.scale`, `state.metrics.accuracy.0.total`.
+when they are applied. The names are those of the real system: `state.model.fc1.weight`,
+`state.optimizer.state.0.exp_avg`, `state.schedulers.0.last_epoch`, `state.grad_scaler.0.scale`,
+`state.metrics.accuracy.0.total`.
 """
 
 import weakref

@@ -1,4 +1,4 @@
-"""What every backend has: its kind, its device and its cluster."""
+"""The base class of backends, with the kind, the device and the cluster of a backend."""
 
 import logging
 import os
@@ -18,8 +18,6 @@ from cstorch._internal.execution import Execution, Executor
 from cstorch._internal.tracing import DEVICE, alias_rule, device_scope, is_in_body, is_tracing
 from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import ConfigurationError
-
-# --- The kinds of backends --------------------------------------------------------------------------------------------
 
 
 class BackendType(Enum):
