@@ -13,7 +13,7 @@ import torch
 
 from cstorch._internal.session import failures
 from cstorch._internal.session.execution.outputs import unpack
-from cstorch._internal.session.execution.run import ExecutionStream
+from cstorch._internal.session.execution.stream import ExecutionStream
 from cstorch._internal.session.job import ClientJob
 from cstorch._internal.tracing.random_counter import COUNTER
 from cstorch.errors import ClusterError, CstorchError, InternalError, UsageError
@@ -176,7 +176,6 @@ class VendorExecution:
         self.names = [name for name in names if name != COUNTER]
         states.place(step.response.states)
         begin = coordinator_pb2.Begin(
-            token=job.token,
             artifact=step.response.artifact,
             loader=settings.loader,
             num_steps=settings.num_steps,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from fake_cluster import FakeCluster
 
-from cstorch._internal.session.execution.run import ExecutionStream
+from cstorch._internal.session.execution.stream import ExecutionStream
 from cstorch._internal.session.job import ClientJob
 from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import InternalError
@@ -44,7 +44,7 @@ def test_a_defect_in_the_thread_of_an_execution(cluster: FakeCluster, monkeypatc
     monkeypatch.setattr(ExecutionStream, "_read", fail)
     monkeypatch.setattr(deadlines, "END", replace(deadlines.END, verdict=0.1))
     job = ClientJob(cluster.address, ClusterConfig(), "")
-    stream = ExecutionStream(job, coordinator_pb2.Begin(token=job.token, num_steps=1))
+    stream = ExecutionStream(job, coordinator_pb2.Begin(num_steps=1))
     errors: list[BaseException] = []
 
     def receive() -> None:

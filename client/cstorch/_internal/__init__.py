@@ -1,3 +1,1 @@
-"""The insides of cstorch: nothing here is API. From the lowest: the files of this level, tracing, lowering, session,
-backend.
-"""
+"""The private parts of cstorch. From the lowest: the files of this level, tracing, lowering, session, backend."""

@@ -1,4 +1,4 @@
-"""What the real API has and Waferbox has not, and what to do instead. docs/compatibility.md shows the same."""
+"""Names of the real API that Waferbox lacks, and what to do instead. docs/compatibility.md shows the same."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ _INSIDE = (
     "it belongs to the real client's inside; scripts find CSConfig, environment, errors, log, storage and utils here"
 )
 
-# By name; a module stands for all that is missing in it.
+# By name; a module stands for all names that it lacks.
 _REASONS: Mapping[str, str] = {
     **dict.fromkeys(
         (
@@ -73,7 +73,7 @@ _REASONS: Mapping[str, str] = {
 
 
 def reason(name: str) -> str | None:
-    """Why `cstorch.x.y` is absent, as a sentence for the user; None for a name that is not known to be."""
+    """Returns the reason for the absence of `cstorch.x.y`, as a sentence for the user; None for other names."""
     known = name
     while known not in _REASONS:
         known, dot, _ = known.rpartition(".")
@@ -83,7 +83,7 @@ def reason(name: str) -> str | None:
 
 
 def error(module: str, attribute: str) -> AttributeError:
-    """The error for an attribute that a module, or an object that stands for one, does not have."""
+    """Returns the error for an attribute that a module, or an object in place of one, does not have."""
     text = reason(f"{module}.{attribute}")
     if text is None or attribute.startswith("_"):
         return AttributeError(f"module {module!r} has no attribute {attribute!r}")
@@ -91,7 +91,7 @@ def error(module: str, attribute: str) -> AttributeError:
 
 
 def getter(module: str) -> Callable[[str], Any]:
-    """What a module is to call `__getattr__`, to say why a name is absent."""
+    """Returns a module's `__getattr__`, whose error has the reason for the absence of a name."""
 
     def get(attribute: str) -> Any:
         raise error(module, attribute)
@@ -100,12 +100,12 @@ def getter(module: str) -> Callable[[str], Any]:
 
 
 def explain_in_modules() -> None:
-    """Has the loaded modules of cstorch and cerebras_appliance in which names are absent say why."""
+    """Gives such a `__getattr__` to the loaded modules of cstorch and cerebras_appliance that lack names."""
     modules = [name.rpartition(".")[0] for name in _REASONS] + list(_REASONS)
     for name, module in list(sys.modules.items()):
         is_explained = name in modules or any(name.startswith(f"{known}.") for known in _REASONS)
         if is_explained and name.partition(".")[0] in ("cstorch", "cerebras_appliance"):
             vars(module).setdefault("__getattr__", getter(name))
-            # `from module import name` hides what __getattr__ raises; of a package it then asks the finder, which says
-            # the same (generations.py). So every module is a package, if without files.
+            # `from module import name` hides the error of __getattr__. For a package it calls the finder next, which
+            # raises the same error (generations.py). So every such module is a package, without files.
             vars(module).setdefault("__path__", [])

@@ -1,4 +1,4 @@
-"""What a batch must look like: a nest of tensors with one batch dimension."""
+"""Batches: nested structures of tensors with one batch dimension, their size and its checks."""
 
 from typing import Any
 
@@ -9,14 +9,14 @@ from cstorch.errors import ConfigurationError, InputError
 
 
 def infer_batch_size(data: Any, batch_size: int | None = None) -> int | None:
-    """The size of dimension 0 that all tensors of a nest share; None when there is no tensor.
+    """Returns the size of dimension 0 that all tensors of a nested structure share; None without a tensor.
 
     Args:
-        data: a nest of tensors.
-        batch_size: the size that is expected, if any.
+        data: The nested structure.
+        batch_size: The expected size, if any.
 
     Raises:
-        InputError: a tensor has no dimension, or the sizes differ.
+        InputError: A tensor has no dimension, or the sizes differ.
 
     Reference: release 2.10, `cerebras.pytorch.utils.data.utils`.
     """
@@ -36,21 +36,21 @@ def infer_batch_size(data: Any, batch_size: int | None = None) -> int | None:
 
 
 def num_samples(batch: Any) -> int:
-    """The batch size; a batch whose tensors differ in dimension 0, such as one of graphs, is one sample.
+    """Returns the batch size; a batch whose tensors differ in dimension 0, such as one of graphs, is one sample.
 
     Raises:
-        InputError: a tensor has no dimension.
+        InputError: A tensor has no dimension.
     """
     sizes = {infer_batch_size(leaf) for leaf in pytree.tree_leaves(batch)} - {None}
     return 1 if len(sizes) > 1 else sizes.pop() if sizes else 0  # type: ignore[return-value]
 
 
 def check_batch(batch: Any, num_csx: int) -> int:
-    """The batch size of a batch that can be spread over num_csx systems.
+    """Checks that a batch can be divided over num_csx systems; returns the batch size.
 
     Raises:
-        InputError: the batch holds no tensors, or tensors without a common batch dimension for several systems.
-        ConfigurationError: its rows cannot be spread evenly over num_csx systems.
+        InputError: The batch has no tensors, or its tensors have no common batch dimension and num_csx is above 1.
+        ConfigurationError: The rows cannot be spread evenly over num_csx systems.
     """
     if num_csx > 1:
         infer_batch_size(batch)

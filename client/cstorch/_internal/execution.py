@@ -1,4 +1,4 @@
-"""An execution is the run of one DataExecutor: its interface, and the one under way."""
+"""The interface of executions, each the run of one DataExecutor, and the current one."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
@@ -13,7 +13,7 @@ from cstorch.errors import UsageError
 
 
 class Input(Protocol):
-    """The DataLoader of an execution, which describes its methods."""
+    """The part of a DataLoader that an execution needs."""
 
     @property
     def is_restartable(self) -> bool: ...
@@ -25,20 +25,20 @@ class Input(Protocol):
 
 
 class StepProfiler(Protocol):
-    """What measures the steps of an execution."""
+    """The part of a profiler that an execution needs."""
 
     def start(self) -> None:
-        """The first step begins now."""
+        """Begins the first step."""
 
     def step(self, batch_size: int) -> None:
         """Counts a step."""
 
     def record_elapsed(self, seconds: float) -> None:
-        """The step that was counted last has ended so many seconds after the first began."""
+        """Records the end of the last counted step, in seconds after the begin of the first."""
 
 
 class Executor(Protocol):
-    """The DataExecutor that an execution runs; it describes its properties."""
+    """The part of a DataExecutor that an execution needs."""
 
     num_steps: int
     activation_steps: int
@@ -65,7 +65,7 @@ class Executor(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closure:
-    """A call of a step closure or checkpoint closure that a script has made."""
+    """A call of a step closure or checkpoint closure by the script."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -85,27 +85,27 @@ class Execution(ABC):
 
     @abstractmethod
     def batches(self) -> Generator[Any]:
-        """Yields the batch of each step; work between two yields is the end of a step."""
+        """Yields the batch of each step, and completes the step before the next yield."""
 
     @abstractmethod
     def input_states(self) -> list[dict[str, Any]]:
-        """The state of every worker's loader after the checkpoint step at hand.
+        """Returns the state of every worker's loader after the current checkpoint step.
 
         Raises:
-            UsageError: it is not known at this moment.
+            UsageError: The states are not known at this time.
         """
 
     @abstractmethod
     def run_step(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call of the traced function."""
+        """Handles a call of the traced function, and returns its result."""
 
     @abstractmethod
     def use_model(self, model: nn.Module) -> None:
-        """A compiled model is called."""
+        """Records the call of a compiled model."""
 
     @abstractmethod
     def call_closure(self, closure: Closure) -> Any:
-        """A call of a closure."""
+        """Handles a call of a closure, and returns its result if it runs now."""
 
 
 _NESTED = """\
@@ -126,16 +126,16 @@ _current: Execution | None = None
 
 
 def current_execution() -> Execution | None:
-    """The execution whose loop the script is in."""
+    """Returns the execution whose loop the script runs; None outside of loops."""
     return _current
 
 
 @contextmanager
 def enter(execution: Execution) -> Iterator[None]:
-    """Makes `execution` the current one.
+    """Makes an execution the current one in the context.
 
     Raises:
-        UsageError: the loop of another executor is under way.
+        UsageError: The script is in the loop of another executor.
     """
     global _current
     if _current is not None:
@@ -148,10 +148,10 @@ def enter(execution: Execution) -> Iterator[None]:
 
 
 def current_executor() -> Executor:
-    """The DataExecutor that is being iterated.
+    """Returns the DataExecutor that is being iterated.
 
     Raises:
-        UsageError: there is none.
+        UsageError: There is none.
 
     Reference: release 2.10, `cerebras.pytorch`.
     """

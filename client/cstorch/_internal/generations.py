@@ -1,4 +1,4 @@
-"""Other names of cstorch, older generations of its API, and what these expect of torch."""
+"""Other import names of cstorch, older generations of its API, and the form of torch that these expect."""
 
 import logging
 import sys
@@ -15,12 +15,11 @@ from torch.utils import _pytree
 
 from cstorch._internal import absent
 
-# --- Other names of cstorch, and older generations of its API ---------------------------------------------------------
+# --- Import names -----------------------------------------------------------------------------------------------------
 #
 # `alias` makes a name another name of a package: the same module objects, whichever is imported first. `inherit` is for
-# an older generation, a package beside cstorch that has only the modules in which it differs: whatever else is imported
-# from it, or asked of its modules, is cstorch's own.
-
+# an older generation: a package that has only the modules in which it differs from cstorch. All other modules and
+# attributes are cstorch's.
 
 logger = logging.getLogger("cstorch")
 
@@ -33,7 +32,7 @@ NAMES = (
     "cerebras_torch",
 )
 
-# Where the real system keeps what has another place here.
+# Modules of the real system, and the modules of this package that have their contents.
 _MOVED = {
     "cstorch.backend.ltc_backend": "cstorch._internal.session.tensor_hooks",
     "cstorch.sparse.gmp": "cstorch.sparse.algorithms",
@@ -48,7 +47,7 @@ _OWN = Path(__file__).resolve().parents[2]
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Imports what is below another name of a package as what is below its real name."""
+    """The finder and loader that import modules under another name of a package as those of its real name."""
 
     def __init__(self) -> None:
         self.real_packages = {name: name for name in ("cstorch", "cerebras_appliance")}
@@ -74,14 +73,13 @@ class _Finder(MetaPathFinder, Loader):
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        # The import system takes what it then finds in sys.modules; the module it made itself is thrown away, and the
-        # real one keeps its own name, spec and loader.
+        # The import system discards its own module for the one in sys.modules, which keeps its name, spec and loader.
         real = self._real_name(module.__name__)
         assert real is not None
         sys.modules[module.__name__] = import_module(real)
 
     def _real_name(self, name: str) -> str | None:
-        """What a module is really called; None if it is none of ours."""
+        """Returns the real name of a module; None for a module of another package."""
         prefix = name
         while prefix not in self.real_packages:
             prefix, dot, _ = prefix.rpartition(".")
@@ -96,17 +94,17 @@ sys.meta_path.insert(0, _finder)
 
 
 def alias(name: str, real: str) -> None:
-    """Makes `name` another name of the package `real`, and so for every submodule."""
+    """Makes `name` another name of the package `real` and of its submodules."""
     _finder.real_packages[name] = real
     sys.modules[name] = import_module(real)
     _keep_functions(name, real)
 
 
 def inherit(name: str, real: str) -> Callable[[str], Any]:
-    """Makes an older generation's package `name` differ from `real` in what it defines only.
+    """Makes the package `name` of an older generation inherit all that it does not define from `real`.
 
     Returns:
-        What the package is to call `__getattr__`.
+        The `__getattr__` of the package.
     """
     _finder.real_packages[name] = real
     module = import_module(real)
@@ -123,8 +121,10 @@ def inherit(name: str, real: str) -> Callable[[str], Any]:
 
 
 def _keep_functions(name: str, real: str) -> None:
-    """The import of `name.backend` would bind the module in its package, where the function `backend` is. So modules of
-    such a name are there before they are imported."""
+    """Registers the modules whose names are functions in their packages, such as `backend`.
+
+    Otherwise the import of `name.backend` would bind the module in the package, and hide the function.
+    """
     for loaded, module in list(sys.modules.items()):
         package, _, child = loaded.rpartition(".")
         if not f"{package}.".startswith(f"{real}."):
@@ -135,7 +135,7 @@ def _keep_functions(name: str, real: str) -> None:
 
 
 def warn_of_other_providers() -> None:
-    """Warns where another distribution gives one of our import names too, and says which of the two is imported."""
+    """Warns of other distributions that provide an import name of this one, and names the one that is imported."""
     entries = [entry for entry in map(Path, sys.path) if not (entry / "cstorch").is_dir()]
     for name in NAMES:
         others = [folder for entry in entries if (folder := entry.joinpath(*name.split("."))).is_dir()]
@@ -154,13 +154,10 @@ def warn_of_other_providers() -> None:
         )
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# torch's TreeSpec, as scripts of public releases change it: `dataclasses.replace(spec, children_specs=...)`
+# --- TreeSpec ---------------------------------------------------------------------------------------------------------
 #
-# In torch 2.4 its fields had the names of its constructor's parameters, and `replace` gives each field to the
-# constructor
-# by name. In newer versions they have not, and it would fail.
-
+# Scripts of public releases call `dataclasses.replace(spec, children_specs=...)`, which passes each field to the
+# constructor by its name. The parameters have these names in torch 2.4, and others in newer versions.
 
 _NOT_GIVEN = object()
 _tree_spec_init = _pytree.TreeSpec.__init__
@@ -184,5 +181,5 @@ def _accept_fields(
 
 
 def accept_tree_spec_fields() -> None:
-    """Lets TreeSpec's constructor take its fields by their names, too."""
+    """Makes the constructor of TreeSpec also take its fields by their names."""
     _pytree.TreeSpec.__init__ = _accept_fields  # type: ignore[method-assign]

@@ -1,6 +1,4 @@
-"""What the processes of a torch DataLoader do, done in this one: for the first batch, after which the dataset is put
-back as it was.
-"""
+"""The first batch of a torch DataLoader with workers, made in this process; its state is restored afterwards."""
 
 import functools
 import random
@@ -21,30 +19,28 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from cstorch._internal.random_state import random_state, set_random_state
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What Python objects hold, so that it can be put back: of a dataset that a worker process would have changed
+# --- Snapshots of datasets --------------------------------------------------------------------------------------------
 
-
-# What lies in a container of more items are samples: their order is put back, and what is in each is not looked at.
+# A container of more items has samples: their order is restored, and the items themselves are not saved.
 _MOST_ITEMS: Final = 1000
-# Arrays and tensors beyond that hold samples, too: nobody changes these in place to read them.
+# Larger arrays and tensors have samples too, which a read does not change.
 _COPIED_BYTES: Final = 64 * 2**20
 
 _LEAVES: Final = (type(None), bool, int, float, complex, str, bytes, type, types.ModuleType, torch.dtype)
 
 
 class Snapshot:
-    """What objects hold that can be reached from others: attributes, items, states of generators, and small arrays.
+    """The contents of all objects that others refer to: attributes, items, states of generators, and small arrays.
 
-    Objects are neither copied nor replaced, so that all who know one go on to see the same.
+    Objects are neither copied nor replaced, so that all references stay valid.
     """
 
     def __init__(self, roots: Iterable[Any]) -> None:
         self._restorers: list[Callable[[], None]] = []
         self._left_bytes = _COPIED_BYTES
-        self._kept: list[Any] = []  # what has been seen lives on, so that no other object gets its id
+        self._kept: list[Any] = []  # alive, so that no other object gets the same id
         seen: set[int] = set()
-        waiting = deque(roots)  # breadth first: what is near counts most where room is limited
+        waiting = deque(roots)  # breadth first: the bytes that may be copied go to near objects
         while waiting:
             value = waiting.popleft()
             if isinstance(value, _LEAVES) or id(value) in seen:
@@ -54,12 +50,12 @@ class Snapshot:
             waiting.extend(self._take(value))
 
     def restore(self) -> None:
-        """Puts back what has changed."""
+        """Restores the contents."""
         for restorer in self._restorers:
             restorer()
 
     def _take(self, value: Any) -> Iterator[Any]:
-        """Keeps what an object holds; gives what is to be looked at as well."""
+        """Saves the contents of an object; yields the objects that it refers to."""
         if isinstance(value, np.ndarray | torch.Tensor):
             self._take_array(value)
             return
@@ -80,7 +76,7 @@ class Snapshot:
         elif isinstance(value, types.CellType):
             try:
                 content = value.cell_contents
-            except ValueError:  # it is empty
+            except ValueError:  # the cell is empty
                 return
             self._restorers.append(lambda: setattr(value, "cell_contents", content))
             yield content
@@ -111,7 +107,7 @@ class Snapshot:
 
 
 def _generator(value: Any) -> Callable[[], None] | None:
-    """What puts a random generator back; None for what is none."""
+    """Returns the function that restores a random generator; None for other objects."""
     if isinstance(value, random.Random):
         return functools.partial(value.setstate, value.getstate())
     if isinstance(value, np.random.Generator):
@@ -154,19 +150,17 @@ def _restore_set(value: set[Any], items: set[Any]) -> None:
         value.update(items)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What the processes of a torch DataLoader do, done in this one: for the first batch, which is made on the client
+# --- Workers in this process ------------------------------------------------------------------------------------------
 #
-# A process that speaks gRPC must not be forked: its other threads hold locks that nobody in the child would release,
-# and
-# gRPC's own fork handlers wait for them. A new interpreter would have to import torch and all that the input_fn needs,
-# for every execution. So what each of the processes would do is done here, with the seeds, the worker_init_fn and the
-# `get_worker_info` that it would have, and what that changes in this process is put back.
+# A process with gRPC must not be forked: its other threads hold locks that would stay locked in the child, and gRPC's
+# fork handlers wait for them. A new interpreter would import torch and all modules of the input_fn for every execution.
+# So this process makes the batches of each worker, with the worker's seeds, worker_init_fn and `get_worker_info`, and
+# restores its own state.
 
 
 @contextmanager
 def workers_in_process() -> Iterator[None]:
-    """Torch DataLoaders that this thread iterates within it start no processes, and yield the same batches."""
+    """Context in which torch DataLoaders in this thread start no processes, and yield the same batches."""
     thread, original = threading.get_ident(), TorchLoader._get_iterator
     iterated: list[TorchLoader[Any]] = []
 
@@ -182,25 +176,25 @@ def workers_in_process() -> Iterator[None]:
     finally:
         TorchLoader._get_iterator = original  # type: ignore[method-assign]
         for loader in iterated:
-            loader._iterator = None  # where persistent_workers has it kept
+            loader._iterator = None  # persistent_workers keeps it
 
 
 class _InProcessIterator(_BaseDataLoaderIter):
-    """Batches of the workers, which take turns, as torch's own iterator over processes yields them."""
+    """An iterator over batches of workers in turn, in the order of torch's iterator over processes."""
 
     def __init__(self, loader: TorchLoader[Any]) -> None:
         super().__init__(loader)  # draws the workers' seed
         self._all = [_Worker(self, loader, number) for number in range(loader.num_workers)]
-        self._working = deque(self._all)  # the next first; those of an IterableDataset end one by one
+        self._working = deque(self._all)  # the next worker first; workers of an IterableDataset end one by one
         self._ahead = (loader.prefetch_factor or 1) * loader.num_workers
         self._indices = deque(self._sample(self._ahead))
 
     def _sample(self, count: int) -> list[Any]:
-        """So many indices, or batches of them: as early as torch takes them, as samplers draw random numbers."""
+        """Takes indices, or batches of them, as early as torch does, since samplers draw random numbers."""
         return list(islice(self._sampler_iter, count))
 
     def _reset(self, loader: TorchLoader[Any], first_iter: bool = False) -> None:
-        """A pass begins with workers that persist: they are not initialised again."""
+        """Begins another pass with the same workers, which are not initialised again."""
         super()._reset(loader, first_iter)
         self._working = deque(self._all)
         for worker in self._all:
@@ -224,7 +218,7 @@ class _InProcessIterator(_BaseDataLoaderIter):
 
 
 class _Worker:
-    """One of the workers: its generators and its dataset are its own, as they are in a process."""
+    """A worker, with its own generators and its own state of the dataset, as in a process."""
 
     def __init__(self, iterator: Any, loader: TorchLoader[Any], number: int) -> None:
         self._iterator = iterator
@@ -233,20 +227,20 @@ class _Worker:
             id=number, num_workers=loader.num_workers, seed=iterator._base_seed + number, dataset=iterator._dataset
         )
         self._shared = (iterator._dataset, self._init_fn, iterator._collate_fn)
-        self._random: dict[str, Any] | None = None  # of its generators; None until it is initialised
-        self._own = Snapshot(())  # what its dataset holds
+        self._random: dict[str, Any] | None = None  # the state of its generators; None until it is initialised
+        self._own = Snapshot(())  # the contents of its dataset
         self._fetcher: Any = None
 
     def begin_pass(self) -> None:
-        """It iterates its dataset anew."""
+        """Begins another iteration of the dataset."""
         self._fetcher = None
 
     def fetch(self, index: Any) -> Any:
-        """A batch. StopIteration: an IterableDataset has no more."""
+        """Returns a batch. Raises StopIteration at the end of an IterableDataset."""
         iterator = self._iterator
         outside, shared, threads = random_state(), Snapshot(self._shared), torch.get_num_threads()
         try:
-            torch.set_num_threads(1)  # as there: sums are made in another order with more
+            torch.set_num_threads(1)  # as in a worker process: more threads would sum in another order
             torch_worker._worker_info = self._info
             if self._random is None:
                 self._seed()

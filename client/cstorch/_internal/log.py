@@ -1,4 +1,4 @@
-"""Where cstorch's own log lines go when the script has not set up logging."""
+"""The output of cstorch's log lines if the script has not set up logging."""
 
 import logging
 import sys
@@ -8,10 +8,10 @@ _FORMAT = "%(asctime)s %(levelname)s:   %(message)s"
 
 
 class _StandardError(logging.StreamHandler[TextIO]):
-    """Writes to what sys.stderr is at the moment: a progress bar replaces it to keep the lines above itself.
+    """A handler that writes to the present sys.stderr, which a progress bar may replace to keep lines above itself.
 
-    A line that any handler of the script takes is left to that one. This is decided line by line, since many scripts
-    set up logging after they have made their backend.
+    It skips each line that a handler of the script takes. Each line is checked, since many scripts set up logging after
+    the backend.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ def _takes(handler: logging.Handler, record: logging.LogRecord) -> bool:
 
 
 def configure() -> None:
-    """Shows cstorch's INFO lines on standard error where the script's own handlers do not take them."""
+    """Writes cstorch's INFO lines to standard error unless handlers of the script take them."""
     logger = logging.getLogger("cstorch")
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.INFO)

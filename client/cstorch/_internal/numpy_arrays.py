@@ -1,10 +1,10 @@
-"""Tensors as numpy arrays and back, bfloat16 too, which numpy has not."""
+"""Conversion of tensors to numpy arrays and back, with bfloat16, which numpy lacks."""
 
 import numpy as np
 import torch
 
+# Bit patterns of bfloat16: an int16 for numpy, marked by a field.
 BFLOAT16 = np.dtype((np.int16, {"bfloat16": (np.int16, 0)}))
-"""Bit patterns of bfloat16: an int16 to numpy, marked by a field."""
 
 
 def to_numpy(tensor: torch.Tensor) -> "np.ndarray[tuple[int, ...], np.dtype[np.generic]]":
@@ -18,7 +18,7 @@ def to_numpy(tensor: torch.Tensor) -> "np.ndarray[tuple[int, ...], np.dtype[np.g
     tensor = tensor.detach().cpu()
     if tensor.dtype != torch.bfloat16:
         return tensor.numpy()
-    # view would share int16's dtype object, and with it the lack of a mark.
+    # asarray, since the dtype object of int16 is shared and has no mark.
     return np.asarray(tensor.view(torch.int16).numpy()).view(BFLOAT16)
 
 

@@ -10,7 +10,7 @@ import torch
 
 
 def random_state() -> dict[str, Any]:
-    """The state of the generators of torch, numpy and Python."""
+    """Returns the state of the generators of torch, numpy and Python."""
     return {
         "torch": torch.get_rng_state().numpy().tobytes(),
         "numpy": np.random.get_state(),
@@ -20,7 +20,7 @@ def random_state() -> dict[str, Any]:
 
 @contextmanager
 def random_state_kept() -> Iterator[None]:
-    """Puts the generators back at its end."""
+    """Context that restores the generators at its end."""
     before = random_state()
     try:
         yield
@@ -29,7 +29,7 @@ def random_state_kept() -> Iterator[None]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Puts the generators back to what `random_state` gave."""
+    """Sets the generators to a state of `random_state`."""
     torch.set_rng_state(torch.frombuffer(bytearray(state["torch"]), dtype=torch.uint8))
     np.random.set_state(state["numpy"])
     random.setstate(state["python"])

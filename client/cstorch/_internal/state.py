@@ -1,8 +1,9 @@
-"""Which tensors are loop-carried state, and what they are called in the graph.
+"""The registry of stateful objects, and the names of the states in them.
 
-Models, optimizers, schedulers, grad scalers and metrics register themselves when made, sparsity algorithms when
-they are applied. The names are those of the real system: `state.model.fc1.weight`, `state.optimizer.state.0.exp_avg`,
-`state.schedulers.0.last_epoch`, `state.grad_scaler.0.scale`, `state.metrics.accuracy.0.total`.
+Models, optimizers, schedulers, grad scalers and metrics register themselves when they are made, sparsity algorithms
+when they are applied. The names are those of the real system: `state.model.fc1.weight`,
+`state.optimizer.state.0.exp_avg`, `state.schedulers.0.last_epoch`, `state.grad_scaler.0.scale`,
+`state.metrics.accuracy.0.total`.
 """
 
 import weakref
@@ -17,15 +18,15 @@ Getter = Callable[[], torch.Tensor]
 
 
 class Registry:
-    """The stateful objects of this process, by kind, in the order in which they were made; it keeps none alive."""
+    """The stateful objects of this process, by kind, in the order of their creation. It keeps none alive."""
 
     def __init__(self) -> None:
-        # Numbers are never given twice: state of an object that is gone may still lie on the cluster under its name.
+        # A number is not used again: the cluster may still have states of a deleted object under its name.
         self._objects: dict[Kind, dict[int, weakref.ref[Any]]] = {kind: {} for kind in get_args(Kind)}
         self._made: dict[Kind, int] = dict.fromkeys(get_args(Kind), 0)
 
     def clear(self) -> None:
-        """Forgets everything; numbers begin with 0 again."""
+        """Removes all objects; numbers begin with 0 again."""
         self._objects = {kind: {} for kind in get_args(Kind)}
         self._made = dict.fromkeys(get_args(Kind), 0)
 
@@ -41,7 +42,7 @@ class Registry:
         return number
 
     def of_kind(self, kind: Kind) -> Iterator[tuple[int, Any]]:
-        """The live objects of a kind with their numbers."""
+        """Yields the live objects of a kind with their numbers."""
         for number, reference in list(self._objects[kind].items()):
             stateful = reference()
             if stateful is not None:
@@ -52,7 +53,7 @@ _registry = Registry()
 
 
 def register(kind: Kind, stateful: Any) -> int:
-    """Makes the tensors of `stateful` loop-carried state of every step traced from now on.
+    """Makes the tensors of an object states of every step that is traced from now on.
 
     Returns:
         The number of the object among those of its kind.
@@ -61,17 +62,17 @@ def register(kind: Kind, stateful: Any) -> int:
 
 
 def clear() -> None:
-    """Forgets all objects: with the backend goes the cluster on which their names had a meaning."""
+    """Removes all objects, when the backend closes: their names had a meaning on its cluster only."""
     _registry.clear()
 
 
 def registered(kind: Kind) -> list[Any]:
-    """The live objects of a kind, in the order in which they were made."""
+    """Returns the live objects of a kind, in the order of their creation."""
     return [stateful for _, stateful in _registry.of_kind(kind)]
 
 
 def named_getters(registry: Registry | None = None) -> dict[str, Getter]:
-    """State name -> function that returns the tensor that bears the name at the moment of the call."""
+    """Returns the getter of each state, by name; it returns the tensor that is the state at the time of the call."""
     registry = registry or _registry
     getters: dict[str, Getter] = {}
     for number, model in registry.of_kind("model"):
@@ -90,7 +91,7 @@ def named_getters(registry: Registry | None = None) -> dict[str, Getter]:
 
 
 def module_paths() -> dict[nn.Module, str]:
-    """The path of every module inside a compiled model: what layers are named after."""
+    """Returns the path of every module in a compiled model, for the names of layers."""
     paths: dict[nn.Module, str] = {}
     for number, model in _registry.of_kind("model"):
         for path, module in model.named_modules():

@@ -1,35 +1,35 @@
-"""The clock of what scripts measure: while closures run, it shows when the cluster was done with their step.
+"""The clock for measurements of scripts: while closures run, it shows the end of their step on the cluster.
 
-Closures of several steps run in a burst, and when they run says nothing of when their steps did.
+Closures of several steps may run at once, so the time at which they run is not that of their steps.
 """
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_step: tuple[float, float] | None = None  # when it began, and when it ended
+_step: tuple[float, float] | None = None  # begin and end
 
 
 def now() -> float:
-    """Seconds, as of time.monotonic."""
+    """Returns the time in seconds, as of time.monotonic."""
     return time.monotonic() if _step is None else _step[1]
 
 
 def began() -> float:
-    """When what is measured now began, as of time.monotonic: the step of the closures that run, or else this moment.
+    """Returns the begin of the step whose closures run, as of time.monotonic; the present time outside of closures.
 
-    A clock that a closure starts counts the step of the closure.
+    So a measurement that begins in a closure includes the closure's step.
     """
     return time.monotonic() if _step is None else _step[0]
 
 
 @contextmanager
 def closures_of_step(began: float, ended: float) -> Iterator[None]:
-    """While the closures of a step run in this process, which has one execution at a time.
+    """Context in which the closures of a step run. A process has one execution at a time.
 
     Args:
-        began: when the step did, or the one before it ended, as of time.monotonic.
-        ended: when the step did.
+        began: The begin of the step, or the end of the step before, as of time.monotonic.
+        ended: The end of the step.
     """
     global _step
     _step = began, ended

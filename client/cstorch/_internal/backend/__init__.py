@@ -1,1 +1,1 @@
-"""The backends: where the steps of this process run."""
+"""The backends, which run the steps of this process."""

@@ -15,7 +15,7 @@ from cstorch.backends.mixed_precision import enable_mixed_precision
 
 
 class CpuExecution(Execution):
-    """Runs the step eagerly with plain CPU tensors; closures run at once."""
+    """An execution that runs steps eagerly with CPU tensors; closures run at once."""
 
     def __init__(self, executor: Executor) -> None:
         super().__init__(executor)
@@ -47,10 +47,13 @@ class CpuExecution(Execution):
 
 
 class CpuBackend(Backend):
-    """Runs steps eagerly on the CPU, without any cluster. Dropout and the like draw from torch's own generator: other
-    numbers than the cluster's, which come from a counter.
+    """The backend that runs steps eagerly on the CPU, without a cluster.
 
-    mixed_precision: of releases up to 2.2; what `cstorch.amp.enable_mixed_precision` takes.
+    Random operations draw from torch's own generator: other numbers than the cluster's, which come from a counter.
+
+    Args:
+        artifact_dir: The folder for the files of executions.
+        mixed_precision: The argument of `cstorch.amp.enable_mixed_precision`, as in releases up to 2.2.
     """
 
     backend_type = BackendType.CPU

@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 
 class CsxBackend(Backend):
-    """Runs steps on a wafer-scale cluster.
+    """The backend that runs steps on a wafer-scale cluster.
 
     Args:
-        artifact_dir: folder for what an execution leaves behind; by default ./cerebras_logs.
-        compile_dir: where the cluster keeps compiled artifacts, below its cache root unless absolute; by default
+        artifact_dir: The folder for the files of executions; by default ./cerebras_logs.
+        compile_dir: The folder of the cluster for compiled artifacts, below its cache root unless absolute; by default
             cached_compile.
-        compile_only: stop after the compile.
-        validate_only: stop after the lowering on the client.
-        cluster_config: which cluster, and what of it; by default what the first executor's cs_config names.
-        retrace_every_iteration: of releases up to 2.2, whose executors name the cluster; sets the flag of this name.
+        compile_only: Whether executions stop after the compile.
+        validate_only: Whether executions stop after the lowering on the client.
+        cluster_config: The cluster and its settings; by default the cs_config of the first executor.
+        retrace_every_iteration: Sets the flag of this name, as in releases up to 2.2, whose executors name the cluster.
 
-    cluster: the cluster, with these settings and a workflow.
+    cluster: The cluster, with these settings and a workflow.
     """
 
     cluster: Cluster
@@ -63,7 +63,7 @@ class CsxBackend(Backend):
 
     @property
     def cluster_config(self) -> ClusterConfig:
-        """The settings of the cluster; others count from the next compile on."""
+        """The settings of the cluster; a change has an effect from the next compile on."""
         return self.cluster.config
 
     @cluster_config.setter
@@ -71,22 +71,23 @@ class CsxBackend(Backend):
         self.cluster.config = config
 
     def open_session(self) -> None:
-        """Begins the session with the cluster, which comes up while the script builds its model."""
+        """Begins the session with the cluster, which starts while the script builds its model."""
         if not self.validate_only:
             from cstorch._internal.session.embedded import LOG, EmbeddedCluster
 
             config = self.cluster_config
             embedded = EmbeddedCluster(config, self.artifact_dir / LOG) if config.management is None else None
-            # Behind it, since it imports torch meanwhile. gRPC is not needed by who runs on the CPU.
+            # Imported after the start of the cluster, which imports torch meanwhile; in the function, since the
+            # CPU backend needs no gRPC.
             from cstorch._internal.session.cluster_session import ClusterSession
 
             self._session = ClusterSession(config, self.compile_dir, embedded)
 
     def use_cluster(self, config: ClusterConfig) -> None:
-        """Takes the cluster that an executor names.
+        """Sets the cluster that an executor names.
 
         Raises:
-            UsageError: another one, or other settings of it, were chosen already.
+            UsageError: Another cluster, or other settings of it, were set before.
         """
         if config != self.cluster_config:
             if self._is_chosen:
@@ -102,7 +103,7 @@ class CsxBackend(Backend):
             self.open_session()
 
     def target(self) -> "Target":
-        """What executions run on."""
+        """Returns the target of executions."""
         from cstorch._internal.session.cluster_session import Target
 
         self.use_cluster(self.cluster_config)

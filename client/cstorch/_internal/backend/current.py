@@ -1,4 +1,4 @@
-"""The backend of this process: there is one at a time, closed at exit."""
+"""The backend of this process: at most one at a time, closed at exit."""
 
 import atexit
 import contextlib
@@ -28,7 +28,7 @@ _current: Backend | None = None
 _made_with: tuple[Any, ...] = ()
 
 
-# The settings by name, so that a type checker finds one that is misspelt.
+# Settings are parameters here, so that a type checker finds misspelt names.
 @overload
 def backend(
     backend_type: Literal["CSX"],
@@ -95,11 +95,10 @@ def _kind(backend_type: str | BackendType) -> BackendType:
 
 
 def use_backend(kind: BackendType, make: Callable[..., Backend], *args: Any, **settings: Any) -> Backend:
-    """Makes the backend of this process with `make`, or returns the one that was made with the same settings, or, if
-    none are given, the one of this kind.
+    """Makes the backend of this process, or returns the one with the same settings; without settings, that of the kind.
 
     Raises:
-        UsageError: there is another backend already.
+        UsageError: There is another backend.
     """
     global _current, _made_with
     if _current is not None:
@@ -120,14 +119,14 @@ def current_backend(raise_exception: Literal[True] = True, raise_warning: bool =
 @overload
 def current_backend(raise_exception: bool, raise_warning: bool = True) -> Backend | None: ...
 def current_backend(raise_exception: bool = True, raise_warning: bool = True) -> Backend | None:
-    """The backend of this process.
+    """Returns the backend of this process.
 
     Args:
-        raise_exception: False for None where there is none.
-        raise_warning: of no effect: the name is not deprecated here.
+        raise_exception: Whether to raise an error if there is none; otherwise the result is None.
+        raise_warning: Has no effect: the name is not deprecated here.
 
     Raises:
-        UsageError: there is none yet.
+        UsageError: There is no backend.
 
     Reference: release 2.10, `cerebras.pytorch`.
     """
@@ -151,9 +150,12 @@ def has_backend() -> bool:
 
 
 def close_backend() -> None:
-    """Closes the backend, so that the process can have another one; what was compiled for it is forgotten.
+    """Closes the backend, so that the process can have another one, and discards all state registered for it.
 
-    At exit the backend is closed by itself.
+    The backend is also closed at exit.
+
+    Raises:
+        UsageError: The script is in the loop of an executor.
     """
     global _current
     if current_execution() is not None:
@@ -191,7 +193,7 @@ def device(backend_type: str | BackendType, *args: Any, **settings: Any) -> Devi
 
 
 def current_torch_device() -> torch.device:
-    """The torch device of the current backend; the CPU where there is none yet.
+    """Returns the torch device of the current backend; the CPU without a backend.
 
     Reference: release 2.10, `cerebras.pytorch`.
     """
@@ -209,7 +211,7 @@ def use_cs() -> bool:
 def _close_at_exit() -> None:
     closing = _current
     if closing is not None:
-        # A second Ctrl-C must not leave processes behind: they end by themselves when our end of their pipe closes.
+        # A second Ctrl-C leaves no processes: they end when this process closes its end of their pipe.
         with contextlib.suppress(KeyboardInterrupt):
             closing.close()
 

@@ -1,4 +1,4 @@
-"""What every backend has: its kind, its device and its cluster."""
+"""The base class of backends, with the kind, the device and the cluster of a backend."""
 
 import logging
 import os
@@ -18,8 +18,6 @@ from cstorch._internal.execution import Execution, Executor
 from cstorch._internal.tracing import DEVICE, alias_rule, device_scope, is_in_body, is_tracing
 from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import ConfigurationError
-
-# --- The kinds of backends --------------------------------------------------------------------------------------------
 
 
 class BackendType(Enum):
@@ -58,7 +56,7 @@ class BackendType(Enum):
         return self is BackendType.CSX
 
 
-# --- The device of a backend: where tensors are made under `with backend.device:` -------------------------------------
+# --- The device -------------------------------------------------------------------------------------------------------
 
 
 class DeviceConfig:
@@ -92,7 +90,7 @@ class DeviceConfig:
 
 
 class Device:
-    """The device of a backend; `with backend.device:` makes what is created within on the device."""
+    """The device of a backend, and the context in which new tensors are on it."""
 
     def __init__(self, backend_type: BackendType) -> None:
         self.backend_type = backend_type
@@ -118,15 +116,13 @@ class Device:
         return f"Device({self.backend_type.name})"
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The cluster of a CSX backend, as scripts ask for it: its settings, and the workflow that its jobs belong to
-
+# --- The cluster of a CSX backend -------------------------------------------------------------------------------------
 
 logger = logging.getLogger("cstorch")
 
 
 class ManagementClient:
-    """What `Cluster.client` is. workflow_id: of the workflow under way, None without one."""
+    """The type of `Cluster.client`. workflow_id: the identifier of the present workflow; None without one."""
 
     def __init__(self, workflow_id: Callable[[], str | None]) -> None:
         self._workflow_id = workflow_id
@@ -136,12 +132,15 @@ class ManagementClient:
         return self._workflow_id()
 
     def list_workflow_jobs(self) -> tuple[list[str], list[str]]:
-        """Names of compile jobs and of execute jobs: none, as jobs are not kept by workflow."""
+        """Returns the names of compile jobs and of execute jobs: none, as jobs are not recorded by workflow."""
         return [], []
 
 
 class Cluster:
-    """The cluster of a backend. config: can be set to another one, which counts from the next compile on."""
+    """The cluster of a backend: its settings, and the workflow of its jobs.
+
+    config: The settings; a change has an effect from the next compile on.
+    """
 
     def __init__(self, config: ClusterConfig) -> None:
         self._config = config
@@ -168,10 +167,10 @@ class Cluster:
         """Begins a workflow: a name for all that the script runs from now on.
 
         Args:
-            lock_resources: changes nothing: a script keeps its one job, and what that has of the cluster, anyway.
+            lock_resources: Has no effect: a script keeps its one job and the job's nodes in any case.
 
         Returns:
-            Whether there was none.
+            Whether a workflow began; False if there was one.
         """
         if self.workflow_id is not None:
             logger.info("The workflow %s is under way already", self.workflow_id)
@@ -185,25 +184,25 @@ class Cluster:
         self._config.workflow_id = None
 
     def check_storage_connectivity(self) -> bool:
-        """False: checkpoints are files of the client, which the cluster does not reach."""
+        """Returns False: checkpoints are files of the client, which the cluster does not access."""
         return False
 
     def active_resources(self) -> int | None:
-        """None: how many wafers of the workflow are in order is not known."""
+        """Returns None: the number of working wafers of a workflow is not known."""
         return None
 
 
-# --- What every backend has -------------------------------------------------------------------------------------------
+# --- The backend ------------------------------------------------------------------------------------------------------
 
 
 class Backend(ABC):
-    """What `backend` returns.
+    """A backend, which runs the steps of executors.
 
     Args:
-        artifact_dir: folder for what an execution leaves behind.
+        artifact_dir: The folder for the files of executions.
 
-    cluster: the cluster of a CSX backend.
-    appliance: None: what it would tell, the operations that a wafer could do at most, is not known here.
+    cluster: The cluster of a CSX backend; None for others.
+    appliance: None: the peak performance of a wafer, which the real system has here, is not known.
     """
 
     backend_type: BackendType
@@ -218,7 +217,7 @@ class Backend(ABC):
 
     @property
     def artifact_dir(self) -> Path:
-        """The folder for what executions leave behind; another one counts for the next execution."""
+        """The folder for the files of executions; a change has an effect from the next execution on."""
         return self._artifact_dir
 
     @artifact_dir.setter
@@ -232,12 +231,12 @@ class Backend(ABC):
 
     @property
     def _impl(self) -> Self:
-        """Itself: scripts of the real API know a backend and its implementation."""
+        """The backend itself: scripts of the real API have a backend and its implementation."""
         return self
 
     @property
     def torch_device(self) -> torch.device:
-        """The device as torch knows it."""
+        """The device of torch."""
         return self.device.torch_device
 
     @property
@@ -247,7 +246,7 @@ class Backend(ABC):
 
     @property
     def is_tracing(self) -> bool:
-        """Whether a step's tensors have no numbers here: in a traced step, and on CSX in the body of a loop."""
+        """Whether tensors of a step have no known values: in a traced step, and on CSX in the body of a loop."""
         return is_tracing() or is_in_body()
 
     @property
@@ -272,4 +271,4 @@ class Backend(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Frees what the backend holds on a cluster."""
+        """Frees the resources of the backend on its cluster."""

@@ -1,1 +1,1 @@
-"""Checkpoint files: the H5 layout of the real system, written and read, and what else `cstorch.load` reads."""
+"""Checkpoint files: the H5 layout of the real system, and the other formats that `cstorch.load` reads."""

@@ -1,4 +1,4 @@
-"""A dataset of an H5 checkpoint: where its bytes are, and how they come into memory."""
+"""A dataset of an H5 checkpoint: the position of its bytes, and the read of them."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +17,11 @@ from cstorch.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """The source of a tensor; its `stored` shape and type are those of the numpy array in the file.
+    """The source of a tensor in an H5 file.
 
-    `offset` is where the bytes are in the file, if they lie there as they are in memory: not in chunks, not compressed.
+    stored: The shape and type of the numpy array in the file.
+    offset: The position of the bytes in the file; None if they are compressed or in chunks.
+    checksum: The checksum of the bytes; None in older files.
     """
 
     file: Unchanged
@@ -32,7 +34,7 @@ class Dataset:
 
     @staticmethod
     def of(dataset: h5py.Dataset, file: Unchanged, shape: tuple[int, ...], dtype: torch.dtype) -> "Dataset":
-        """The dataset of an open file, to be read as a tensor of this shape and type."""
+        """Returns the dataset of an open file as the source of a tensor of this shape and type."""
         return Dataset(
             file=file,
             name=dataset.name,
@@ -44,7 +46,7 @@ class Dataset:
         )
 
     def view(self) -> torch.Tensor:
-        """The value; see Source."""
+        """Returns the value; see Source."""
         return layout.to_tensor(self._array(self.file.check()), self.dtype).reshape(self.shape)
 
     def _array(self, path: Path) -> np.ndarray[Any, Any]:
@@ -63,14 +65,14 @@ class Dataset:
 
 
 def read_array(path: Path, dataset: h5py.Dataset) -> np.ndarray[Any, Any]:
-    """A dataset of an open file as a numpy array of its own. Raises CheckpointError if its bytes are damaged."""
+    """Reads a dataset of an open file as a numpy array. Raises CheckpointError if its bytes are damaged."""
     array = np.asarray(dataset[()])
     _check(path, dataset.name, array, dataset.attrs.get(layout.CHECKSUM))
     return array
 
 
 def _check(path: Path, name: str, array: np.ndarray[Any, Any], expected: str | None) -> None:
-    """Raises CheckpointError if the array has not the checksum that it was saved with; older files have none."""
+    """Raises CheckpointError if the array does not have the checksum of the file; older files have none."""
     if expected is None:
         return
     checksum = xxhash.xxh3_64()

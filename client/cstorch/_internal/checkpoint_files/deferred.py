@@ -1,4 +1,4 @@
-"""DeferredTensor: a tensor of a checkpoint, whose bytes are read when something uses them."""
+"""DeferredTensor: a tensor of a checkpoint, whose bytes are read at its use."""
 
 import mmap
 import os
@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, slots=True)
 class Unchanged:
-    """A file as it was when it was loaded."""
+    """A loaded file, with its status at that time."""
 
     path: Path
     status: tuple[int, int, int]
@@ -28,10 +28,10 @@ class Unchanged:
         return Unchanged(path, _status(path))
 
     def check(self) -> Path:
-        """The file's path.
+        """Returns the path of the file.
 
         Raises:
-            CheckpointError: the file is gone, or another one.
+            CheckpointError: The file was removed or has changed.
         """
         if not self.path.exists():
             raise CheckpointError(f"{self.path} is gone, and not all tensors that were loaded from it had been read")
@@ -49,7 +49,7 @@ def _status(path: Path) -> tuple[int, int, int]:
 
 
 def map_file(path: Path, offset: int, nbytes: int) -> memoryview:
-    """Bytes of a file, mapped into memory as long as something refers to them. What is written there stays here."""
+    """Maps bytes of a file into memory for as long as there are references. Writes do not change the file."""
     start = offset - offset % mmap.ALLOCATIONGRANULARITY
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), offset - start + nbytes, offset=start, access=mmap.ACCESS_COPY)
@@ -57,7 +57,7 @@ def map_file(path: Path, offset: int, nbytes: int) -> memoryview:
 
 
 class Source(Protocol):
-    """Where the value of a deferred tensor comes from."""
+    """The source of a deferred tensor's value."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -66,10 +66,10 @@ class Source(Protocol):
     def dtype(self) -> torch.dtype: ...
 
     def view(self) -> torch.Tensor:
-        """The value, maybe as a view of the file: to be used now, and neither kept nor written to.
+        """Returns the value, which may be a view of the file: a caller may neither keep it nor write to it.
 
         Raises:
-            CheckpointError: the file has changed or is damaged.
+            CheckpointError: The file has changed or is damaged.
         """
 
 
@@ -86,35 +86,39 @@ class Filled:
 
 
 class Content:
-    """The value of a deferred tensor and of all that are detached from it."""
+    """The value of a deferred tensor and of all tensors detached from it.
+
+    Args:
+        source: The source of the value.
+        keeps: Whether a value that was read stays in memory.
+    """
 
     def __init__(self, source: Source, *, keeps: bool) -> None:
-        """keeps: whether what has been read stays in memory."""
         self.source = source
         self._keeps = keeps
         self._value: torch.Tensor | None = None
 
     @property
     def is_read(self) -> bool:
-        """True if the value is in memory; it may have been changed there."""
+        """Whether the value is in memory, where it may have been changed."""
         return self._value is not None
 
     def read(self) -> torch.Tensor:
-        """The value, which is to be used now, and neither kept nor written to."""
+        """Returns the value; a caller may neither keep it nor write to it."""
         return self.hold() if self._keeps or self.is_read else self.source.view()
 
     def hold(self) -> torch.Tensor:
-        """The value, which stays in memory from now on."""
+        """Returns the value, which stays in memory from now on."""
         if self._value is None:
             self._value = self.source.view().clone(memory_format=torch.contiguous_format)
         return self._value
 
 
 class DeferredTensor(torch.Tensor):
-    """A CPU tensor that knows its shape and type; each operation reads the bytes, and drops them when it is done.
+    """A CPU tensor with shape and type, whose bytes each operation reads and discards.
 
-    They stay in memory if the tensor was loaded with map_location="cache", and from the first operation on that writes
-    to the tensor or makes a view of it.
+    The bytes stay in memory if the tensor was loaded with map_location="cache", and after the first operation that
+    writes to the tensor or makes a view of it.
     """
 
     _content: Content
@@ -143,16 +147,16 @@ class DeferredTensor(torch.Tensor):
         for argument, value in zip(func._schema.arguments, args, strict=False):
             given.append(_values(value, held if argument.name in aliased else None))
         out = func(*given, **{name: _values(value, held if name in aliased else None) for name, value in named.items()})
-        # What is written in place is the deferred tensor itself, not its value.
+        # The result of an in-place operation is the deferred tensor itself, not its value.
         return pytree.tree_map(lambda one: next((tensor for tensor, value in held if value is one), one), out)
 
-    # What follows is the part of the Python surface that does not reach __torch_dispatch__ by itself.
+    # --- Methods that do not reach __torch_dispatch__ by themselves ---------------------------------------------------
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"DeferredTensor(shape={tuple(self.shape)}, dtype={self.dtype})"
 
     def to(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """As of every tensor, but never the deferred tensor itself: what it gives does not need the file any more."""
+        """As torch.Tensor.to, but never returns the deferred tensor itself: the result does not depend on the file."""
         moved: torch.Tensor = super().to(*args, **kwargs)
         return moved.clone(memory_format=torch.contiguous_format) if moved is self else moved
 
@@ -184,7 +188,7 @@ class DeferredTensor(torch.Tensor):
         return self._plain().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
     def _plain(self) -> torch.Tensor:
-        """An ordinary tensor of this kind, with the value now."""
+        """Returns a plain tensor, or parameter, with the present value."""
         value = self._content.read().clone(memory_format=torch.contiguous_format)
         if isinstance(self, torch.nn.Parameter):
             return torch.nn.Parameter(value, self.requires_grad)
@@ -192,7 +196,7 @@ class DeferredTensor(torch.Tensor):
 
 
 def _values(argument: Any, held: list[tuple[DeferredTensor, torch.Tensor]] | None) -> Any:
-    """The argument with values for deferred tensors; they stay in memory if there is a list, which gets each pair."""
+    """Returns an argument with values instead of deferred tensors; those in `held` stay in memory."""
     if isinstance(argument, DeferredTensor):
         if held is None:
             return argument._content.read()
@@ -204,5 +208,5 @@ def _values(argument: Any, held: list[tuple[DeferredTensor, torch.Tensor]] | Non
 
 
 def content_of(tensor: torch.Tensor) -> Content | None:
-    """What a deferred tensor holds; None for any other tensor."""
+    """Returns the content of a deferred tensor; None for any other tensor."""
     return tensor._content if isinstance(tensor, DeferredTensor) else None

@@ -1,6 +1,4 @@
-"""Reading a checkpoint in the H5 layout, with nothing believed that the file cannot show and nothing imported that it
-names.
-"""
+"""Reads a checkpoint in the H5 layout. All descriptions in the file are checked, and no name in it is imported."""
 
 import json
 import math
@@ -17,21 +15,24 @@ from cstorch._internal.checkpoint_files.deferred import Filled, Source, Unchange
 from cstorch._internal.checkpoint_files.structure import check_structure
 from cstorch.errors import CheckpointError
 
-# --- The tree of a checkpoint, from the text in the file; what the text names is not imported -------------------------
+# --- The tree ---------------------------------------------------------------------------------------------------------
 
-
-# Nodes that are made of nothing but the file's own numbers and strings.
+# Nodes that torch makes from numbers and strings of the file alone.
 _PLAIN = frozenset({None, "builtins.dict", "builtins.list", "builtins.tuple", "collections.OrderedDict", "torch.Size"})
 _NAMED = frozenset({"collections.namedtuple", "collections.deque"})
 _FACTORIES = frozenset({"list", "dict", "set", "tuple", "int", "float", "str", "bool"})
 
 
 def read_treespec(text: str, path: Path) -> pytree.TreeSpec:
-    """The tree that `torch.utils._pytree.treespec_dumps` wrote into the file at `path`.
+    """Returns the tree of a text that `torch.utils._pytree.treespec_dumps` made.
+
+    Args:
+        text: The text.
+        path: The file, for errors.
 
     Raises:
-        CheckpointError: it has a node of a type that is not known here.
-        ValueError, TypeError, KeyError, IndexError: the text is damaged.
+        CheckpointError: The tree has a node of an unknown type.
+        ValueError, TypeError, KeyError, IndexError: The text is damaged.
     """
     _check(json.loads(text)[1], path)
     try:
@@ -44,7 +45,7 @@ def read_treespec(text: str, path: Path) -> pytree.TreeSpec:
 
 
 def _check(node: dict[str, Any], path: Path) -> None:
-    """torch imports what a context names as an enum, or as the factory of a defaultdict."""
+    """Raises CheckpointError for a node whose context torch would import: an enum, or the factory of a defaultdict."""
     kind, context = node["type"], node["context"]
     if kind == "collections.defaultdict":
         factory = (context["default_factory_module"], context["default_factory_name"])
@@ -58,16 +59,14 @@ def _check(node: dict[str, Any], path: Path) -> None:
         _check(child, path)
 
 
-# --- Reading a checkpoint in the H5 layout, with nothing believed that the file cannot show ---------------------------
-#
-# What comes back is the tree with the sources of its tensors in their places.
+# --- The leaves -------------------------------------------------------------------------------------------------------
 
 
 def read_h5(path: Path) -> Any:
-    """The tree in an H5 checkpoint. Leaves that are one tensor have one source, the same object.
+    """Returns the tree of an H5 checkpoint, with sources instead of tensors; the same tensor has the same source.
 
     Raises:
-        CheckpointError: see load.
+        CheckpointError: See load.
     """
     file_now = Unchanged.now(path)
     check_structure(path)
@@ -94,6 +93,8 @@ def read_h5(path: Path) -> Any:
 
 
 class _Reader:
+    """The reader of the leaves of one open file."""
+
     def __init__(self, file_now: Unchanged, file: h5py.File) -> None:
         self._now = file_now
         self._path = file_now.path
@@ -159,7 +160,7 @@ class _Reader:
 
 
 def _shape(sizes: list[int]) -> tuple[int, ...]:
-    """Raises ValueError if no tensor has it."""
+    """Returns a shape; raises ValueError if no tensor can have it."""
     if not all(type(size) is int and size >= 0 for size in sizes) or math.prod(sizes) >= 1 << 60:
         raise ValueError(f"a tensor of shape {sizes}")
     return tuple(sizes)

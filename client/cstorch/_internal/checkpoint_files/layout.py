@@ -1,9 +1,9 @@
-"""The names, codes and byte forms that the reader and the writer of a checkpoint share.
+"""The names, codes and byte forms of the checkpoint format, for the reader and the writer.
 
 A checkpoint is one H5 file. Every leaf of the saved tree has a key, its path joined with dots. Tensors and numpy arrays
-are datasets under their key; all else is in attributes of the root only: Python scalars, strings, None, tensors of one
-value, and which leaves are the same tensor. A key's description is in the attribute `<key>.__metadata__`. Behind all
-that HDF5 looks at, a file of ours has a checksum of its own (structure.py).
+are datasets under their key. All other leaves are in attributes of the root: Python scalars, strings, None, tensors of
+one value, and links to the same tensor. A key's description is in the attribute `<key>.__metadata__`. After the part
+that HDF5 reads, a file of Waferbox has a checksum (structure.py).
 """
 
 from dataclasses import dataclass
@@ -28,9 +28,9 @@ OBJECTS: Final = "__objects__"
 LINKED: Final = "__LINKED__"
 TORCH: Final = "__TORCH__"
 NUMPY: Final = "__NUMPY__"
-# All that has no dataset.
+# Marks leaves without a dataset.
 NO_DATA: Final = "__NONE__"
-# Ours: the real client passes over it.
+# An attribute of Waferbox, which the real client ignores.
 CHECKSUM: Final = "__waferbox_xxh3__"
 
 TENSOR: Final = "TorchTensorSerializer"
@@ -44,7 +44,7 @@ LINK: Final = "LinkedObject"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredType:
-    """How one torch element type lies in a file: the numpy type of its bytes and the code on the real system's wire."""
+    """The stored form of a torch element type: the numpy type of its bytes, and the code of the real system."""
 
     numpy: np.dtype[Any]
     code: int
@@ -59,31 +59,31 @@ STORED_TYPES: Final = {
     torch.float16: StoredType(numpy=np.dtype(np.float16), code=plan_pb2.ELEMENT_TYPE_FLOAT16),
     torch.float32: StoredType(numpy=np.dtype(np.float32), code=plan_pb2.ELEMENT_TYPE_FLOAT32),
     torch.float64: StoredType(numpy=np.dtype(np.float64), code=plan_pb2.ELEMENT_TYPE_FLOAT64),
-    # numpy has no bfloat16: its bit pattern travels as int16.
+    # numpy has no bfloat16: its bit pattern is stored as int16.
     torch.bfloat16: StoredType(numpy=np.dtype(np.int16), code=plan_pb2.ELEMENT_TYPE_BFLOAT16),
 }
 TORCH_TYPES: Final = {str(dtype): dtype for dtype in STORED_TYPES}
 
 
 def to_array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """The bytes of a CPU tensor as the numpy array that is stored."""
+    """Returns a CPU tensor as the numpy array that is stored."""
     tensor = tensor.contiguous()
     return tensor.view(torch.int16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 
 def to_tensor(array: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:
-    """The tensor of which `to_array` made `array`; it shares the array's memory."""
+    """Returns the tensor of a stored array, with the array's memory."""
     tensor = torch.from_numpy(array)
     return tensor.view(torch.bfloat16) if dtype == torch.bfloat16 else tensor
 
 
 def add_to_checksum(checksum: xxhash.xxh3_64, array: np.ndarray[Any, Any]) -> None:
-    """Goes on with the xxh3 of a dataset, over the bytes of its next rows."""
+    """Adds the bytes of the next rows to the checksum of a dataset."""
     checksum.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
 def key_of(path: pytree.KeyPath) -> str:
-    """The key of a leaf: `state["model"]["fc1.weight"]` has the key `model.fc1.weight`."""
+    """Returns the key of a leaf: `state["model"]["fc1.weight"]` has the key `model.fc1.weight`."""
     return ".".join(str(_part_of_key(part)) for part in path)
 
 

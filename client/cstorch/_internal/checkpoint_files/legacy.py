@@ -1,9 +1,9 @@
-"""Reading checkpoints of format 0.4, as releases 2.0 to 2.2 of the real system write them.
+"""Reads checkpoints of format 0.4, of releases 2.0 to 2.2 of the real system.
 
-Every leaf is a dataset, whose name is the leaf's key, URL-quoted, and whose attribute says of what kind it is. The tree
-is a pickle. It is read only if it consists of nothing but nodes of dicts, lists and tuples, which are rebuilt here
-without running anything of torch or of the file. Otherwise what comes back are nested dicts: the key `model.fc1.weight`
-is found as `["model"]["fc1"]["weight"]`, and positions in lists are strings. Leaves that are pickles are None.
+Every leaf is a dataset; its name is the leaf's key, URL-quoted, and an attribute has its kind. The tree is a pickle. It
+is read if all its nodes are dicts, lists and tuples, without running code of torch or of the file. Otherwise the result
+is nested dicts: the key `model.fc1.weight` becomes `["model"]["fc1"]["weight"]`, and positions in lists become strings.
+Pickled leaves become None.
 """
 
 import io
@@ -31,7 +31,7 @@ _TORCH_TYPES: Final = {stored.numpy: dtype for dtype, stored in layout.STORED_TY
 
 
 def read_legacy(file: h5py.File, now: Unchanged) -> Any:
-    """The tree in a file of format 0.4, with sources for tensors. Raises what a damaged H5 file makes h5py raise."""
+    """Returns the tree of a file of format 0.4, with sources instead of tensors. Raises errors of h5py."""
     leaves: dict[str, Any] = {}
     pickled: list[str] = []
     for name, dataset in file.items():
@@ -77,7 +77,7 @@ def _nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
         node = root
         for part in parents:
             inner = node.setdefault(part, {})
-            if not isinstance(inner, dict):  # `a` is a leaf and `a.b` is another: the rest of the key stays whole
+            if not isinstance(inner, dict):  # `a` is a leaf, and so is `a.b`: the rest of the key stays whole
                 break
             node = inner
         else:
@@ -88,7 +88,7 @@ def _nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Node:
-    """Stands for torch's TreeSpec, whatever release of torch has pickled it."""
+    """A pickled TreeSpec of any release of torch."""
 
     type: Any = None
     context: Any = None
@@ -100,7 +100,7 @@ class _Node:
             setattr(self, name, fields[name])
 
     def keys(self, prefix: str = "") -> Iterator[str]:
-        """The keys of the leaves, in order."""
+        """Yields the keys of the leaves, in order."""
         for name, child in self._children():
             key = f"{prefix}.{name}" if prefix else str(name)
             if child.type is None:
@@ -109,7 +109,7 @@ class _Node:
                 yield from child.keys(key)
 
     def fill(self, leaves: Mapping[str, Any], prefix: str = "") -> Any:
-        """The tree with these leaves."""
+        """Returns the tree with these leaves."""
         if self.type is None:
             return leaves[prefix]
         values = [
@@ -131,11 +131,13 @@ _TYPE_NAMES: Final = {"dict": dict, "list": list, "tuple": tuple}
 
 
 def _load_type(name: str) -> type:
-    """What dill calls for the name of a built-in type."""
+    """The function that dill calls for the name of a built-in type."""
     return _TYPE_NAMES[name]
 
 
 class _TreeUnpickler(pickle.Unpickler):
+    """An unpickler that loads no class or function except those of a tree."""
+
     _KNOWN: Final = {
         ("torch.utils._pytree", "TreeSpec"): _Node,
         ("torch.utils._pytree", "LeafSpec"): _Node,
@@ -145,7 +147,6 @@ class _TreeUnpickler(pickle.Unpickler):
     }
 
     def find_class(self, module: str, name: str) -> Any:
-        """Nothing else than the above can be named, so nothing else can be called."""
         if (module, name) not in self._KNOWN:
             raise pickle.UnpicklingError(f"the tree names {module}.{name}")
         return self._KNOWN[module, name]

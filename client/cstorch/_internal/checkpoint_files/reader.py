@@ -1,4 +1,4 @@
-"""Loading a checkpoint: which kind of file it is, and where its tensors go."""
+"""Loads a checkpoint of any kind: `load`."""
 
 import os
 import pickle
@@ -21,25 +21,25 @@ MapLocation: TypeAlias = str | torch.device | dict[str, str] | Callable[[Any, st
 
 
 def load(ckpt_path: str | os.PathLike[str], map_location: MapLocation = None, **kwargs: Any) -> Any:
-    """Loads a checkpoint: what `save` wrote, or a PyTorch or safetensors file. The content says which it is.
+    """Loads a checkpoint: a file of `save`, of PyTorch, or of safetensors, whichever the content is.
 
-    Leaves that were one tensor when they were saved are one tensor again. In a checkpoint of format 0.4, what was
-    pickled is left out with a warning; see cstorch._internal.checkpoint_files.legacy for the tree that comes back.
+    Leaves that were one tensor when they were saved are one tensor again. Pickled objects in a checkpoint of format 0.4
+    become None, with a warning; a tree that cannot be read without running code becomes nested dicts.
 
     Args:
-        ckpt_path: the file. It must stay unchanged until all that is used has been read.
-        map_location: None: nothing is read until it is used, and then for each use anew; tensors know their shape and
-            type. "cache": the same, but what was read stays in memory. "cpu": everything is read now. A device: the
-            same, and moved there, one tensor after the other. A mapping: the device under "cpu". For a PyTorch file,
-            what torch.load takes; it is mapped into memory unless a device is given.
-        kwargs: for torch.load, if it is a PyTorch file. Only tensors and plain Python values are unpickled
-            (weights_only=True) unless you say otherwise.
+        ckpt_path: The file. It must stay unchanged until all used tensors are read.
+        map_location: None: a tensor is read at each use; it has its shape and type before. "cache": the same, but a
+            tensor that was read stays in memory. "cpu": all tensors are read now. A device: the same, and each tensor
+            is moved there. A mapping: the device under "cpu". For a PyTorch file, the argument of torch.load; the file
+            is mapped into memory unless a device is given.
+        **kwargs: Arguments of torch.load, for a PyTorch file. By default only tensors and plain Python values are
+            unpickled (weights_only=True).
 
     Raises:
-        FileNotFoundError: there is no such file.
-        CheckpointError: the file is no checkpoint, is partially written or damaged, or holds pickled objects. Also
-            raised by the first use of a tensor, if its bytes are damaged or the file has changed since.
-        TypeError: the map_location is a function, and the file none of PyTorch.
+        FileNotFoundError: There is no such file.
+        CheckpointError: The file is no checkpoint, is incomplete or damaged, or holds pickled objects. Also raised by
+            the first use of a tensor, if its bytes are damaged or the file has changed since.
+        TypeError: The map_location is a function, and the file is not of PyTorch.
 
     Reference: release 2.10, `cerebras.pytorch`.
     """
@@ -68,7 +68,7 @@ def _tensor(source: Source, map_location: str | torch.device | None) -> torch.Te
     if map_location in (None, "cache"):
         return DeferredTensor(Content(source, keeps=map_location == "cache"))
     value = source.view()
-    # A copy also where it stays: it does not need the file any more.
+    # A copy in any case, so that the tensor does not depend on the file.
     return value.to(map_location, copy=True) if value.numel() else torch.empty_like(value, device=map_location)
 
 

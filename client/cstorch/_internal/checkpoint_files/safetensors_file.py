@@ -1,4 +1,4 @@
-"""Reading a safetensors file: a flat dict of tensors, none of which is read before it is used."""
+"""Reads a safetensors file: a flat dict of tensors, each of which is read at its use."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,23 +39,23 @@ class Entry:
 
 
 def is_safetensors(path: Path) -> bool:
-    """True if the file begins as a safetensors file does: the length of a JSON object, and the object."""
+    """Whether a file begins like a safetensors file: with the length of a JSON object, and the object."""
     with path.open("rb") as file:
         start = file.read(9)
     return start[8:] == b"{" and int.from_bytes(start[:8], "little") <= path.stat().st_size - 8
 
 
 def read_safetensors(path: Path) -> dict[str, Entry]:
-    """The sources of the tensors, by name.
+    """Returns the sources of the tensors, by name.
 
     Raises:
-        CheckpointError: the file is damaged, or holds a type that the device does not have.
+        CheckpointError: The file is damaged, or has a type that is not supported.
     """
     now = Unchanged.now(path)
     entries: list[Entry] = []
     try:
         with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 - it is no dict
+            for name in file.keys():  # noqa: SIM118 - the file is no dict
                 described = file.get_slice(name)
                 kind = described.get_dtype()
                 if kind not in _TYPES:

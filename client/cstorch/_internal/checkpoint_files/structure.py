@@ -1,8 +1,8 @@
-"""Whether HDF5 can walk the structure of a file: in a damaged one it may never come to an end, which nobody can stop.
+"""Checks that HDF5 can read the structure of a file: in a damaged file it may loop forever, and cannot be stopped.
 
-The structure of a file is all of it but the bytes of its tensors. A file of ours ends with a checksum of it, behind
-what HDF5 looks at: if that holds, the structure is as it was written. Any other file, of the real system or changed
-since, is walked by a process of its own first (walk.py), which the kernel ends if it loops.
+The structure of a file is all of it except the bytes of its tensors. A file of Waferbox ends with a checksum of the
+structure, after the part that HDF5 reads. Any file without a valid checksum, of the real system or changed since, is
+walked first by a separate process (walk.py), which the kernel ends if it loops.
 """
 
 import os
@@ -18,25 +18,25 @@ import xxhash
 from cstorch._internal.checkpoint_files import walk
 from cstorch.errors import CheckpointError
 
-# CPU time for one object of a file, in seconds; the largest that are known take milliseconds.
+# The limit of CPU time for one object of a file, in seconds; the largest known objects take milliseconds.
 _SECONDS_PER_OBJECT: Final = 5.0
 
-# Bytes that are read at once.
+# The number of bytes of one read.
 _PIECE: Final = 1 << 20
 
 _MAGIC: Final = b"\x8awfbx\r\n\x01"
-# The checksum, how many extents come before it, and _MAGIC.
+# The checksum, the number of extents before it, and _MAGIC.
 _END: Final = np.dtype([("checksum", "<u8"), ("extents", "<u8"), ("magic", "V8")])
-# Where the bytes of a tensor are.
+# The position of the bytes of a tensor.
 _EXTENT: Final = np.dtype([("offset", "<u8"), ("nbytes", "<u8")])
 
 
 def append_checksum(descriptor: int, data: Iterable[tuple[int, int]]) -> None:
-    """Ends a file that HDF5 is done with.
+    """Appends the checksum of the structure to a file that HDF5 has closed.
 
     Args:
-        descriptor: of the file, to read and write.
-        data: offset and length of what does not belong to the structure.
+        descriptor: The descriptor of the file, to read and write.
+        data: Offset and length of each tensor's bytes, which are not part of the structure.
     """
     size = os.fstat(descriptor).st_size
     extents = np.array(sorted(data), dtype=_EXTENT)
@@ -48,10 +48,10 @@ def append_checksum(descriptor: int, data: Iterable[tuple[int, int]]) -> None:
 
 
 def check_structure(path: Path) -> None:
-    """Makes sure that HDF5 comes to an end with a file, whatever is asked for.
+    """Checks that HDF5 can read all objects of a file in finite time.
 
     Raises:
-        CheckpointError: it does not, or meets an error on its way.
+        CheckpointError: HDF5 loops on an object, or raises an error.
     """
     if not _is_as_written(path):
         _walk(path)
@@ -72,7 +72,7 @@ def _is_as_written(path: Path) -> bool:
 
 
 def _checksum(descriptor: int, extents: np.ndarray[tuple[int], np.dtype[np.void]], size: int) -> int:
-    """Of the extents, which are in order, and of the first `size` bytes without them."""
+    """Returns the checksum of the sorted extents, and of the first `size` bytes outside of them."""
     checksum = xxhash.xxh3_64(extents.tobytes())
     start = 0
     for offset, nbytes in (*extents.tolist(), (size, 0)):

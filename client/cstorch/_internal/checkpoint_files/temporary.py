@@ -1,4 +1,4 @@
-"""A file that gets its name when it is whole; what a process that was killed has left of one is removed by the next."""
+"""Files that get their names when they are complete, and the removal of incomplete files of killed processes."""
 
 import fcntl
 import io
@@ -13,10 +13,10 @@ _SUFFIX: Final = ".cstorch.tmp"
 
 
 class Output(io.FileIO):
-    """The file below HDF5, which does not notice that a write failed.
+    """The file that HDF5 writes to; it hides write errors from HDF5, and `check` raises the first one.
 
-    HDF5 cannot close a file that it cannot write: it keeps it open, says so thousands of times, and may crash the
-    process in the end. So what fails is remembered, and `check` raises it.
+    HDF5 cannot close a file after a write error: it keeps the file open, prints thousands of errors, and may crash the
+    process.
     """
 
     def __init__(self, path: Path) -> None:
@@ -34,20 +34,20 @@ class Output(io.FileIO):
         return nbytes
 
     def check(self) -> None:
-        """Raises OSError."""
+        """Raises the first OSError of a write, if any."""
         if self._error is not None:
             raise self._error
 
 
 @contextmanager
 def new_file(target: Path) -> Iterator[Output]:
-    """A file under another name in the same folder, which becomes `target`, durably, if nothing is raised.
+    """Context of a file with a temporary name, which is renamed to `target`, durably, unless an error is raised.
 
-    If something is, or the process is killed, there is no `target`. What processes that were killed have left in the
-    folder is removed. A writer holds a lock on its file, so that no file of a living process is.
+    After an error, or if the process is killed, there is no `target`. Temporary files of killed processes in the folder
+    are removed first; a lock protects the files of live processes.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: The file cannot be written.
     """
     _remove_abandoned(target.parent)
     output = _locked_file(target)
@@ -69,7 +69,7 @@ def _locked_file(target: Path) -> Output:
         output = Output(target.with_name(f"{target.name}.{secrets.token_hex(4)}{_SUFFIX}"))
         if _lock(output.fileno()) is not False and os.fstat(output.fileno()).st_nlink:
             return output
-        # Somebody took it for abandoned in the moment before it was locked.
+        # Another process removed the file before it was locked.
         output.close()
 
 
@@ -80,11 +80,11 @@ def _remove_abandoned(folder: Path) -> None:
                 if _lock(file.fileno()):
                     path.unlink(missing_ok=True)
         except OSError:
-            continue  # another has removed it, or it belongs to another user
+            continue  # another process has removed it, or it belongs to another user
 
 
 def _lock(descriptor: int) -> bool | None:
-    """Whether the lock is ours now; None where the file system has no locks, so that nobody gets one."""
+    """Whether this process has the lock now; None if the file system has no locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,6 +1,6 @@
 """Walks the structure of an H5 file: `python walk.py FILE SECONDS`, for structure.py.
 
-It imports h5py alone, to start fast. No bytes of tensors are read. What HDF5 says of a damaged file is printed.
+It imports h5py alone, to start fast, and reads no bytes of tensors. It prints the error of HDF5 for a damaged file.
 """
 
 import contextlib
@@ -10,21 +10,21 @@ from typing import Final
 
 import h5py
 
-# What the kernel ends a process with whose timer of CPU time has run out.
+# The signal by which the kernel ends a process whose timer of CPU time has expired.
 SIGNAL: Final = signal.SIGPROF
 
 
 def walk(path: str, seconds: float) -> None:
     """Visits every object of a file with its attributes.
 
-    HDF5 may loop for ever on an object, deaf to what Python would do about it: the process ends with SIGPROF when one
-    takes more than `seconds` of CPU time. How busy the machine is does not matter.
+    HDF5 may loop forever on an object, where Python cannot interrupt it. SIGPROF ends the process if an object takes
+    more than `seconds` of CPU time, which does not depend on the load of the machine.
     """
 
     def visit(_: str, found: h5py.Group | h5py.Dataset) -> None:
         signal.setitimer(signal.ITIMER_PROF, seconds)
         for name in found.attrs:
-            # They tell of a type that numpy does not have; HDF5 has read it.
+            # Raised for a type that numpy lacks, after HDF5 has read the attribute.
             with contextlib.suppress(TypeError, ValueError):
                 found.attrs[name]
         if isinstance(found, h5py.Dataset) and found.chunks is not None:
@@ -37,7 +37,7 @@ def walk(path: str, seconds: float) -> None:
 
 
 def main(path: str, seconds: str) -> int:
-    """The exit status: 1 if h5py raises anything, which it does of many types for a damaged file."""
+    """Walks a file, and returns the exit status: 1 after any error of h5py, which raises many types."""
     try:
         walk(path, float(seconds))
     except Exception as error:  # noqa: BLE001 - the process ends with it

@@ -1,4 +1,4 @@
-"""Writing a checkpoint, tensor by tensor."""
+"""Writes a checkpoint, tensor by tensor: `save`."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from cstorch._internal.checkpoint_files.temporary import Output, new_file
 from cstorch._internal.tracing import LazyTensor, check_known
 from waferbox import __version__
 
-# In the text of a tree.
+# A leaf in the text of a tree.
 _LEAF: Final[dict[str, Any]] = {"type": None, "context": None, "children_spec": []}
 
 
@@ -55,8 +55,8 @@ def save(state_dict: Any, ckpt_path: str | os.PathLike[str]) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         with new_file(target) as output:
-            # libver: attributes of more than 64 kB (the tree of a large model) need the layout of HDF5 1.8; older
-            # releases of the library, such as the real system's, cannot read what is newer.
+            # libver: attributes of more than 64 kB (the tree of a large model) need the layout of HDF5 1.8, and the
+            # real system's library reads no newer one.
             with h5py.File(output, "w", libver=("v108", "v108")) as file:
                 data = _write_tree(file, output, state_dict)
                 file.flush()
@@ -82,7 +82,7 @@ def _not_saved(target: Path, state_dict: Any, error: OSError) -> OSError:
 
 
 def _write_tree(file: h5py.File, output: Output, obj: Any) -> list[tuple[int, int]]:
-    """Where the bytes of tensors and arrays are: offset and length of each."""
+    """Writes all leaves; returns offset and length of the bytes of each tensor and array."""
     leaves, spec = pytree.tree_flatten_with_path(obj)
     file.attrs[layout.VERSION] = layout.FORMAT_VERSION
     file.attrs[layout.WRITER_VERSION] = __version__
@@ -113,7 +113,7 @@ def _text_of(spec: pytree.TreeSpec) -> str:
 
 
 def _identity(leaf: torch.Tensor | np.ndarray[Any, Any]) -> object:
-    """Equal for leaves that are the same elements of the same memory: they are stored once, and load as one tensor."""
+    """Returns a key that is equal for leaves with the same memory, which are stored once and load as one tensor."""
     if isinstance(leaf, np.ndarray):
         return id(leaf)
     if isinstance(leaf, LazyTensor) and leaf._handle.cell is not None:
@@ -127,7 +127,7 @@ def _identity(leaf: torch.Tensor | np.ndarray[Any, Any]) -> object:
 
 
 def _skeleton(obj: Any) -> Any:
-    """The tree with "*" for its leaves; None where JSON cannot hold it."""
+    """Returns the tree with "*" for its leaves; None if JSON cannot hold it."""
     if isinstance(obj, dict):
         if not all(isinstance(key, str | int) for key in obj):
             return None
@@ -190,7 +190,7 @@ def _write_tensor(file: h5py.File, key: str, tensor: torch.Tensor) -> dict[str, 
 
 
 def _only_value(tensor: torch.Tensor) -> bool | int | float | None:
-    """The value of all elements of a tensor that was never filled otherwise; None for every other tensor."""
+    """Returns the value of all elements of a tensor that is known to have one value; None for other tensors."""
     if isinstance(tensor, LazyTensor):
         cell = tensor._handle.cell
         is_zero = cell is not None and cell.is_untouched
@@ -202,7 +202,7 @@ def _only_value(tensor: torch.Tensor) -> bool | int | float | None:
 
 
 def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The value in CPU tensors, one below the other along the first dimension, none of which stays in memory."""
+    """Yields the value in CPU tensors along the first dimension, none of which stays in memory."""
     if isinstance(tensor, LazyTensor):
         cell, meta = tensor._handle.cell, tensor._handle.meta
         if cell is not None and (meta.shape, meta.dtype) == (cell.shape, cell.dtype) and meta.is_contiguous():

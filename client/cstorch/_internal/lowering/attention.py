@@ -1,4 +1,4 @@
-"""Rules for attention: the one operation, and the softmax of attention that torch took apart."""
+"""Rules for attention: the whole operation, and the softmax of attention that torch decomposed."""
 
 import math
 
@@ -35,7 +35,7 @@ def _attention(lowering: Lowering, node: fx.Node, name: str, operands: list[str]
 
 
 def safe_softmax(lowering: Lowering, node: fx.Node) -> SSAValue:
-    """softmax, but zeros where all scores of a row are -inf (a query that no key is shown to)."""
+    """softmax, with zeros for rows whose scores are all -inf (a query whose keys are all masked)."""
     value = lowering.cast(lowering.value(node.args[0]), dtype_of(node))
     shape, dtype = types.info(value)
     axis = int(arguments_of(node)["dim"]) % len(shape)

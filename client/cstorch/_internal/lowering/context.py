@@ -1,4 +1,4 @@
-"""The state of one lowering, and the steps that many rules share."""
+"""The state of one lowering, and the operations that many rules share."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -20,30 +20,34 @@ Result: TypeAlias = SSAValue | tuple[SSAValue, ...]
 
 
 class Lowering:
-    """Builds the module. `source` is that of the node being lowered, and goes with every operation emitted for it."""
+    """The state of one lowering: the module under construction, and the values of lowered nodes.
+
+    source: The source of the present node, which all operations emitted for it get.
+    counter: The counter of the step's random numbers, if the step draws any.
+    """
 
     def __init__(self) -> None:
         self.builder = GraphBuilder()
         self.source = Source()
         self.values: dict[fx.Node, Result] = {}
-        self.counter: SSAValue | None = None  # of the step's random numbers
+        self.counter: SSAValue | None = None
         self.taken_apart: list[OpOverload] = []  # operations whose parts are being lowered, outermost first
 
-    # Operands.
+    # --- Operands -----------------------------------------------------------------------------------------------------
 
     def value(self, argument: Any) -> SSAValue:
-        """The value of a node that has one result."""
+        """Returns the value of a node that has one result."""
         value = self.values[argument]
         assert isinstance(value, SSAValue), f"{argument} has several results"
         return value
 
     def operand(self, argument: Any, shape: Sequence[int], dtype: torch.dtype) -> SSAValue:
-        """A node or a number as an operand of exactly this shape and type: cast, broadcast, or a splat."""
+        """Returns a node or a number as an operand of this shape and type: cast, broadcast, or a splat."""
         if isinstance(argument, fx.Node):
             return self.broadcast(self.cast(self.value(argument), dtype), shape)
         return self.builder.splat(_as_number(argument, dtype), shape, dtype, self.source)
 
-    # Operations.
+    # --- Operations ---------------------------------------------------------------------------------------------------
 
     def emit(
         self,
@@ -52,7 +56,7 @@ class Lowering:
         attributes: Mapping[str, AttrValue] | None = None,
         result: tuple[Sequence[int], torch.dtype] | None = None,
     ) -> SSAValue:
-        """An operation of one result; `result` gives its shape and type where the operation does not imply them."""
+        """Emits an operation with one result; `result` is its shape and type if the operation does not imply them."""
         given = [types.tensor_type(*result)] if result is not None else None
         return self.builder.op(name, operands, attributes, self.source, types=given)[0]
 
@@ -63,7 +67,7 @@ class Lowering:
         return self._change("cirh.Cast", value, {"Truncate": False}, shape, dtype)
 
     def broadcast(self, value: SSAValue, shape: Sequence[int]) -> SSAValue:
-        """The value with its dimensions aligned at the right, as everywhere in torch."""
+        """Returns the value broadcast to a shape, with dimensions aligned at the right, as in torch."""
         current, dtype = types.info(value)
         if current == tuple(shape):
             return value
@@ -84,7 +88,7 @@ class Lowering:
         shape: Sequence[int],
         dtype: torch.dtype,
     ) -> SSAValue:
-        """The value in another type; a constant of one value stays one."""
+        """Returns the value in another type; a splat stays a splat."""
         constant = splat_of(value)
         if constant is not None:
             return self.splat(constant.to(dtype), shape, dtype)
@@ -97,12 +101,12 @@ class Lowering:
         return self.emit("cirh.Transpose", [value, constant])
 
     def splat(self, value: Number | torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> SSAValue:
-        """A constant of one value, which never takes more than one element."""
+        """Returns a constant of one value, which is stored as one element."""
         number = value.item() if isinstance(value, torch.Tensor) else value
         return self.builder.splat(_as_number(number, dtype), shape, dtype, self.source)
 
     def unsupported(self, operation: str, way_out: str) -> CompileError:
-        """The error for an operation that cannot be lowered: it names the operation and the user's line."""
+        """Returns the error for an operation that cannot be lowered, with the user's line."""
         return CompileError(f"{self.source}: the Cerebras backend does not support {operation}. {way_out}")
 
 
@@ -110,7 +114,7 @@ Rule: TypeAlias = Callable[[Lowering, fx.Node], Result]
 
 
 def splat_of(value: SSAValue) -> torch.Tensor | None:
-    """The one element of a splat constant, as a tensor of rank 0; None for any other value."""
+    """Returns the element of a splat constant, as a tensor of rank 0; None for any other value."""
     if not isinstance(value.owner, Const):
         return None
     constant: ConstantAttr = value.owner.value
@@ -127,7 +131,7 @@ def dtype_of(node: Any) -> torch.dtype:
 
 
 def axes_of(dims: Any, rank: int) -> list[int]:
-    """Dimension numbers counted from the front, in order; None, or no number, means all."""
+    """Returns dimension numbers counted from the front, in order; None and an empty list mean all dimensions."""
     if dims is None or (isinstance(dims, (list, tuple)) and not dims):
         return list(range(rank))
     listed = dims if isinstance(dims, (list, tuple)) else [dims]
@@ -135,7 +139,7 @@ def axes_of(dims: Any, rank: int) -> list[int]:
 
 
 def arguments_of(node: fx.Node) -> dict[str, Any]:
-    """All arguments of a node by the names of its schema, with defaults."""
+    """Returns all arguments of a node by the names of its schema, with defaults."""
     arguments = {}
     for position, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
         if position < len(node.args):

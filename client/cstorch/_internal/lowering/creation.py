@@ -1,4 +1,4 @@
-"""Rules for operations that make tensors: of one value, counting ranges, and random numbers."""
+"""Rules for operations that make tensors: of one value, of a range, and of random numbers."""
 
 from typing import Any, Final
 
@@ -11,11 +11,9 @@ from waferbox.cirh.dialect import types
 from waferbox.cirh.dialect.attributes import AttrValue
 from waferbox.cirh.dialect.elements import element_name
 
-# --- Rules for tensors of one value, which stay one element whatever their shape, and for counting ranges -------------
-
 
 def filled(value: float) -> Rule:
-    """zeros, ones and their kin. What is created empty is zero: the same in every run."""
+    """zeros, ones and similar. Empty tensors are zero, so that all runs are equal."""
 
     def rule(lowering: Lowering, node: fx.Node) -> SSAValue:
         return lowering.splat(value, shape_of(node), dtype_of(node))
@@ -24,7 +22,7 @@ def filled(value: float) -> Rule:
 
 
 def filled_with(argument: str) -> Rule:
-    """full and its kin: the value is an argument, a number or a tensor of rank 0."""
+    """full and similar: the value is an argument, a number or a tensor of rank 0."""
 
     def rule(lowering: Lowering, node: fx.Node) -> SSAValue:
         return lowering.operand(arguments_of(node)[argument], shape_of(node), dtype_of(node))
@@ -43,14 +41,12 @@ def arange(lowering: Lowering, node: fx.Node) -> SSAValue:
     return lowering.emit("aten.arange.start_step", [], attributes)
 
 
-# --- Rules for operations that draw random numbers --------------------------------------------------------------------
+# --- Random numbers ---------------------------------------------------------------------------------------------------
 #
-# Each draws from a key of its own: the step's counter plus its place among the step's random operations, far enough
-# apart
-# that the keys of two operations never meet, in whatever steps. So the numbers are the same on every number of wafers.
+# Each operation has its own key: the step's counter plus a multiple of the operation's index among the random ones. The
+# keys of two operations never meet, in any steps. So the numbers are the same on any number of wafers.
 
-
-_STEPS: Final = 1 << 40  # that a counter may go through
+_STEPS: Final = 1 << 40  # the number of steps that a counter may count
 
 
 def _draw(
@@ -84,13 +80,13 @@ def _mask(lowering: Lowering, node: fx.Node, probability: float, shape: tuple[in
 
 
 def uniform(lowering: Lowering, node: fx.Node) -> SSAValue:
-    """rand and its kin, and uniform_(from, to)."""
+    """rand and similar, and uniform_(from, to)."""
     arguments = arguments_of(node)
     return _uniform(lowering, node, arguments.get("from", 0.0), arguments.get("to", 1.0), dtype_of(node))
 
 
 def normal(lowering: Lowering, node: fx.Node) -> SSAValue:
-    """randn and its kin, normal_, and torch.normal of numbers and tensors."""
+    """randn and similar, normal_, and torch.normal of numbers and tensors."""
     arguments = arguments_of(node)
     mean, std = arguments.get("mean", 0.0), arguments.get("std", 1.0)
     shape, dtype = shape_of(node), dtype_of(node)
@@ -101,7 +97,7 @@ def normal(lowering: Lowering, node: fx.Node) -> SSAValue:
 
 
 def integers(lowering: Lowering, node: fx.Node) -> SSAValue:
-    """randint and its kin, and random_ with an end."""
+    """randint and similar, and random_ with bounds."""
     arguments = arguments_of(node)
     low: Any = arguments.get("low", arguments.get("from", 0))
     high: Any = arguments.get("high", arguments.get("to"))
@@ -112,14 +108,14 @@ def integers(lowering: Lowering, node: fx.Node) -> SSAValue:
 
 
 def permutation(lowering: Lowering, node: fx.Node) -> SSAValue:
-    """randperm: the order of as many random numbers."""
+    """randperm: the sorted order of as many random numbers."""
     numbers = _uniform(lowering, node, 0.0, 1.0, torch.float64)
     _, order = lowering.builder.op("aten.sort", [numbers], {"dim": 0, "descending": False}, lowering.source)
     return lowering.cast(order, dtype_of(node))
 
 
 def bernoulli(lowering: Lowering, node: fx.Node) -> SSAValue:
-    """One probability, or a tensor of them."""
+    """bernoulli of one probability, or of a tensor of them."""
     shape, dtype = shape_of(node), dtype_of(node)
     arguments = arguments_of(node)
     probability = arguments["p"] if "p" in arguments else arguments["self"]
@@ -140,12 +136,12 @@ def exponential(lowering: Lowering, node: fx.Node) -> SSAValue:
 
 
 def dropout(lowering: Lowering, node: fx.Node) -> tuple[SSAValue, SSAValue]:
-    """native_dropout: the result, and the mask of what stays."""
+    """native_dropout: the result, and the mask of the elements that stay."""
     arguments = arguments_of(node)
     value, p = lowering.value(arguments["input"]), arguments["p"]
     if arguments["train"] is False:
         return value, lowering.splat(True, types.shape(value), torch.bool)
     mask = _mask(lowering, node, 1 - p, types.shape(value))
-    # The same product as that of the gradient.
+    # The same operation as for the gradient, so that both have the same factor.
     scale = {"scale": 1 / (1 - p) if p < 1 else 0.0}
     return lowering.emit("aten.native_dropout_backward", [value, mask], scale), mask

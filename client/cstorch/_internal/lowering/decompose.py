@@ -1,4 +1,4 @@
-"""Operations without a lowering of their own, by their parts: torch's decompositions, and formulas of ours."""
+"""Lowering of operations without a rule by their parts: decompositions of torch, and formulas for others."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -12,15 +12,14 @@ from torch._ops import OpOverload
 from cstorch._internal.tracing import Argument, Call, Ref, functionalize
 from waferbox.cirh.dialect.source import Source
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Operations that torch has no decomposition of, written with others: kept by no compiler, computed by their parts
+# --- Formulas for operations without a decomposition in torch ---------------------------------------------------------
 
 
 aten = torch.ops.aten
 
 
 def _masked_scatter(input: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    """The elements of the source, in order, go where the mask is true."""
+    """Writes the elements of the source, in order, where the mask is true."""
     shape = torch.broadcast_shapes(mask.shape, input.shape)  # type: ignore[no-untyped-call]
     mask, input = mask.expand(shape), input.expand(shape)
     position = (mask.reshape(-1).cumsum(0) - 1).clamp(min=0).reshape(mask.shape)
@@ -35,7 +34,7 @@ def _masked_scatter_backward(gradient: torch.Tensor, mask: torch.Tensor, sizes: 
 
 
 def _unfold(input: torch.Tensor, dimension: int, size: int, step: int) -> torch.Tensor:
-    """Windows of a dimension, their elements in a new last one."""
+    """The windows of a dimension, with their elements in a new last dimension."""
     if not input.dim():
         return input.reshape(1)[:size].clone()
     dimension %= input.dim()
@@ -57,14 +56,14 @@ def _unfold_backward(
 
 
 def _windows(length: int, size: int, step: int, device: torch.device) -> tuple[int, torch.Tensor]:
-    """How many windows there are, and the places of their elements."""
+    """Returns the number of windows, and the indices of their elements."""
     windows = (length - size) // step + 1
     starts = torch.arange(windows, device=device).unsqueeze(1) * step
     return windows, (starts + torch.arange(size, device=device)).reshape(-1)
 
 
 def _cdist_forward(first: torch.Tensor, second: torch.Tensor, p: float, mode: int | None = None) -> torch.Tensor:
-    """The distance of each row to each other one."""
+    """The distance of each row of the first to each row of the second tensor."""
     distances = first.unsqueeze(-2) - second.unsqueeze(-3)
     return torch.linalg.vector_norm(distances, p, -1)
 
@@ -90,7 +89,7 @@ def _cdist_backward(
 def _weight_norm_backward(
     gradient: torch.Tensor, direction: torch.Tensor, size: torch.Tensor, norms: torch.Tensor, dim: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of `direction * (size / norms)`."""
+    """The gradients of `direction * (size / norms)`."""
     others = [other for other in range(direction.dim()) if other != dim % direction.dim()]
     along = (gradient * direction).sum(others, keepdim=True)
     return (size / norms) * (gradient - direction * (along / (norms * norms))), along / norms
@@ -121,7 +120,7 @@ def _trilinear(
     summed: Sequence[int],
     unroll: int = 1,
 ) -> torch.Tensor:
-    """The product of three, each with new dimensions of size one, summed over some dimensions."""
+    """The product of three tensors, each with new dimensions of size one, summed over some dimensions."""
     factors = []
     for factor, dims in ((first, expand1), (second, expand2), (third, expand3)):
         for dim in sorted(dims):
@@ -146,7 +145,7 @@ def _diagonal_scatter(
 
 
 def _shifted(shift: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """The shift of two tensors, also for a number and a tensor."""
+    """Returns the shift of two tensors in a form that also takes a number and a tensor."""
 
     def shifted(first: torch.Tensor | int, second: torch.Tensor | int) -> torch.Tensor:
         like = first if isinstance(first, torch.Tensor) else second
@@ -184,26 +183,21 @@ FORMULAS: Mapping[OpOverload, Callable[..., Any]] = {
     aten.index_fill.int_Tensor: _index_fill,
 }
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Operations without a lowering of their own, by their parts: torch's tables of decompositions, and ours
+# --- Decompositions ---------------------------------------------------------------------------------------------------
 #
-# A decomposition is a function of tensors. It is recorded as a step is, so that views and what it writes in place
-# become
-# pure functions, and its parts are lowered in the operation's place.
-
+# A decomposition is a function of tensors. It is recorded like a step, which turns its views and in-place writes into
+# pure functions, and its parts are lowered instead of the operation.
 
 Decomposition = Callable[..., Any]
 
 _META = torch.device("meta")
-# What a decomposition raises that needs values, or has no form for these arguments.
+# Errors of decompositions that need values, or lack a form for the arguments.
 _CANNOT = (RuntimeError, TypeError, ValueError, IndexError, KeyError, NotImplementedError, AssertionError)
 
 
 def decomposition_of(func: OpOverload) -> Decomposition | None:
-    """The function that says what the operation consists of, if there is one.
-
-    There is none of random operations, which would draw other numbers.
-    """
+    """Returns the decomposition of an operation; None if there is none."""
+    # A decomposition of a random operation would draw other numbers.
     if torch.Tag.nondeterministic_seeded in func.tags:
         return None
     known = FORMULAS.get(func) or decomposition_table.get(func)
@@ -214,9 +208,9 @@ def decomposition_of(func: OpOverload) -> Decomposition | None:
 
 
 def parts_of(node: fx.Node, decomposition: Decomposition, source: Source) -> fx.Graph | None:
-    """The graph that computes the operation's results from the nodes that it reads; None if there is none.
+    """Returns the graph that computes the results of an operation; None if the decomposition fails.
 
-    Its placeholders are those nodes in order; its results are the tensors among the operation's.
+    Its placeholders are the nodes that the operation reads, in order; its results are the operation's tensors.
     """
     read = list(node.all_input_nodes)
     arguments = [
@@ -237,7 +231,7 @@ def parts_of(node: fx.Node, decomposition: Decomposition, source: Source) -> fx.
 
 
 def results_of(node: fx.Node) -> list[torch.Tensor | None]:
-    """What the operation returns, as meta tensors; None for what is no tensor."""
+    """Returns the results of an operation as meta tensors; None for results that are no tensors."""
     made = node.meta["val"]
     listed = made if isinstance(made, (list, tuple)) else [made]
     return [item if isinstance(item, torch.Tensor) else None for item in listed]

@@ -30,7 +30,7 @@ def index(lowering: Lowering, node: fx.Node) -> SSAValue:
 
 
 def _from_the_front(lowering: Lowering, index: SSAValue, size: int) -> SSAValue:
-    """The index with what counts from the end counted from the front, as index_select wants it."""
+    """Returns the index without negative numbers, which index_select does not take."""
     shape, dtype = types.info(index)
     owner = index.owner
     if isinstance(owner, Const):
@@ -58,7 +58,7 @@ def index_put(lowering: Lowering, node: fx.Node) -> SSAValue:
     places = _IndexedDimensions(lowering, node)
     value = lowering.transpose(lowering.value(arguments["self"]), places.to_front)
     picked = [*places.shape, *types.shape(value)[len(places.given) :]]
-    # Values are lined up with x[:, i, j], which has the indexed dimensions where they were.
+    # Values are aligned with x[:, i, j], whose indexed dimensions are not in front.
     new = lowering.broadcast(lowering.value(arguments["values"]), [picked[dim] for dim in places.from_front])
     new = lowering.transpose(new, _inverse(places.from_front))
     attributes: dict[str, AttrValue] = {
@@ -70,7 +70,7 @@ def index_put(lowering: Lowering, node: fx.Node) -> SSAValue:
 
 
 class _IndexedDimensions:
-    """Which dimensions are indexed. CIRH has the indexed ones in front: the permutations there and back."""
+    """The indexed dimensions, and the permutations to and from the order of CIRH, which has them in front."""
 
     def __init__(self, lowering: Lowering, node: fx.Node) -> None:
         listed: Any = arguments_of(node)["indices"]
@@ -80,7 +80,7 @@ class _IndexedDimensions:
         self.shape = torch.broadcast_shapes(*(types.shape(item) for item in self.indices))  # type: ignore[no-untyped-call]
         others = [dim for dim in range(rank) if dim not in self.given]
         self.to_front = [*self.given, *others]
-        # Indices that stand side by side are replaced where they stand; of others the result comes first.
+        # As in torch: the result takes the place of adjacent indices, and comes first for others.
         first, last = self.given[0], self.given[-1]
         before = first if last - first < len(self.given) else 0
         picked = len(self.shape)

@@ -1,4 +1,4 @@
-"""Lowers a traced step to CIRH: `lower`."""
+"""Lowers a traced step to a CIRH module: `lower`."""
 
 import operator
 from collections.abc import Sequence
@@ -23,12 +23,13 @@ from waferbox.cirh.table.lookup import spec
 
 
 def lower(trace: Trace) -> ModuleOp:
-    """The step as one CIRH module.
+    """Returns the step as one CIRH module.
 
-    Arguments are the states and then the inputs of the trace; results are the new values of the changed states, each
-    an alias of its argument, and then the outputs.
+    Its arguments are the states and then the inputs of the trace; its results are the new values of the changed states,
+    each an alias of its argument, and then the outputs.
 
-    Raises CompileError for an operation that has no lowering; the message names it, the user's line and a way out.
+    Raises:
+        CompileError: An operation has no lowering; the message has the user's line and a way out.
     """
     lowering = Lowering()
     placeholders = iter(node for node in trace.graph.nodes if node.op == "placeholder")
@@ -49,7 +50,7 @@ def lower(trace: Trace) -> ModuleOp:
 
 
 def _lower_graph(lowering: Lowering, graph: fx.Graph) -> list[SSAValue]:
-    """The values of the graph's results. Those of its placeholders are there."""
+    """Lowers a graph whose placeholders have values; returns the values of its results."""
     results: list[SSAValue] = []
     for node in graph.nodes:
         if node.op == "get_attr":
@@ -84,7 +85,7 @@ def _lower(lowering: Lowering, node: fx.Node) -> Result:
 
 
 def _lower_parts(lowering: Lowering, node: fx.Node, func: OpOverload) -> Result:
-    """An operation by its parts. CompileError if it has none, or one of them cannot be lowered."""
+    """Lowers an operation by its parts. Raises CompileError if it has none, or a part cannot be lowered."""
     decomposition, source = decomposition_of(func), lowering.source
     graph = None
     if decomposition is not None and func not in lowering.taken_apart:
@@ -103,13 +104,13 @@ def _lower_parts(lowering: Lowering, node: fx.Node, func: OpOverload) -> Result:
         lowering.taken_apart.pop()
     if isinstance(node.meta["val"], torch.Tensor):
         return made[0]
-    # What a mask of the operation switched off is nobody's: it is given the place of another result.
+    # A result that a mask of the operation switched off is not used: any other result may stand for it.
     values = iter(made)
     return tuple(made[0] if tensor is None else next(values) for tensor in results_of(node))
 
 
 def _row(func: OpOverload) -> OpSpec | None:
-    """CIRH's row for the operation under its own name, if it has one."""
+    """Returns the row of CIRH's table with the name of the operation; None if there is none."""
     name = str(func).removesuffix(".default")
     try:
         return spec(name)
@@ -142,7 +143,7 @@ def _no_lowering(lowering: Lowering, func: OpOverload) -> CompileError:
 
 
 def _check_outputs(trace: Trace, outputs: Sequence[fx.Node]) -> None:
-    """CompileError for an output of a type that does not travel."""
+    """Raises CompileError for an output whose type cannot be sent."""
     for output, node in zip(trace.outputs, outputs, strict=True):
         try:
             elements.element_to_proto(node.meta["val"].dtype)
@@ -151,7 +152,7 @@ def _check_outputs(trace: Trace, outputs: Sequence[fx.Node]) -> None:
 
 
 def _check(node: fx.Node, result: Result) -> None:
-    """What was emitted has the shapes and types that torch says."""
+    """Asserts that the emitted values have the shapes and types of torch's results."""
     expected = node.meta["val"]
     pairs = zip(expected, result, strict=False) if isinstance(result, tuple) else ((expected, result),)
     for tensor, value in pairs:

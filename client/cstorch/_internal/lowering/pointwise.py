@@ -1,6 +1,6 @@
 """Rules for operations that work element by element.
 
-CIRH has no broadcasting and no type promotion: both are made explicit here, and a Python number becomes a splat.
+CIRH has no broadcasting and no type promotion: the rules emit both, and a Python number becomes a splat.
 """
 
 from typing import Any
@@ -59,7 +59,7 @@ def _operands(node: fx.Node) -> tuple[Any, Any]:
 
 
 def compare(direction: str) -> Rule:
-    """Both operands in the type that torch compares in; the result is of truth values."""
+    """A comparison of operands in the type in which torch compares; the result is boolean."""
 
     def rule(lowering: Lowering, node: fx.Node) -> SSAValue:
         first, second = _operands(node)
@@ -75,7 +75,7 @@ def _example(argument: Any) -> Any:
 
 
 def logical(name: str) -> Rule:
-    """And, or, xor, not of truth: operands are cast to truth values."""
+    """and, or, xor and not: operands are cast to booleans."""
 
     def rule(lowering: Lowering, node: fx.Node) -> SSAValue:
         return lowering.emit(name, [lowering.operand(item, shape_of(node), torch.bool) for item in node.args])
@@ -84,7 +84,7 @@ def logical(name: str) -> Rule:
 
 
 def select(lowering: Lowering, node: fx.Node) -> SSAValue:
-    """where: both branches in the result's type."""
+    """where, with both branches in the result's type."""
     condition, first, second = node.args
     return _select(lowering, node, condition, first, second)
 
@@ -102,7 +102,7 @@ def _select(lowering: Lowering, node: fx.Node, condition: Any, first: Any, secon
 
 
 def clamp(lowering: Lowering, node: fx.Node) -> SSAValue:
-    """Both bounds: Clamp; one: the larger or the smaller of two."""
+    """clamp: Clamp with both bounds, and the maximum or minimum with one."""
     shape, dtype = shape_of(node), dtype_of(node)
     arguments = arguments_of(node)
     low, high = arguments.get("min"), arguments.get("max")

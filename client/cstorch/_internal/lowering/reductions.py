@@ -1,4 +1,4 @@
-"""Rules for reductions: cirh.Reduce for what has no hidden factor, the ATen operation for the rest (mean, norms)."""
+"""Rules for reductions: cirh.Reduce for those without a factor, the ATen operation for the others (mean, norms)."""
 
 import math
 
@@ -70,7 +70,7 @@ def matmul(lowering: Lowering, node: fx.Node) -> SSAValue:
 
 
 def mask_from_topk(lowering: Lowering, node: fx.Node) -> SSAValue:
-    """The highest elements along a dimension, as many as a tensor says."""
+    """The mask of the highest elements along a dimension; a tensor has their number."""
     input, k, dimension = node.args
     assert isinstance(dimension, int)
     return lowering.emit("cirh.MaskFromTopK", [lowering.value(input), lowering.value(k)], {"dimension": dimension})

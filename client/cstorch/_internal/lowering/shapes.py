@@ -10,8 +10,8 @@ from xdsl.ir import SSAValue
 from cstorch._internal.lowering.context import Lowering, Result, arguments_of, dtype_of, shape_of
 from waferbox.cirh.dialect import types
 
+# The largest index of a view that is no slice; the index is a constant of the module.
 LARGEST_INDEX = 1 << 20
-"""A view that is no plain slice is taken by index; the index is a constant within the module."""
 
 
 def identity(lowering: Lowering, node: fx.Node) -> SSAValue:
@@ -75,7 +75,7 @@ def split(lowering: Lowering, node: fx.Node) -> Result:
 
 def concat(lowering: Lowering, node: fx.Node) -> SSAValue:
     arguments = arguments_of(node)
-    # torch takes empty tensors of rank 1 among others, and leaves them out.
+    # torch accepts empty tensors of rank 1 among others, and ignores them.
     parts = [part for part in arguments["tensors"] if shape_of(part) != (0,)] or arguments["tensors"][:1]
     operands = [lowering.cast(lowering.value(part), dtype_of(node)) for part in parts]
     if len(operands) == 1:
@@ -84,7 +84,7 @@ def concat(lowering: Lowering, node: fx.Node) -> SSAValue:
 
 
 def repeat(lowering: Lowering, node: fx.Node) -> SSAValue:
-    """Each dimension is read as (repeats, size), of which only the size is there."""
+    """repeat: each dimension becomes (repeats, size), by a broadcast."""
     value = lowering.value(node.args[0])
     repeats = arguments_of(node)["repeats"]
     sizes = (1,) * (len(repeats) - len(types.shape(value))) + types.shape(value)
@@ -104,7 +104,7 @@ def stack(lowering: Lowering, node: fx.Node) -> SSAValue:
 
 
 def as_strided(lowering: Lowering, node: fx.Node) -> SSAValue:
-    """A view of state that was made before the step: part of the state's elements."""
+    """as_strided: a view of a state that was made before the step, as some of the state's elements."""
     value = lowering.value(node.args[0])
     view = _View(lowering, node)
     flat = lowering.reshape(value, [math.prod(types.shape(value))])
@@ -117,7 +117,7 @@ def as_strided(lowering: Lowering, node: fx.Node) -> SSAValue:
 
 
 def as_strided_scatter(lowering: Lowering, node: fx.Node) -> SSAValue:
-    """The same elements replaced: the new value of the state after a write to such a view."""
+    """as_strided_scatter: the new value of the state after a write to such a view."""
     value, source = lowering.value(node.args[0]), lowering.value(node.args[1])
     view = _View(lowering, node)
     total = math.prod(types.shape(value))
@@ -134,7 +134,7 @@ def as_strided_scatter(lowering: Lowering, node: fx.Node) -> SSAValue:
 
 
 class _View:
-    """The elements of a contiguous tensor that shape, strides and an offset name."""
+    """The elements of a contiguous tensor that shape, strides and an offset select."""
 
     def __init__(self, lowering: Lowering, node: fx.Node) -> None:
         arguments = arguments_of(node)

@@ -1,7 +1,7 @@
 """The table of lowerings: ATen overload -> rule.
 
 An operation that is not here is lowered verbatim if CIRH's table has it under its ATen name, and is an error otherwise.
-Composite operations (cross entropy, layer norm, mean) are kept whole: the compiler decomposes them where it must.
+Composite operations (cross entropy, layer norm, mean) stay whole: the compiler decomposes them if it must.
 """
 
 from collections.abc import Mapping
@@ -67,7 +67,7 @@ from cstorch._internal.lowering.verbatim import (
 
 aten = torch.ops.aten
 
-# All overloads of a name follow one rule.
+# One rule for all overloads of a name.
 _NAMES: Mapping[str, Rule] = {
     # The same value.
     "detach": identity,
@@ -211,7 +211,7 @@ _NAMES: Mapping[str, Rule] = {
     "exponential": exponential,
 }
 
-# Overloads of one name that differ.
+# Rules of single overloads.
 _OVERLOADS: Mapping[OpOverload, Rule] = {
     aten.div.Tensor: binary("cirh.Div"),
     aten.div.Scalar: binary("cirh.Div"),
@@ -226,5 +226,5 @@ _OVERLOADS: Mapping[OpOverload, Rule] = {
 
 
 def rule_for(func: OpOverload) -> Rule | None:
-    """The rule of an overload, if it has one of its own."""
+    """Returns the rule of an overload; None if it has none."""
     return _OVERLOADS.get(func) or _NAMES.get(func._schema.name.removeprefix("aten::"))

@@ -1,4 +1,4 @@
-"""Rules for operations that CIRH takes over from ATen as they are, and for norms and image operations made of them."""
+"""Rules for operations that CIRH has from ATen unchanged, and for norms and image operations made of them."""
 
 from typing import Any
 
@@ -12,17 +12,15 @@ from waferbox.cirh.dialect.attributes import AttrValue
 from waferbox.cirh.dialect.spec import Count, Kind, OpSpec
 from waferbox.cirh.table.lookup import spec
 
-# --- The rule for all operations that CIRH takes over from ATen as they are -------------------------------------------
-#
-# Operands are the tensor arguments in schema order; the other arguments are attributes under the schema's names.
-
-
 # Attributes that number dimensions of the first operand, or of a result that has more (select_backward, stack).
 _DIMENSIONS = frozenset({"dim", "dim0", "dim1", "dim2", "dims"})
 
 
 def verbatim(lowering: Lowering, node: fx.Node, row: OpSpec) -> Result:
-    """Lower a node to the operation of that row, which has the node's own name."""
+    """Lowers a node to the operation of the same name.
+
+    Operands are the tensor arguments in schema order; other arguments are attributes with the schema's names.
+    """
     arguments = arguments_of(node)
     operands = []
     segments = []
@@ -36,7 +34,7 @@ def verbatim(lowering: Lowering, node: fx.Node, row: OpSpec) -> Result:
             lowering.value(item) if isinstance(item, fx.Node) else _number(lowering, node, item) for item in listed
         ]
     if row.pointwise:
-        # Operands of rank 0 stand for whole ones; all others must have one shape.
+        # Operands of rank 0 are broadcast by the operation; all others must have one shape.
         operands = [
             operand if not types.shape(operand) else lowering.broadcast(operand, shape_of(node)) for operand in operands
         ]
@@ -54,7 +52,7 @@ def verbatim(lowering: Lowering, node: fx.Node, row: OpSpec) -> Result:
 
 
 def with_class_numbers(lowering: Lowering, node: fx.Node) -> Result:
-    """Losses over class numbers, which may be integers of any type."""
+    """Losses over class numbers, which may have any integer type."""
     target = arguments_of(node)["target"]
     given = lowering.value(target)
     if not types.dtype(given).is_floating_point:
@@ -82,22 +80,21 @@ def _attribute(name: str, kind: Kind, argument: Any, rank: int) -> AttrValue:
 
 
 def _number(lowering: Lowering, node: fx.Node, number: Any) -> Any:
-    """A Python number where the schema has a tensor."""
+    """Returns a Python number as a splat, where the schema has a tensor."""
     first = next(argument for argument in node.args if isinstance(argument, fx.Node))
     return lowering.splat(number, (), torch.result_type(first.meta["val"], number))
 
 
-# --- Norms of halves: computed in float32 and rounded once ------------------------------------------------------------
+# --- Norms of halves --------------------------------------------------------------------------------------------------
 #
-# So torch's kernels for halves do it inside; but those of a CPU keep statistics in half, where the tracer, and every
-# other device, has them in float32, and add up the gradients of weights in half.
-
+# Computed in float32 and rounded once, as torch's kernels do internally. torch's kernels for a CPU return statistics in
+# half, and sum the gradients of weights in half; the tracer, and every other device, has the statistics in float32.
 
 HALVES = frozenset({torch.float16, torch.bfloat16})
 
 
 def in_float32(rule: Rule) -> Rule:
-    """The rule on float32 copies of operands that are halves; its results get the types that torch says."""
+    """Returns the rule on float32 copies of half operands; its results get the types of torch's."""
 
     def with_copies(lowering: Lowering, node: fx.Node) -> Result:
         given = {argument: lowering.values[argument] for argument in node.all_input_nodes}
@@ -123,15 +120,15 @@ def in_float32(rule: Rule) -> Rule:
 
 @in_float32
 def norm(lowering: Lowering, node: fx.Node) -> Result:
-    """ATen's operation of that name."""
+    """Lowers a norm to ATen's operation of the same name."""
     return verbatim(lowering, node, spec(str(node.target).removesuffix(".default")))
 
 
-# --- Rules for operations of image models that are neither pointwise nor taken as they are ----------------------------
+# --- Image operations -------------------------------------------------------------------------------------------------
 
 
 def batch_norm_inference(lowering: Lowering, node: fx.Node) -> Result:
-    """Only the normalised input: the statistics that the operation also returns are empty on a CPU, not on meta."""
+    """Returns only the normalised input: the statistics are empty on a CPU, though not on meta."""
     results = verbatim(lowering, node, spec("aten._native_batch_norm_legit_no_training"))
     assert isinstance(results, tuple)
     return results[:1]
@@ -163,5 +160,5 @@ def channel_shuffle(lowering: Lowering, node: fx.Node) -> SSAValue:
 
 
 def _tail(batch: int, *order: int) -> list[int]:
-    """A permutation of the dimensions behind the first ones."""
+    """Returns a permutation of the dimensions after the first ones."""
     return [*range(batch), *(batch + dim for dim in order)]

@@ -1,1 +1,1 @@
-"""The script's side of a job: the management service, the coordinator, the embedded cluster, state on its way."""
+"""The script's side of a job: its session, the embedded cluster, executions, and the transfer of states."""

@@ -1,4 +1,4 @@
-"""The script's session with a cluster: the embedded cluster if there is one, and the one job at a time."""
+"""The script's session with a cluster: the embedded cluster if there is one, and one job at a time."""
 
 import contextlib
 import logging
@@ -30,29 +30,43 @@ LOCKED = ("mgmt_address", "num_csx", "num_workers_per_csx", "max_wgt_servers", "
 
 
 def outcome(future: Future[Result]) -> Result:
-    """What a thread of ours came to; its error is raised without the frames of that thread.
-
-    Every wait of such a thread has a deadline.
-    """
+    """Returns the result of a thread of this package; its error is raised without the frames of that thread."""
+    # No timeout: every wait of such a thread has a deadline.
     error = future.exception()
     if error is not None:
         raise error.with_traceback(None) from None
     return future.result()
 
 
+def _in_thread(name: str, call: Callable[[], Result]) -> Future[Result]:
+    """Makes a call in a daemon thread of that name; the future has its result or its error."""
+    done: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(call())
+        except Exception as error:  # noqa: BLE001  the script's thread raises it
+            done.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return done
+
+
 class ClusterSession:
-    """Owns the embedded cluster and the job. Used by the script's thread; the job is opened by a thread of ours.
+    """The script's session with a cluster; it owns the job and the embedded cluster.
+
+    Used by the script's thread; a thread of its own opens the job.
 
     Args:
-        config: of the cluster.
-        compile_dir: where the cluster keeps artifacts, below its cache root unless absolute.
-        embedded: the cluster that config leaves open; it is the session's.
+        config: What the job asks of the cluster.
+        compile_dir: The folder of the cluster for artifacts, below its cache root unless absolute.
+        embedded: The cluster to use if config names none; the session owns it.
     """
 
     def __init__(self, config: ClusterConfig, compile_dir: str, embedded: EmbeddedCluster | None) -> None:
-        self._config = replace(config)  # as it is now, whatever the script does to it later
-        self.checked_programs: set[tuple[Hashable, bytes]] = set()  # whose later calls were traced
-        self._first_trains: bool | None = None  # whether the first step that was compiled trains
+        self._config = replace(config)  # a copy: the script may change its own
+        self.checked_programs: set[tuple[Hashable, bytes]] = set()  # those whose later calls were traced
+        self._first_trains: bool | None = None  # whether the first compiled step trains
         self._compile_dir = compile_dir
         self._strategy = execution_strategy()  # of the job
         self._opening: Future[ClientJob] | None = None
@@ -63,14 +77,14 @@ class ClusterSession:
             self.open_in_background()
 
     def check_compile(self, config: ClusterConfig, trains: bool) -> None:
-        """To be called before a compile, with the settings that the backend has by now.
+        """Checks a compile before it begins; warns of a training step after an evaluation.
 
         Args:
-            config: must ask for what it asked for when the session began.
-            trains: whether the step trains; a training step after an evaluation is warned of.
+            config: The settings that the backend has now.
+            trains: Whether the step trains.
 
         Raises:
-            UsageError: it asks for something else.
+            UsageError: Settings that the first compile locks have changed.
         """
         for name in LOCKED:
             before, now = getattr(self._config, name), getattr(config, name)
@@ -90,63 +104,49 @@ class ClusterSession:
 
     @property
     def log_path(self) -> Path | None:
-        """Where an embedded cluster writes its log."""
+        """The log file of the embedded cluster; None without one."""
         return self._embedded.log if self._embedded is not None else None
 
     def open_in_background(self) -> None:
-        """Begins to open a job, unless there is one for the strategy that the script has chosen."""
+        """Begins to open a job, unless there is a live one with the execution strategy of the script."""
         strategy = execution_strategy()
         if strategy != self._strategy:
             self._end_job()
             self._strategy = strategy
         if self._opening is not None or (self._job is not None and self._job.alive):
             return
-        opening: Future[ClientJob] = Future()
-        self._opening = opening
-
-        def open_job() -> None:
-            try:
-                opening.set_result(self._open())
-            except Exception as error:  # noqa: BLE001  whatever it is, job() raises it in the script's thread
-                opening.set_exception(error)
-
-        threading.Thread(target=open_job, name="cstorch job opening", daemon=True).start()
+        self._opening = _in_thread("cstorch job opening", self._open)
 
     def prepare_input(self, request: node_pb2.PrepareInput) -> Future[None]:
-        """Gives an execution's input_fn to the workers of the job, as soon as there is one, while the script goes on.
+        """Sends the input_fn of an execution to the workers, in the background, as soon as there is a job.
 
         Returns:
-            What is to be waited for before the execution begins; it raises what went wrong.
+            The future to wait for before the execution begins; it raises the error of the call.
         """
         return self._with_job("cstorch input", lambda job: job.prepare_input(request))
 
     def stage(self, programs: Mapping[str, initialisation_pb2.InitialProgram]) -> Future[dict[str, int]]:
-        """Lets MemoryX make initial values as soon as there is a job, while the script goes on.
+        """Has MemoryX make initial values, in the background, as soon as there is a job.
 
         Args:
-            programs: by name of the state.
+            programs: The program of each value, by the name of its state.
 
         Returns:
-            The shard on which each value is staged; what is not named was not.
+            The shard of each staged value; values without a shard were not staged.
         """
         return self._with_job("cstorch initialisation", lambda job: stage(job, programs))
 
     def _with_job(self, name: str, call: Callable[[ClientJob], Result]) -> Future[Result]:
-        """Calls with the job, as soon as there is one, in a thread of that name."""
+        """Makes a call with the job, as soon as there is one, in a thread of that name."""
         self.open_in_background()
         opening, job = self._opening, self._job
-        done: Future[Result] = Future()
 
-        def run() -> None:
-            try:
-                target = job if opening is None else opening.result()
-                assert target is not None
-                done.set_result(call(target))
-            except Exception as error:  # noqa: BLE001  whatever it is, the future raises it in the script's thread
-                done.set_exception(error)
+        def run() -> Result:
+            target = job if opening is None else opening.result()
+            assert target is not None
+            return call(target)
 
-        threading.Thread(target=run, name=name, daemon=True).start()
-        return done
+        return _in_thread(name, run)
 
     def _open(self) -> ClientJob:
         management = self._config.management if self._embedded is None else self._embedded.management()
@@ -157,10 +157,10 @@ class ClusterSession:
         return job
 
     def job(self) -> ClientJob:
-        """The live job; opens one if there is none.
+        """Returns the live job; opens one if there is none.
 
         Raises:
-            ClusterError: the cluster cannot be reached, did not start, or refuses.
+            ClusterError: The cluster cannot be reached, did not start, or refuses the job.
         """
         if self._job is not None and self._job.alive and self._opening is None:
             return self._job
@@ -179,15 +179,15 @@ class ClusterSession:
 
     @property
     def state(self) -> ClusterState:
-        """The state on the cluster, of the job that `job` returned last."""
+        """The states of the job that `job` returned last."""
         assert self._state is not None
         return self._state
 
     def abandon_job(self, reason: str) -> None:
-        """Cancels the job: an execution did not come to its end, so nobody knows what its state is.
+        """Cancels the job after an unfinished execution, whose states are of no known step.
 
         Args:
-            reason: what reading the lost state is answered with.
+            reason: The error message of later reads of these states.
         """
         if self._state is not None:
             self._lose_state(reason)
@@ -197,14 +197,14 @@ class ClusterSession:
 
     def _lose_state(self, reason: str) -> None:
         self.state.lose(reason)
-        # Unlike weights, which the script must load again, random numbers can go on from anywhere.
+        # The script must load its weights again; the sequence of random numbers may continue anywhere.
         random_counter.forget()
 
     def _end_job(self) -> None:
-        """Ends the job, which has other nodes than the next one needs; what it has of the state comes here."""
+        """Ends the job, whose nodes the next job cannot use, after all its states are fetched."""
         if self._opening is not None:
             opening, self._opening = self._opening, None
-            with contextlib.suppress(CstorchError):  # the next job will not open either, and say so
+            with contextlib.suppress(CstorchError):  # opening the next job raises the same error
                 outcome(opening).close()
         if self._state is not None and self._job is not None and self._job.alive:
             self._state.fetch_all()
@@ -224,10 +224,11 @@ class ClusterSession:
             if self._opening is not None:
                 opening, self._opening = self._opening, None
                 if self._embedded is not None:
-                    self._embedded.stop()  # what the thread waits for
+                    self._embedded.stop()  # ends the wait of the thread
                 with contextlib.suppress(TimeoutError):  # the thread and its job end with the process
                     if opening.exception(OPENING_SECONDS) is None:
-                        opening.result().cancel()  # its session may be too young for its end to be noticed
+                        # Not close: a coordinator that does not have the session yet would not notice its end.
+                        opening.result().cancel()
             self._drop_job()
         finally:
             if self._embedded is not None:
@@ -235,16 +236,13 @@ class ClusterSession:
                 embedded.stop()
 
 
-# --- What executions of a backend run on ------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A cluster, and how far an execution goes on it.
+    """The cluster of an execution, and how far the execution goes on it.
 
-    config: as the script has it by now.
-    session: with the cluster; None if the execution ends with the lowering.
-    compile_only: whether it ends with the compile.
+    config: The settings that the backend has now.
+    session: The session with the cluster; None if the execution ends with the lowering.
+    compile_only: Whether the execution ends with the compile.
     """
 
     config: ClusterConfig

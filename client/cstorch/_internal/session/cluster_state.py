@@ -1,4 +1,4 @@
-"""State on the cluster, as the client knows it: which cell is which state, where it lies, what the client changed."""
+"""The states on the cluster as the client knows them: their cells, their shards, and what the client has changed."""
 
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ docs/patterns.md has the whole script, with cstorch.save as well."""
 
 @dataclass(slots=True, kw_only=True)
 class _Entry:
-    """A state on the cluster. `version` is that of the cell when both had the same value."""
+    """A state on the cluster. `version` is the version that the cell had when both had the same value."""
 
     cell: weakref.ref[Cell]
     version: int
@@ -46,12 +46,16 @@ class _Entry:
 class ClusterState:
     """The states of one job. Used by the script's thread.
 
-    A state is on the cluster from the time it is first sent until the job ends. Its cell then has no bytes here: a read
-    fetches them, from the live state between executions, from a snapshot on a checkpoint step.
+    A state is on the cluster from its first transfer until the job ends. Meanwhile its cell has no bytes in this
+    process: a read fetches them, between executions from the live state, at a checkpoint step from the snapshot.
+
+    Args:
+        lane: The lane of the links to the shards.
+        job: The job that has the states.
+        gateway: The address through which the shards are reached; empty if directly.
     """
 
     def __init__(self, lane: str, job: ShardedJob, gateway: str = "") -> None:
-        """job: that has the states. gateway: the address through which the shards are reached; empty if directly."""
         self._lane = lane
         self._job = job
         self._gateway = gateway
@@ -64,9 +68,9 @@ class ClusterState:
         self._is_unsaved = False
 
     def prepare(self, cells: Mapping[str, Cell]) -> None:
-        """To be called before the cluster loads a plan with these states.
+        """Prepares the load of a plan with these states.
 
-        Brings home what another cell has under a name of the new plan: its place on the cluster is about to be taken.
+        Fetches the states of other cells that have a name of the new plan, since the load replaces them.
         """
         for name, cell in cells.items():
             entry = self._entries.get(name)
@@ -77,14 +81,14 @@ class ClusterState:
                 del self._entries[name]
 
     def check_changes(self, cells: Mapping[str, Cell], lazy_initialization: bool) -> None:
-        """To be called before an execution with these states.
+        """Checks the script's changes to these states before an execution.
 
         Args:
-            cells: the states, by name.
-            lazy_initialization: whether it is on.
+            cells: The states, by name.
+            lazy_initialization: Whether it is on.
 
         Raises:
-            StateError: the script changed weights or state of an optimizer after an execution whose last step was no
+            StateError: The script changed weights or states of an optimizer after an execution whose last step was no
                 checkpoint step, or without lazy initialisation.
         """
         if lazy_initialization and not self._is_unsaved:
@@ -109,11 +113,11 @@ class ClusterState:
                 )
 
     def unsent(self, cells: Mapping[str, Cell], missing: Iterable[str]) -> set[str]:
-        """The states that the cluster has not, or that the client has changed since it last had them.
+        """Returns the states that the cluster lacks, or that the client has changed since their last transfer.
 
         Args:
-            cells: of all states of the plan, by name.
-            missing: those of which the cluster has no value.
+            cells: The cells of all states of the plan, by name.
+            missing: The states that have no value on the cluster.
         """
         return {name for name in cells if self._changed(name, cells[name])} | (cells.keys() & set(missing))
 
@@ -125,17 +129,17 @@ class ClusterState:
         names: Collection[str],
         staged: Mapping[str, int],
     ) -> None:
-        """Writes states. Those without bytes are made by the shards.
+        """Writes states. The shards make the values of cells without bytes.
 
         Args:
-            cells: of all states of the plan, by name.
-            placements: of the plan; a state that several shards keep has one for each.
-            shards: where the states go.
-            names: of the states that are to be written.
-            staged: shards that have made the value of a state already.
+            cells: The cells of all states of the plan, by name.
+            placements: The placements of the plan; a state that several shards keep has one for each.
+            shards: The shards of the job.
+            names: The states to write.
+            staged: The shards that have made the value of a state already.
 
         Raises:
-            ShardReplacedError: the coordinator will want them again.
+            ShardReplacedError: The coordinator will request the states again.
         """
         places = _by_name(placements)
         if unknown := cells.keys() - places.keys():
@@ -153,7 +157,8 @@ class ClusterState:
             )
             for name in names:
                 if cells[name].remote:
-                    cells[name].data()  # of another name: while a shard is written to, it cannot be read
+                    # The cell is that of another state too. Fetch it now: a shard that is written to cannot be read.
+                    cells[name].data()
             outgoing = [
                 Outgoing(name=name, nbytes=cells[name].nbytes, value=cells[name].data)
                 for name in names
@@ -185,25 +190,28 @@ class ClusterState:
             self._connections[shard.shard] = ShardConnection(shard, self._lane, self._job, self._gateway)
 
     def begin(self, names: Iterable[str]) -> None:
-        """The execution with these states runs from now on: the cluster has the values, and they change."""
+        """Marks the begin of an execution with these states: from now on the values on the cluster change."""
         self._running = frozenset(names)
         self._keep_local(self._running)
 
     def settle(self, is_saved: bool) -> None:
-        """The execution has come to its end: the values on the cluster are final and can be read.
+        """Marks the end of the execution: the values on the cluster are final and can be read.
 
         Args:
-            is_saved: whether its last step was a checkpoint step.
+            is_saved: Whether the last step was a checkpoint step.
         """
         self._running = frozenset()
         self._is_unsaved = not is_saved
 
     @contextmanager
     def at_checkpoint(self, step: int) -> Iterator[None]:
-        """Within it, reads get the state after `step`, counted from 1.
+        """Directs reads within the context to the snapshot after a step.
+
+        Args:
+            step: Counted from 1.
 
         Raises:
-            StateError: on leaving it, when the client has changed state within.
+            StateError: The script has changed a state within the context; raised at its end.
         """
         self._snapshot = step
         try:
@@ -223,17 +231,17 @@ class ClusterState:
             )
 
     def fetch_all(self) -> None:
-        """Reads all states that the script can still ask for."""
+        """Fetches all states whose cells are alive."""
         for entry in self._entries.values():
             cell = entry.cell()
             if cell is not None:
                 cell.data()
 
     def lose(self, reason: str) -> None:
-        """Nothing can be read any more. Cells whose value is here keep it.
+        """Marks all states as lost, except those that are already in this process.
 
         Args:
-            reason: what a read is answered with.
+            reason: The error message of later reads.
         """
         self._lost = self._lost or reason
         for connection in self._connections.values():
@@ -248,10 +256,10 @@ class ClusterState:
                 cell.set_remote(_Fetch(self, name))
 
     def fetch(self, name: str) -> Iterator[torch.Tensor]:
-        """The value of a state on the cluster, in pieces one below the other along the first dimension.
+        """Yields the value of a state on the cluster, in pieces along the first dimension.
 
         Raises:
-            StateError: it cannot be read now, or is lost.
+            StateError: The state cannot be read now, or is lost.
         """
         if self._lost is not None:
             raise StateError(f"the value of {name!r} is not available: {self._lost}")
@@ -264,6 +272,8 @@ class ClusterState:
 
 @dataclass(frozen=True, slots=True)
 class _Fetch:
+    """The read of one state."""
+
     state: ClusterState
     name: str
 

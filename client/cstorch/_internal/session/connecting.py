@@ -1,4 +1,4 @@
-"""A channel to a server of the cluster that is known to answer."""
+"""Channels to servers of the cluster that answer."""
 
 import socket
 
@@ -11,14 +11,15 @@ from waferbox.rpc.server import make_channel
 
 
 def connect(address: str, what: str, token: str) -> grpc.Channel:
-    """A channel to a server that answers.
+    """Returns a channel to a server that answers.
 
     Args:
-        token: what calls show.
+        address: Host and port.
+        what: The kind of the server, for the error.
+        token: The token of all calls.
 
     Raises:
-        ClusterUnreachableError: nothing answers within deadlines.JOB_CREATION.connect, or something that does not speak
-            gRPC.
+        ClusterUnreachableError: Within deadlines.JOB_CREATION.connect nothing answers, or no gRPC server does.
     """
     channel = make_channel(address, token)
     try:
@@ -42,10 +43,8 @@ def connect(address: str, what: str, token: str) -> grpc.Channel:
 
 
 def _answers(channel: grpc.Channel) -> bool:
-    """Whether a gRPC server is there, whatever it says.
-
-    By a call: grpc.channel_ready_future leaves a thread behind, for which closing the channel waits 0.2 s.
-    """
+    """Whether a gRPC server answers, with whatever status."""
+    # Not by grpc.channel_ready_future: it leaves a thread behind, for which closing the channel waits 0.2 s.
     try:
         health_pb2_grpc.HealthStub(channel).Check(
             health_pb2.HealthCheckRequest(), timeout=deadlines.JOB_CREATION.connect, wait_for_ready=True
@@ -56,7 +55,7 @@ def _answers(channel: grpc.Channel) -> bool:
 
 
 def _listens(address: str) -> bool:
-    """Whether somebody takes connections at host:port, whoever it is."""
+    """Whether any process accepts connections at host:port."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), deadlines.JOB_CREATION.connect).close()

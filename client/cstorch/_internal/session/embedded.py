@@ -1,4 +1,4 @@
-"""A cluster of child processes for a script that names no management address."""
+"""The embedded cluster: child processes of a script that names no management address."""
 
 import json
 import logging
@@ -24,23 +24,26 @@ _LOG_TAIL_BYTES = 4000
 
 
 def shards_for(limit: int, num_cores: int) -> int:
-    """How many MemoryX shards a script's own cluster has.
-
-    One is enough on one host; more are a way to use cores, which the wafers and workers beside them need as well. A
-    configuration that was written for a large cluster may allow dozens: that is no wish for as many processes here.
+    """Returns the number of MemoryX shards of an embedded cluster.
 
     Args:
-        limit: max_wgt_servers; 0 where the script does not say.
-        num_cores: that this machine has for the cluster.
+        limit: max_wgt_servers; 0 for the default.
+        num_cores: The cores that this machine has for the cluster.
     """
+    # One shard is enough on one host. More use more cores, which the wafers and workers need as well; a configuration
+    # that was written for a large cluster may allow dozens.
     return min(limit or 1, max(2, num_cores // 2))
 
 
 class EmbeddedCluster:
-    """Owns the process that owns the cluster's processes.
+    """The process that starts and owns the processes of a cluster for this script.
 
-    The cluster lives in a session of its own, so that Ctrl-C on the terminal reaches the script only, and for as long
-    as we hold the other end of its standard input, so that it ends however the script ends.
+    The process is in a session of its own, so that Ctrl-C on the terminal reaches the script only. It ends with its
+    standard input, and so with the script, however the script ends. `management` is thread-safe, and `stop` ends it.
+
+    Args:
+        config: The number of wafers, workers and shards.
+        log: The file that gets the cluster's log.
     """
 
     def __init__(self, config: ClusterConfig, log: Path) -> None:
@@ -62,14 +65,14 @@ class EmbeddedCluster:
 
     @property
     def process_id(self) -> int:
-        """Of the process that owns the cluster."""
+        """The identifier of the process that owns the cluster."""
         return self._process.pid
 
     def management(self) -> str:
-        """The management address, when all nodes are there.
+        """Returns the management address, once all nodes are registered.
 
         Raises:
-            ClusterError: the cluster did not start, or has ended; the message has the end of its log.
+            ClusterError: The cluster did not start, or has ended; the message has the end of its log.
         """
         with self._reading:
             if self._process.poll() is not None and self._management is not None:
@@ -104,7 +107,7 @@ class EmbeddedCluster:
         return f"; its log {self.log} ends with:\n{tail}" if tail else f"; its log {self.log} is empty"
 
     def stop(self) -> None:
-        """Ends the cluster and waits until its processes are gone; a wait for its address fails."""
+        """Ends the cluster and waits for the end of its processes; makes a wait for its address fail."""
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
@@ -112,7 +115,7 @@ class EmbeddedCluster:
         try:
             process.wait(deadlines.END.embedded)
         except subprocess.TimeoutExpired:
-            # No news for who reads the log of a script: nobody uses the cluster any more.
+            # Not a warning: the script has no further use for the cluster.
             logger.debug("the embedded cluster has not ended within %g s: killing it", deadlines.END.embedded)
             os.killpg(process.pid, signal.SIGKILL)  # the group that start_new_session made
             try:

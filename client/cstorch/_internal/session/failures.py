@@ -1,4 +1,4 @@
-"""What went wrong on the cluster, as the exception that the script sees."""
+"""Failures on the cluster, as the exceptions that the script gets."""
 
 import traceback
 
@@ -22,7 +22,7 @@ from wsc.v1 import node_pb2
 
 
 def from_failure(failure: node_pb2.Failure) -> CstorchError:
-    """The exception for a failure that the cluster reports."""
+    """Returns the exception for a failure that the cluster reports."""
     text = failure.message or "the cluster gave no reason"
     if failure.node and failure.node not in text:
         text = f"{failure.node}: {text}"
@@ -41,13 +41,13 @@ def from_failure(failure: node_pb2.Failure) -> CstorchError:
 
 
 def from_defect(error: Exception) -> InternalError:
-    """The exception for one that no code of ours expected."""
+    """Returns the exception for one that only a defect of this package explains."""
     trace = "".join(traceback.format_exception(error))
     return InternalError(f"{type(error).__name__}: {error}\n\nThe traceback of this process:\n{trace}")
 
 
 def from_error(error: Exception, doing: str) -> CstorchError:
-    """The exception for whatever ended a use of the job; `doing` as in from_rpc_error."""
+    """Returns the exception for any error of an operation with the job; `doing` as in from_rpc_error."""
     if isinstance(error, CstorchError):
         return error
     if isinstance(error, grpc.RpcError):
@@ -58,7 +58,7 @@ def from_error(error: Exception, doing: str) -> CstorchError:
 
 
 def from_rpc_error(error: grpc.RpcError, doing: str) -> CstorchError:
-    """The exception for a gRPC call that failed; `doing` says what for, e.g. "compiling the step"."""
+    """Returns the exception for a failed gRPC call; `doing` names the operation, e.g. "compiling the step"."""
     assert isinstance(error, grpc.Call)
     details = error.details() or "no details"
     match error.code():
@@ -76,13 +76,13 @@ def from_rpc_error(error: grpc.RpcError, doing: str) -> CstorchError:
 
 
 def is_management_away(error: grpc.RpcError) -> bool:
-    """Whether an ingress answered, but has no management service to hand the call on to."""
+    """Whether an ingress answered, but has no management service to pass the call on to."""
     assert isinstance(error, grpc.Call)
     return error.code() == grpc.StatusCode.UNAVAILABLE and is_from_ingress(error)
 
 
 def from_create_job_error(error: grpc.RpcError, management: str, version: str) -> CstorchError:
-    """The exception for a job that what listens at the management address refuses."""
+    """Returns the exception for a failed CreateJob call."""
     assert isinstance(error, grpc.Call)
     details = error.details() or ""
     if error.code() == grpc.StatusCode.UNIMPLEMENTED:
@@ -100,7 +100,7 @@ def from_create_job_error(error: grpc.RpcError, management: str, version: str) -
 
 
 def from_compile_error(error: grpc.RpcError) -> CstorchError:
-    """The exception for a step that the cluster does not compile."""
+    """Returns the exception for a failed Compile call."""
     assert isinstance(error, grpc.Call)
     if error.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED):
         return CompileError(error.details() or "the step does not compile")

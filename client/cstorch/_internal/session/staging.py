@@ -1,4 +1,4 @@
-"""Initial values that MemoryX makes: staged while the step is traced and compiled, then put in their places."""
+"""Initial values that MemoryX makes: staged while the step is traced and compiled, then copied to their states."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -17,11 +17,11 @@ from wsc.v1 import coordinator_pb2, initialisation_pb2, node_pb2, node_pb2_grpc
 
 
 class Staged:
-    """What is being staged for an execution.
+    """The initial values that are being staged for an execution. Used by the script's thread.
 
     Args:
-        getters: of the states.
-        begin: begins to stage programs, by name, and returns what gives the shard of each.
+        getters: The getters of the states, by name.
+        begin: Begins to stage programs, by name, and returns a future of the shard of each.
     """
 
     def __init__(
@@ -41,13 +41,13 @@ class Staged:
         self._shards = begin(programs) if programs else None
 
     def current(self, cells: Mapping[str, Cell]) -> dict[str, int]:
-        """The shards of the values that are staged and that cells still have; waits for them."""
+        """Returns the shards of the staged values that the script has not changed since; waits for them."""
         if self._shards is None:
             return {}
         try:
             shards = self._shards.result()
         except ClusterError:
-            return {}  # whatever it was, sending the rest will say so
+            return {}  # if the cluster has failed, sending the states raises the cause
         return {
             name: shard
             for name, shard in shards.items()
@@ -58,11 +58,10 @@ class Staged:
 def stage(job: ClientJob, programs: Mapping[str, initialisation_pb2.InitialProgram]) -> dict[str, int]:
     """Lets the shards make values; returns the shard of each.
 
-    The compiler decides which shard will keep a state, by the same rule; a value staged on another is made again.
-
     Raises:
-        ClusterError: a shard is gone or refuses.
+        ClusterError: A shard is gone or refuses.
     """
+    # The compiler places states by the same rule; a value that is staged on another shard is made again.
     shards = job.shards()
     names_by_shard: list[list[str]] = [[] for _ in shards]
     elements = {name: program.buffers[program.result].elements for name, program in programs.items()}
@@ -92,7 +91,7 @@ def stage(job: ClientJob, programs: Mapping[str, initialisation_pb2.InitialProgr
 def initial_states(
     cells: Mapping[str, Cell], names: Iterable[str], staged: Sequence[str]
 ) -> list[node_pb2.InitialState]:
-    """What a shard is told of states that have an initialisation; nothing but the name of those that it has staged."""
+    """Returns the messages to a shard for cells with an initialisation; without a program for those that are staged."""
     states = []
     for name in names:
         made = cells[name].initialisation

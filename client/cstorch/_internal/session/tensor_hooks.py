@@ -29,7 +29,7 @@ def register_after_tensor_to_cpu(hook: Hook) -> RemovableHandle:
 
 
 def call_tensor_hooks(values: Mapping[str, torch.Tensor]) -> None:
-    """Calls the functions that wait for the outputs of a step."""
+    """Calls the registered functions with each output of a step."""
     for hook in list(_hooks.values()):
         for name, tensor in values.items():
             hook(tensor, name)

@@ -1,4 +1,4 @@
-"""State on its way between the client and one MemoryX shard: set up by gRPC calls, the bytes go over a link."""
+"""Transfers of states between the client and one MemoryX shard: gRPC calls for control, a link for the bytes."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -23,16 +23,16 @@ from wsc.v1 import coordinator_pb2, node_pb2, node_pb2_grpc
 
 BATCH_BYTES = 64 * 1024 * 1024
 BATCH_STATES = 1024
-ATTEMPTS = 5  # to use a shard, each of which waits for the job to have all of its nodes
+ATTEMPTS = 5  # to use a shard; each waits until the job has all its nodes
 
 _Result = TypeVar("_Result")
-# A shard that has lost the link forgets the token that came with it.
+# A shard discards the token of a link together with the link.
 _CUT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAUTHENTICATED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outgoing:
-    """A state to be written: its value is asked for when its turn comes."""
+    """A state to be written; `value` returns its value at the time of its transfer."""
 
     name: str
     nbytes: int
@@ -40,11 +40,11 @@ class Outgoing:
 
 
 class ShardReplacedError(ClusterError):
-    """The shard has another in its place, or has lost what it had with the coordinator: write all of it again."""
+    """The shard was replaced, or has lost its states with the coordinator: all of them must be written again."""
 
 
 class ShardedJob(Protocol):
-    """What is known of a job and its shards; see ClientJob."""
+    """The part of a ClientJob that a connection to a shard needs."""
 
     @property
     def token(self) -> str: ...
@@ -56,8 +56,10 @@ class ShardConnection:
     """A connection to a shard, opened at its first use and again after a failure. Used by one thread.
 
     Args:
-        job: says why a transfer failed, if it has ended; its token opens the shard.
-        gateway: the address through which the shard is reached; empty if directly.
+        shard: The address of the shard, and the name of the job there.
+        lane: The lane of the link.
+        job: The job of the states; it has the token for the shard, and the cause of a failure.
+        gateway: The address through which the shard is reached; empty if directly.
     """
 
     def __init__(self, shard: coordinator_pb2.StateShard, lane: str, job: ShardedJob, gateway: str = "") -> None:
@@ -69,14 +71,14 @@ class ShardConnection:
 
     @property
     def address(self) -> str:
-        """Of the shard's StateService."""
+        """The address of the shard's StateService."""
         return self._shard.address
 
     def write(self, states: Sequence[Outgoing]) -> None:
-        """Writes states to the live state of the shard; they are there when this returns.
+        """Writes states; the shard has stored them when this returns.
 
         Raises:
-            ClusterError: the shard is gone or refuses.
+            ClusterError: The shard is gone or refuses.
         """
         for batch in batches(states):
             self._use(partial(_OpenConnection.write, states=batch), "writing state")
@@ -84,25 +86,28 @@ class ShardConnection:
     def initialise(
         self, states: Sequence[node_pb2.InitialState], unstaged: Callable[[], Sequence[node_pb2.InitialState]]
     ) -> None:
-        """Lets the shard make the values of states; they are there when this returns.
+        """Has the shard make the values of states; it has stored them when this returns.
 
         Args:
-            states: those without a program are staged there.
-            unstaged: gives the same states, each with its program, for a shard that has lost what was staged.
+            states: The states; the shard has staged those without a program.
+            unstaged: Returns the same states, each with its program, for a shard that has lost its staged values.
 
         Raises:
-            ClusterError: the shard is gone or refuses.
+            ClusterError: The shard is gone or refuses.
         """
         self._use(partial(_OpenConnection.initialise, states=states, unstaged=unstaged), "initialising states")
 
     def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, step: int) -> Iterator[torch.Tensor]:
-        """Reads one state, in tensors of some rows each: no more than a batch, or a single row.
+        """Reads one state, in tensors of some rows each: at most BATCH_BYTES, or a single row.
 
         Args:
-            step: of a snapshot, from 1; 0 for the live state.
+            name: The name of the state.
+            shape: Its shape.
+            dtype: Its element type.
+            step: The step of a snapshot, from 1; 0 for the live state.
 
         Raises:
-            ClusterError: the shard is gone or refuses.
+            ClusterError: The shard is gone or refuses.
         """
 
         def part(shape: tuple[int, ...], offset: int) -> torch.Tensor:
@@ -121,10 +126,10 @@ class ShardConnection:
     def _use(
         self, use: "Callable[[_OpenConnection], _Result]", doing: str, step: int = 0, *, reads: bool = False
     ) -> "_Result":
-        """Calls with the open connection; one that fails is closed, for nobody knows what is still in it.
+        """Makes a call with the open connection, and opens another one if the connection fails and the job does not.
 
-        Where the job goes on and the connection does not, another is opened: another shard may have taken the place of
-        this one, or this process has been suspended for longer than the shard waits for anybody.
+        The connection fails if the shard was replaced, or if this process was suspended for longer than the shard's
+        keepalive allows. A failed connection is closed, since it may still contain data of the transfer.
         """
         for attempt in range(1, ATTEMPTS + 1):
             try:
@@ -151,19 +156,19 @@ class ShardConnection:
 
 
 def _is_cut(error: Exception) -> bool:
-    """Whether the connection has failed, and not what was asked for."""
+    """Whether the connection has failed, and not the request."""
     if isinstance(error, grpc.Call):
         return error.code() in _CUT
     return isinstance(error, LinkLost | Stopped | ClusterUnreachableError)
 
 
 def _is_missing(error: Exception) -> bool:
-    """Whether the shard has not what was asked for, as one that has just taken the place of another."""
+    """Whether the shard lacks the state, as one does that has just replaced another."""
     return isinstance(error, grpc.Call) and error.code() == grpc.StatusCode.NOT_FOUND
 
 
 def batches(states: Sequence[Outgoing]) -> Iterator[list[Outgoing]]:
-    """The states in batches that are small, or that are a single large state."""
+    """Splits states into batches of at most BATCH_BYTES and BATCH_STATES; a larger state is a batch by itself."""
     batch: list[Outgoing] = []
     total = 0
     for state in states:
@@ -177,6 +182,8 @@ def batches(states: Sequence[Outgoing]) -> Iterator[list[Outgoing]]:
 
 
 class _OpenConnection:
+    """A channel and a link to a shard. Raises gRPC's errors, and those of links."""
+
     def __init__(
         self, shard: coordinator_pb2.StateShard, lane: "node_pb2.Lane.ValueType", gateway: str, token: str
     ) -> None:
@@ -226,14 +233,14 @@ class _OpenConnection:
                 for index, (state, offset) in enumerate(zip(states, offsets, strict=True)):
                     value = state.value()
                     memory.tensor(value.dtype, tuple(value.shape), offset).copy_(value)
-                    # As bytes: whoever gets a reference keeps the shared memory mapped as long as the link lives.
+                    # As bytes: the receiver of a reference maps the shared memory for as long as the link is open.
                     self._hub.send(self._link, index, 0, Slice(memory, offset, state.nbytes), as_bytes=True)
                 call.result()
         finally:
             memory.close()
 
     def _write_in_parts(self, state: Outgoing) -> None:
-        """A large state, of which the shard has only a part in memory at a time."""
+        """Writes a large state in parts, of which the shard has one in memory at a time."""
         value = state.value().contiguous().view(-1).view(torch.uint8)
         memory = SharedMemory.create(BATCH_BYTES)
         try:
@@ -256,13 +263,13 @@ class _OpenConnection:
         try:
             self._stub.InitialiseStates(request, timeout=deadlines.STATE_TRANSFER.transfer)
         except grpc.RpcError as error:
-            if error.code() != grpc.StatusCode.DATA_LOSS:
+            if error.code() != grpc.StatusCode.DATA_LOSS:  # the staged values are lost
                 raise
             request = node_pb2.InitialiseStatesRequest(job=self._job, states=unstaged())
             self._stub.InitialiseStates(request, timeout=deadlines.STATE_TRANSFER.transfer)
 
     def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, step: int, offset: int) -> torch.Tensor:
-        """The part of a state that begins `offset` bytes from its start and has this shape."""
+        """Reads the part of a state that begins `offset` bytes from its start and has this shape."""
         nbytes = torch.Size(shape).numel() * dtype.itemsize
         self._link.expect({0: nbytes})
         request = self._request([name], step)
@@ -284,7 +291,7 @@ class _OpenConnection:
 
 
 class _Watched:
-    """While a transfer waits on the link, the end of its call by an error ends the wait."""
+    """Context of a transfer: an error of its call ends the wait on the link, and replaces the error of the link."""
 
     def __init__(self, call: "grpc.CallFuture[node_pb2.TransferStateResponse]", hub: Hub) -> None:
         self._call = call
@@ -298,7 +305,7 @@ class _Watched:
             self._hub.stop()
 
     def _outcome(self) -> grpc.RpcError | None:
-        """Why the shard ended the call: it closes the link when it refuses, and the call says why."""
+        """Returns the error of the call, which has the cause if the shard closed the link to refuse a transfer."""
         try:
             self._call.result(timeout=deadlines.STATE_TRANSFER.reason)
         except grpc.RpcError as reason:

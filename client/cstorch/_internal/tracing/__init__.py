@@ -1,8 +1,8 @@
 """Tracing: tensors on the device type `lazy`, and the recording of one whole step.
 
-Outside a traced step an operation on a device tensor runs at once on the CPU (`eager`), on bytes that a `Cell` keeps in
-memory, in a spool file, or on the cluster. Within `trace_step` every ATen operation is recorded (`recorder`) while
-shapes are worked out on meta tensors; afterwards the recording becomes a graph of pure functions (`functional`).
+Outside a traced step an operation on a device tensor runs at once on the CPU (`eager`), on the bytes of a `Cell`: in
+memory, in a spool file, or on the cluster. Within `trace_step` every ATen operation is recorded (`recording.recorder`)
+while meta tensors give the shapes; then the recording becomes a graph of pure functions (`recording.functional`).
 """
 
 from cstorch._internal.tracing.cell import Cell

@@ -1,6 +1,4 @@
-"""Cell: the identity of one device tensor's storage, and where its bytes are: in memory, in a spool file, or on the
-cluster.
-"""
+"""Cell: the storage of device tensors, whose bytes are in memory, in the spool file, or on the cluster."""
 
 import contextlib
 import math
@@ -15,18 +13,15 @@ import torch
 
 from cstorch._internal.tracing.initialisation import Initialisation
 
-# --- Where the bytes of large tensors are while no operation uses them: one temporary file without a name -------------
-#
-# The file is unlinked when it is made, so that nothing stays on the disk however the process ends. It only grows, and
-# is
-# sparse: what was never written, or was given back, takes no room.
-
-
 _PAGE = mmap.ALLOCATIONGRANULARITY
 
 
 class Spool:
-    """Hands out ranges of the file. Thread-safe."""
+    """A temporary file with the bytes of large tensors while no operation uses them. Thread-safe.
+
+    The file has no name, so it disappears however the process ends. It only grows, but is sparse: ranges that were
+    never written, or were freed, take no space on the disk.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -35,7 +30,7 @@ class Spool:
         self._owner = os.getpid()
 
     def allocate(self, nbytes: int) -> int:
-        """The offset of a new range of `nbytes` zeros."""
+        """Returns the offset of a new range of `nbytes` zeros."""
         with self._lock:
             offset = self._end
             self._end += -(-nbytes // _PAGE) * _PAGE
@@ -43,16 +38,16 @@ class Spool:
         return offset
 
     def map(self, offset: int, nbytes: int) -> mmap.mmap:
-        """The range as shared memory; it is unmapped when the last reference goes."""
+        """Returns the range as shared memory; it is unmapped with its last reference."""
         return mmap.mmap(self._file.fileno(), nbytes, offset=offset)
 
     def free(self, offset: int, nbytes: int) -> None:
-        """Give the room of a range back. The range is not handed out again."""
+        """Frees the disk space of a range. The range is not allocated again."""
         if os.getpid() != self._owner:
             return  # a forked child shares the file, but the tensors are the parent's
         if not hasattr(mmap, "MADV_REMOVE") or self._file.closed:
             return
-        # Where the file system cannot punch holes, the room comes back when the process ends.
+        # A file system that cannot punch holes frees the space at the end of the process.
         with contextlib.suppress(OSError), self.map(offset, nbytes) as mapped:
             mapped.madvise(mmap.MADV_REMOVE)
 
@@ -62,7 +57,7 @@ _spool_lock = threading.Lock()
 
 
 def spool() -> Spool:
-    """The spool of this process, made at first use."""
+    """Returns the spool of this process; creates it at the first call."""
     global _spool
     with _spool_lock:
         if _spool is None:
@@ -70,28 +65,25 @@ def spool() -> Spool:
         return _spool
 
 
-# --- Cell: the identity of one device tensor's storage, and where its bytes are ---------------------------------------
-
-
+# Smaller cells stay in memory; larger ones are in the spool file, and mapped only while an operation uses them.
 RAM_BYTES = 64 * 1024
-"""Smaller cells stay in memory; larger ones are spooled to a file and mapped only while an operation uses them."""
 
-
+# Yields a value on the cluster, in CPU tensors along the first dimension; or raises.
 Fetch = Callable[[], Iterator[torch.Tensor]]
-"""Gets a value from the cluster, in CPU tensors that lie one below the other along the first dimension; or raises."""
 
 
 class Cell:
-    """One storage of the device, seen from the client.
+    """One storage of the device, as the client sees it.
 
-    All tensors that share the storage (a parameter, its views, its detached aliases) share the cell, so a state tensor
-    is known by its cell. A new cell is filled with zeros and takes no room until it is written.
+    All tensors that share the storage (a parameter, its views, its detached aliases) share the cell, which identifies a
+    state. A new cell is filled with zeros and takes no space until it is written.
 
-    The bytes are here (in memory or in the spool), or on the cluster: after `set_remote` the next read fetches them. Or
-    there are none yet, and `initialisation` says how they will be made: by the next read, or on the cluster. It stays
-    when they are read (`is_made`), and goes when they are written.
-    `version` counts the writes by the client: whoever keeps a copy elsewhere sees whether it is out of date.
-    `changes_in_steps` says that a traced step gives it new values.
+    The bytes are in this process (in memory or in the spool), or on the cluster: after `set_remote` the next read
+    fetches them. Or there are no bytes yet, and the calls of `initialisation` will make them, in the next read or on
+    the cluster. A read keeps the initialisation (`is_made`), a write discards it.
+
+    version: The number of writes by the client; a copy with another version is out of date.
+    changes_in_steps: Whether a traced step changes the value.
     """
 
     __slots__ = (
@@ -122,19 +114,19 @@ class Cell:
 
     @property
     def remote(self) -> bool:
-        """True while the current value is on the cluster only."""
+        """Whether the current value is on the cluster only."""
         return self._fetch is not None
 
     @property
     def is_untouched(self) -> bool:
-        """True if the value is that of a new cell, zeros, and has no bytes anywhere."""
+        """Whether the value is that of a new cell, zeros, and has no bytes anywhere."""
         has_bytes = self._fetch is not None or self._memory is not None or self._offset is not None
         return not has_bytes and (self._initialisation is None or self._initialisation.is_zero)
 
     def pieces(self) -> Iterator[torch.Tensor]:
-        """The value as CPU tensors to be read only, one below the other along the first dimension.
+        """Yields the value as read-only CPU tensors along the first dimension.
 
-        What is on the cluster comes piece by piece, and does not stay here.
+        A value on the cluster is fetched piece by piece, and is not stored in this process.
         """
         if self._fetch is None:
             yield self.data()
@@ -143,11 +135,11 @@ class Cell:
 
     @property
     def initialisation(self) -> Initialisation | None:
-        """How the value is made, if that is known; small cells have bytes from the start."""
+        """The calls that make the value; None if it has other bytes, as small cells always have."""
         return self._initialisation
 
     def initialise(self, made: Initialisation) -> None:
-        """Say that the value is now what `made` makes. Frees the bytes."""
+        """Replaces the value by that of an initialisation. Frees the bytes."""
         self._free()
         self._fetch = None
         self._initialisation = made
@@ -155,9 +147,10 @@ class Cell:
         self.version += 1
 
     def data(self) -> torch.Tensor:
-        """A CPU tensor over the cell's own bytes, fetched first if they are remote.
+        """Returns a CPU tensor over the cell's own bytes, which are fetched first if they are remote.
 
-        Keep it only as long as needed: it holds the mapping of a spooled cell. Who writes to it calls `touch`.
+        A caller keeps the tensor only while it uses it, since it holds the mapping of a spooled cell, and calls `touch`
+        after a write to it.
         """
         if self._fetch is not None:
             self._take(self._fetch)
@@ -183,34 +176,34 @@ class Cell:
         self._fetch = None
 
     def read(self) -> torch.Tensor:
-        """The value as a CPU tensor of its own."""
+        """Returns a copy of the value as a CPU tensor."""
         return self.data().clone()
 
     def write(self, value: torch.Tensor) -> None:
-        """Replace the value by that of a CPU tensor of the same shape and type."""
+        """Replaces the value by that of a CPU tensor of the same shape and type."""
         checked = self._checked(value)
         self.forget()
         self._local().copy_(checked)
         self.version += 1
 
     def touch(self) -> None:
-        """Say that the client wrote to `data()`."""
+        """Counts a write of the client to `data()`."""
         self._initialisation = None
         self.version += 1
 
     def set_remote(self, fetch: Fetch) -> None:
-        """Say that the current value is on the cluster, where `fetch` gets it. Frees the bytes."""
+        """Marks the current value as on the cluster, from where `fetch` gets it. Frees the bytes."""
         self._free()
         self._fetch = fetch
         self._initialisation = None
 
     def forget(self) -> None:
-        """Say that the whole value is about to be overwritten, so that it need not be fetched or made."""
+        """Discards the value before it is overwritten as a whole, so that it is not fetched or made."""
         self._fetch = None
         self._initialisation = None
 
     def reshape(self, shape: tuple[int, ...]) -> None:
-        """Give the same bytes another shape of as many elements."""
+        """Gives the same bytes another shape with as many elements."""
         assert math.prod(shape) == self.numel
         self.shape = tuple(shape)
         self._memory = self._memory.view(shape) if self._memory is not None else None
@@ -245,6 +238,6 @@ class Cell:
                 self._finalizer.atexit = False
             mapped = spool().map(self._offset, self.nbytes)
             view = torch.frombuffer(mapped, dtype=self.dtype, count=self.numel).view(self.shape)
-            # Tensors over one mapping alias each other, as the device tensors that they stand for do.
+            # All tensors over a cell share one mapping, so that writes to one are seen in the others.
             self._view = weakref.ref(view)
         return view

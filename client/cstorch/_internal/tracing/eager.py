@@ -1,4 +1,4 @@
-"""Operations on device tensors outside a traced step: deferred until the value is wanted, or run at once on the CPU."""
+"""Operations on device tensors outside a traced step: deferred until the value is read, or run at once on the CPU."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -18,27 +18,25 @@ from cstorch._internal.tracing.operators import (
     moves_to_host,
     operator,
 )
-from cstorch._internal.tracing.step_values import without_values, written_down
+from cstorch._internal.tracing.step_values import deferred_result, without_values
 from cstorch._internal.tracing.tensor import META, Handle, LazyTensor, follow_meta, is_device, new_tensor
 from cstorch.backends import csx
 from waferbox.cirh.execution.initialisation import OPERATORS, RANDOM
 
-# --- Lazy initialisation: operations outside a traced step that are remembered instead of run -------------------------
+# --- Lazy initialisation ----------------------------------------------------------------------------------------------
 #
-# What is remembered runs where the value is wanted first: on the shard of MemoryX that keeps the weight, or here when
-# the
-# script reads it. Operations that cannot be remembered, or that read what has bytes, run at once as ever, so laziness
-# changes when a value is made and never which. Random operations leave torch's generator as if they had run.
+# A deferred call runs where its value is needed first: on the shard of MemoryX that keeps the weight, or here when the
+# script reads it. Calls that cannot be deferred run at once, so laziness changes the time at which a value is
+# made, and never the value. Random calls leave torch's generator as if they had run.
 
-
-# One number in every place: never worth any bytes, whether initialisation is lazy or not.
+# Tensors of one number: deferred in any case, since their bytes have no information.
 _FILLS = frozenset(
     {aten.zero_.default, aten.fill_.Scalar, aten.full.default, aten.ones.default, aten.full_like.default}
     | {aten.ones_like.default, aten.new_ones.default}
 )
-# Operations that overwrite all of a tensor whatever it was.
+# Operations that overwrite a whole tensor, whatever its value was.
 _OVERWRITES = RANDOM | {aten.zero_.default, aten.fill_.Scalar, aten.fill_.Tensor, aten.copy_.default}
-# Factories: an empty tensor that is then filled so, by numbers given here or by the second argument.
+# Factories: the operation that fills an empty tensor, with these numbers or with the second argument.
 _FACTORIES: Mapping[OpOverload, tuple[Any, ...]] = {
     aten.rand.default: (aten.uniform_.default, 0.0, 1.0),
     aten.randn.default: (aten.normal_.default, 0.0, 1.0),
@@ -50,7 +48,7 @@ _FACTORIES: Mapping[OpOverload, tuple[Any, ...]] = {
     aten.full.default: (aten.fill_.Scalar,),
     aten.full_like.default: (aten.fill_.Scalar,),
 }
-_WITHOUT_MEANING = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking"})
+_IGNORED_ARGUMENTS = frozenset({"device", "layout", "pin_memory", "memory_format", "non_blocking"})
 _TYPES = frozenset(
     {torch.bool, torch.uint8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32}
     | {torch.float64}
@@ -58,11 +56,11 @@ _TYPES = frozenset(
 
 
 class _Impossible(Exception):
-    """The operation must run at once."""
+    """The call cannot be deferred."""
 
 
 def defer(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> LazyTensor | None:
-    """Remembers a call and returns its result, or None if it must run at once."""
+    """Defers a call and returns its result; None if it must run at once."""
     if func not in _FILLS and not csx.debug.lazy_initialization:
         return None
     try:
@@ -81,13 +79,13 @@ def _in_place(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     if cell is None or cell.nbytes < RAM_BYTES or cell.dtype not in _TYPES:
         raise _Impossible
     meta = target._handle.meta
-    made = cell.initialisation if not cell.is_made else None  # what was read once may be read again
+    made = cell.initialisation if not cell.is_made else None  # a value that was read may be read again
     if func in _OVERWRITES and is_whole(meta, cell):
-        made = Initialisation(cell.numel, cell.dtype)  # what was before is of no interest
+        made = Initialisation(cell.numel, cell.dtype)  # earlier calls are of no effect
     if made is None or meta.dtype != cell.dtype:
         raise _Impossible
     if torch._debug_has_internal_overlap(meta) == 1 or any(_overlaps(target, argument) for argument in args[1:]):
-        raise _Impossible  # an error, which the CPU has the words for
+        raise _Impossible  # the CPU kernel raises the error
     named = _named(kwargs)
     _on_meta(func, args, named)
     operands = [_part(made, meta), *(_operand(argument) for argument in args[1:])]
@@ -103,7 +101,7 @@ def _in_place(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 
 
 def _overlaps(target: LazyTensor, argument: Any) -> bool:
-    """True for another view of what is written to."""
+    """Whether an argument is another view of the tensor that the call writes to."""
     if not isinstance(argument, LazyTensor) or argument._handle.cell is not target._handle.cell:
         return False
     one, other = argument._handle.meta, target._handle.meta
@@ -121,7 +119,7 @@ def _new(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     if any(argument.name == "dtype" for argument in func._schema.arguments):
         named["dtype"] = meta.dtype
     elif torch.get_default_dtype() is not torch.float32:
-        raise _Impossible  # the type of the result may follow from it, and is float32 elsewhere
+        raise _Impossible  # the type of the result may depend on it, and the default elsewhere is float32
     made = Initialisation(cell.numel, cell.dtype)
     if not made.add(Call(func=func, args=tuple(_operand(argument) for argument in args), kwargs=named)):
         raise _Impossible
@@ -130,7 +128,7 @@ def _new(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
 
 
 def _filled(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> LazyTensor:
-    """A factory of random numbers, or of one number in every place."""
+    """Defers a factory of random numbers, or of one number in all elements."""
     device = kwargs.get("device")
     if device is not None and not is_device(device):
         raise _Impossible
@@ -148,15 +146,15 @@ def _room_for(meta: Any) -> Cell:
 
 
 def _named(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The keyword arguments that say what is computed."""
-    left = {name: value for name, value in kwargs.items() if name not in _WITHOUT_MEANING and name != "generator"}
+    """Returns the keyword arguments that change the result."""
+    left = {name: value for name, value in kwargs.items() if name not in _IGNORED_ARGUMENTS and name != "generator"}
     if any(isinstance(value, torch.Tensor) for value in left.values()):
         raise _Impossible
     return left
 
 
 def _on_meta(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """What the call returns, without values. A call that fails is left to the CPU, for its own error."""
+    """Returns the result of a call on meta tensors. A call that fails runs on the CPU, for the CPU's error."""
     try:
         return func(*(as_meta(argument) for argument in args), **kwargs)
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
@@ -168,7 +166,7 @@ def _part(made: Initialisation | torch.Tensor, meta: torch.Tensor) -> Operand:
 
 
 def _operand(argument: Any) -> Any:
-    """The argument as a call keeps it."""
+    """Returns an argument in the form in which a deferred call stores it."""
     if isinstance(argument, LazyTensor):
         cell, meta = argument._handle.cell, argument._handle.meta
         if cell is None or cell.dtype != meta.dtype or cell.dtype not in _TYPES:
@@ -188,7 +186,7 @@ def _operand(argument: Any) -> Any:
 
 
 def _constant(tensor: torch.Tensor) -> Operand:
-    """A small tensor with bytes, as it is now."""
+    """Returns an operand with the present value of a small CPU tensor."""
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.dtype not in _TYPES:
         raise _Impossible
     if tensor.nbytes >= RAM_BYTES:
@@ -200,7 +198,7 @@ def _constant(tensor: torch.Tensor) -> Operand:
 def _random_state(
     func: OpOverload, meta: torch.Tensor, given: torch.Generator | None
 ) -> tuple[torch.Tensor, torch.Generator]:
-    """The generator that the call draws from, and its state after it."""
+    """Returns the state of the generator after a random call, and the generator."""
     source = torch.default_generator if given is None else given
     count = generator.normal_draws if func is aten.normal_.default else generator.uniform_draws
     draws = count(meta.numel(), meta.dtype) if meta.is_contiguous() and source.device.type == "cpu" else None
@@ -209,26 +207,19 @@ def _random_state(
     return generator.skip(source.get_state(), draws), source
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Operations on device tensors outside a traced step: deferred, or run at once on the CPU, on the cells' bytes
-
+# --- Calls on the CPU -------------------------------------------------------------------------------------------------
 
 _CPU = torch.device("cpu")
 
-# Results of zeros, or of anything: a new cell is that without being touched.
+# Operations that return zeros, or an empty tensor, as a new cell is.
 _ZEROS = frozenset(
     {aten.zeros.default, aten.empty.memory_format, aten.empty_strided.default, aten.zeros_like.default}
     | {aten.empty_like.default, aten.new_zeros.default, aten.new_empty.default}
 )
-# Operations that overwrite the whole of their first argument whatever it was.
-_OVERWRITING_CALLS = frozenset(
-    {aten.copy_.default, aten.zero_.default, aten.fill_.Scalar, aten.fill_.Tensor, aten.normal_.default}
-    | {aten.uniform_.default}
-)
 
 
 class _Pair(NamedTuple):
-    """A device tensor and its bytes. While `whole` is kept, other views of the cell are of the same memory."""
+    """A device tensor and its bytes. While `whole` is alive, all views of the cell share its memory."""
 
     tensor: LazyTensor
     data: torch.Tensor
@@ -236,15 +227,15 @@ class _Pair(NamedTuple):
 
 
 def run(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Run one ATen call.
+    """Runs one ATen call.
 
-    Raises TraceError where the value of a tensor of a traced step is needed and not known, and for tensors of the CPU
-    beside those of the device.
+    Raises:
+        TraceError: The call needs an unknown value of a traced step, or mixes CPU tensors with device tensors.
     """
     if func not in TAKES_CPU_TENSORS:
         _check_devices(func, [*args, *kwargs.values()])
     args = without_values(func, args)
-    if (expression := written_down(func, args, kwargs)) is not NotImplemented:
+    if (expression := deferred_result(func, args, kwargs)) is not NotImplemented:
         return expression
     op = operator(func)
     if (op.views and not op.written) or op.reshapes:
@@ -255,7 +246,7 @@ def run(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> A
             return new_tensor(Cell(tuple(meta.shape), meta.dtype))
     if (deferred := defer(func, args, kwargs)) is not None:
         return deferred
-    if func in _OVERWRITING_CALLS and isinstance(args[0], LazyTensor):
+    if func in _OVERWRITES and isinstance(args[0], LazyTensor):
         handle = args[0]._handle
         is_read = any(_is_of(handle.cell, argument) for argument in args[1:])
         if handle.cell is not None and handle.meta.numel() == handle.cell.numel and not is_read:
@@ -289,12 +280,12 @@ def _is_of(cell: Cell | None, argument: Any) -> bool:
 
 
 def _is_host(device: Any) -> bool:
-    """True for a device that is named and is not ours."""
+    """Whether a device is given, and is another one."""
     return device is not None and not is_device(device)
 
 
 def _view(func: OpOverload, op: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """A view concerns shapes only: the bytes are not touched, nor fetched."""
+    """Makes a view, without a read of the bytes."""
     source = args[0]
     assert isinstance(source, LazyTensor)
     assert source._handle.cell is not None
@@ -314,7 +305,7 @@ def _meta(argument: Any) -> Any:
 
 
 def _bytes(argument: Any, pairs: list[_Pair]) -> Any:
-    """The argument with CPU tensors for device tensors; each pair is added to `pairs`."""
+    """Returns an argument with CPU tensors instead of device tensors, and adds each pair to `pairs`."""
     if isinstance(argument, LazyTensor):
         cell, meta = argument._handle.cell, argument._handle.meta
         assert cell is not None
@@ -332,7 +323,7 @@ def _bytes(argument: Any, pairs: list[_Pair]) -> Any:
 
 
 def _touch(op: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Count a write for each cell that the call wrote to."""
+    """Counts a write for each cell that the call wrote to."""
     for position, name in zip(op.written, op.written_names, strict=True):
         argument = args[position] if position < len(args) else kwargs.get(name)
         for item in argument if isinstance(argument, (list, tuple)) else (argument,):

@@ -1,4 +1,4 @@
-"""Initialisation: how the value of a tensor will be made, in place of its bytes."""
+"""Initialisation: the calls that will make the value of a tensor, stored instead of its bytes."""
 
 import itertools
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ _FILLS = frozenset({torch.ops.aten.zero_.default, torch.ops.aten.fill_.Scalar})
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Operand:
-    """A strided part of a tensor that is made by an initialisation, or of a small CPU tensor."""
+    """A strided view of a tensor that an initialisation makes, or of a small CPU tensor."""
 
     source: "Initialisation | torch.Tensor"
     shape: tuple[int, ...]
@@ -28,8 +28,12 @@ class Operand:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Call:
-    """One ATen call. `number` grows in the order in which the script made the calls; `generator` is the state of the
-    random generator before it. Operands stand in the place of tensors."""
+    """One ATen call.
+
+    number: Increases in the order in which the script made the calls.
+    args, kwargs: The arguments, with operands instead of tensors.
+    generator: The state of the random generator before the call.
+    """
 
     number: int = field(default_factory=lambda: next(_numbers))
     func: OpOverload
@@ -38,7 +42,7 @@ class Call:
     generator: torch.Tensor | None = None
 
     def operands(self) -> Iterator[Operand]:
-        """All operands, in order."""
+        """Yields all operands, in order."""
         for argument in (*self.args, *self.kwargs.values()):
             for item in argument if isinstance(argument, (list, tuple)) else (argument,):
                 if isinstance(item, Operand):
@@ -46,10 +50,10 @@ class Call:
 
 
 class Initialisation:
-    """Zeros, and then some calls that write to them or make the whole anew.
+    """A tensor of zeros, and the calls that write to it or replace it. Used by the script's thread.
 
-    A call that reads another initialisation means the value that this one had at that moment: its calls with smaller
-    numbers. So calls are only ever added.
+    A call that reads another initialisation reads the value at that time, which its calls with smaller numbers make.
+    So calls are added, and never removed.
     """
 
     __slots__ = ("_calls", "_num_calls", "_scratch", "dtype", "numel")
@@ -58,22 +62,22 @@ class Initialisation:
         self.numel = numel
         self.dtype = dtype
         self._calls: list[Call] = []
-        # At most so many calls, and bytes of buffers, are in the program.
+        # The number of calls, and the bytes of buffers, in the program: an upper bound.
         self._num_calls = 0
         self._scratch = numel * dtype.itemsize
 
     @property
     def is_zero(self) -> bool:
-        """True while nothing was called."""
+        """Whether there are no calls."""
         return not self._calls
 
     @property
     def is_fill(self) -> bool:
-        """True for one number in every place, which takes no time to make."""
+        """Whether all elements are the same number, which takes no time to make."""
         return all(call.func in _FILLS for call in self._calls)
 
     def add(self, call: Call) -> bool:
-        """Adds a call, unless the program would become larger than one may be. Returns whether it was added."""
+        """Adds a call, unless the program would become too large; returns whether it was added."""
         num_calls, scratch = self._num_calls + 1, self._scratch
         for operand in call.operands():
             if isinstance(operand.source, torch.Tensor):
@@ -89,16 +93,16 @@ class Initialisation:
         return True
 
     def program(self) -> initialisation_pb2.InitialProgram:
-        """The calls as they are sent."""
+        """Returns the calls as a message."""
         return _Writer(self).program
 
     def run(self, out: torch.Tensor) -> None:
-        """Make the value, in a contiguous CPU tensor."""
+        """Makes the value in a contiguous CPU tensor."""
         initialisation.run(self.program(), out)
 
 
 class _Writer:
-    """Writes one program: its own calls and those that they read, in the order in which they were made."""
+    """The writer of one program: its own calls and those that they depend on, in the order of the script."""
 
     def __init__(self, root: Initialisation) -> None:
         self.program = initialisation_pb2.InitialProgram()
@@ -158,8 +162,8 @@ class _Writer:
 
 
 def _needed(root: Initialisation) -> Iterator[tuple[Initialisation, Call]]:
-    """All calls that the value depends on, each once."""
-    done: dict[Initialisation, int] = {}  # how many of its calls were given
+    """Yields all calls that the value depends on, each once."""
+    done: dict[Initialisation, int] = {}  # the number of its calls that were yielded
     waiting: list[tuple[Initialisation, int | None]] = [(root, None)]
     while waiting:
         maker, before = waiting.pop()

@@ -1,4 +1,4 @@
-"""What users are told when a step does what cannot be traced."""
+"""The errors for steps that cannot be traced."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from cstorch._internal.tracing.context import context
 from cstorch._internal.tracing.provenance import user_line
 from cstorch.errors import TraceError
 
-# Functions that ask for a Python value by themselves; any other one that does was handed a tensor for a scalar.
+# Functions that read a Python value by design; any other function that reads one was given a tensor for a scalar.
 _SCALAR_READS = frozenset(
     {"item", "tolist", "__bool__", "__int__", "__float__", "__index__", "__complex__", "is_nonzero", "__format__"}
     | {"__str__", "__get__", "__contains__", "equal", "allclose", "float_power"}
@@ -17,7 +17,7 @@ _SCALAR_READS = frozenset(
 
 
 def value_read(func: OpOverload, error: type[TraceError] = TraceError) -> TraceError:
-    """The error for an operation that needs the value of a traced tensor."""
+    """Returns the error for an operation that needs the value of a traced tensor."""
     function = context.functions[-1] if context.functions else None
     name = getattr(function, "__name__", "")
     if func._schema.name == "aten::_local_scalar_dense" and name and name not in _SCALAR_READS:
@@ -51,7 +51,7 @@ def mixed_devices(func: OpOverload, device: str) -> TraceError:
 
 
 def stale(tensor: Any) -> TraceError:
-    """The error for a tensor of a traced step that is used where its value is not available."""
+    """Returns the error for a tensor of a traced step that is used where its value is not available."""
     if context.recorder is not None:
         return TraceError(
             f"at {user_line()} {tensor!r} is used in a traced step and was computed in another one, or in the body of "
@@ -151,7 +151,7 @@ def shared_state_replaced(name: str, other: str) -> TraceError:
 
 
 def changed_state_read(name: str, refusal: TraceError) -> TraceError:
-    """refusal: the error for the read, as if no value were known."""
+    """Returns the error for a read of a state that the step changes; `refusal` is the error for an unknown value."""
     return type(refusal)(
         f"{refusal}\nWhat was read depends on the state {name!r}, which the step changes: it is right in the first "
         f"step only. Compute with the tensor itself (`torch.where(count < 5, a, b)`, and not `if count < 5`)."

@@ -1,4 +1,4 @@
-"""What the tracer needs to know of an ATen call: of the operator, from its schema and tags, and of its operands."""
+"""The properties of an ATen call that tracing needs: of the operator, by its schema and tags, and of its operands."""
 
 import functools
 from collections.abc import Mapping
@@ -11,27 +11,30 @@ from torch._ops import OpOverload
 from cstorch._internal.tracing.cell import Cell
 from cstorch._internal.tracing.tensor import DEVICE, META, LazyTensor
 
-# --- What the tracer needs to know of an ATen operator, read from its schema and tags ---------------------------------
-
-
 aten = torch.ops.aten
 
-# Ops whose result depends on values, or reaches the host, but that carry no tag that says so.
+# Operations whose result depends on values, or moves to the host, but that have no tag for it.
 _READS = frozenset({aten.is_nonzero.default, aten.item.default, aten._pin_memory.default})
+# Operations that read the shape and the type of their first argument, and not its value.
 SHAPE_ONLY = frozenset(
     {aten.empty_like.default, aten.zeros_like.default, aten.ones_like.default, aten.full_like.default}
     | {aten.new_empty.default, aten.new_zeros.default, aten.new_ones.default, aten.new_full.default}
     | {aten.new_empty_strided.default}
 )
-"""Of their first argument these take the shape and the type, and not the value."""
 _DATA_DEPENDENT = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
-    """`name` is like "aten::addmm". `written` holds the schema positions of the arguments that it writes to; `views`
-    says that results alias an argument; `reshapes` that it changes an argument's shape in place (t_, unsqueeze_);
-    `random` that it may draw random numbers."""
+    """The properties of an ATen operator.
+
+    name: The qualified name, such as "aten::addmm".
+    reads_values: Whether the result depends on values that must be known, or moves to the host.
+    written, written_names: The schema positions, and names, of the arguments that it writes to.
+    views: Whether a result aliases an argument.
+    reshapes: Whether it changes the shape of an argument in place (t_, unsqueeze_).
+    random: Whether it may draw random numbers.
+    """
 
     name: str
     reads_values: bool
@@ -44,6 +47,7 @@ class Operator:
 
 @functools.cache
 def operator(func: OpOverload) -> Operator:
+    """Returns the properties of an operator."""
     schema = func._schema
     tags = frozenset(func.tags)
     written = tuple(
@@ -64,7 +68,7 @@ def operator(func: OpOverload) -> Operator:
 
 
 def draws_numbers(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether this call draws random numbers: some operations are told to draw none."""
+    """Whether a call draws random numbers; arguments of some random operations switch that off."""
     if not operator(func).random:
         return False
     given = arguments_by_name(func, args, kwargs)
@@ -72,16 +76,15 @@ def draws_numbers(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, 
 
 
 def arguments_by_name(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """All arguments of a call by their names in the schema, with defaults."""
+    """Returns all arguments of a call by their names in the schema, with defaults."""
     names = [argument.name for argument in func._schema.arguments]
     defaults = {argument.name: argument.default_value for argument in func._schema.arguments}
     return {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
 
 
-# --- Operands of ATen calls that concern the device: on which device they are, and as meta tensors --------------------
+# --- Operands ---------------------------------------------------------------------------------------------------------
 
-
-# Operations that may be given a CPU tensor with dimensions beside device tensors.
+# Operations that take CPU tensors with dimensions together with device tensors.
 TAKES_CPU_TENSORS = frozenset(
     {aten._to_copy.default, aten.copy_.default, aten.lift_fresh.default, aten.index.Tensor, aten.index_put_.default}
     | {aten.index_put.default, aten._index_put_impl_.default}
@@ -89,7 +92,7 @@ TAKES_CPU_TENSORS = frozenset(
 
 
 def as_meta(argument: Any) -> Any:
-    """The argument as the meta kernel gets it."""
+    """Returns an argument in the form for the meta kernel."""
     if isinstance(argument, LazyTensor):
         return argument._handle.meta
     if isinstance(argument, torch.Tensor):
@@ -104,12 +107,12 @@ def as_meta(argument: Any) -> Any:
 
 
 def is_whole(meta: torch.Tensor, cell: Cell) -> bool:
-    """True for a tensor that is the whole cell, as it is."""
+    """Whether a tensor is its whole cell, in the cell's layout."""
     return tuple(meta.shape) == cell.shape and meta.is_contiguous() and meta.storage_offset() == 0
 
 
 def moves_to_host(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """True for a copy from the device to the host: `.to("cpu")`, or `copy_` into a CPU tensor."""
+    """Whether a call copies from the device to the host: `.to("cpu")`, or `copy_` into a CPU tensor."""
     if func is aten._to_copy.default:
         device = kwargs.get("device")
         return device is not None and torch.device(device).type != DEVICE.type

@@ -1,4 +1,4 @@
-"""Where an operation of the step comes from: the user's line and the module."""
+"""The source of an operation of the step: the user's line and the module."""
 
 import os
 import sys
@@ -31,7 +31,7 @@ _shown: dict[str, str | None] = {}
 
 
 def _show(filename: str) -> str | None:
-    """How a file is named in messages and in the module, or None if its frames are not the user's."""
+    """Returns the name of a file in messages and in the module; None if its frames are not the user's."""
     if filename.startswith(_SKIPPED):
         return None
     if filename.startswith(_STDLIB) and not filename.startswith(_SITE):
@@ -52,12 +52,12 @@ def _shown_name(filename: str) -> str | None:
 
 
 def is_user_file(filename: str) -> bool:
-    """Whether a file is neither torch's, nor cstorch's, nor of the standard library."""
+    """Whether a file is not part of torch, cstorch or the standard library."""
     return bool(filename) and _shown_name(filename) is not None
 
 
 def line_of(error: BaseException) -> str:
-    """The innermost line of the user's that an error passed, as "train.py:53"."""
+    """Returns the innermost line of the user in the traceback of an error, such as "train.py:53"."""
     found = "an unknown line"
     traceback = error.__traceback__
     while traceback is not None:
@@ -68,7 +68,7 @@ def line_of(error: BaseException) -> str:
 
 
 def user_frame() -> tuple[str, int]:
-    """File and line of the innermost frame outside torch, cstorch and the standard library, or ("", 0)."""
+    """Returns file and line of the innermost frame outside torch, cstorch and the standard library, or ("", 0)."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         shown = _shown_name(frame.f_code.co_filename)
@@ -79,21 +79,24 @@ def user_frame() -> tuple[str, int]:
 
 
 def user_line() -> str:
-    """The user's current line as "train.py:53"."""
+    """Returns the user's current line, such as "train.py:53"."""
     file, line = user_frame()
     return f"{file}:{line}" if file else "an unknown line"
 
 
 class Scopes:
-    """Says, for each operation that is recorded, which module it belongs to.
+    """The modules of recorded operations; a context, which installs hooks of torch.
 
     A forward operation belongs to the innermost module that runs. An operation of the backward pass belongs to the
     module of the forward operation whose gradient it computes: both carry autograd's sequence number. The gradient that
     reaches a parameter belongs to the parameter's module.
+
+    Args:
+        modules: The path of each module.
+        parameters: The path of the module that owns a parameter, by the id of the parameter's cell.
     """
 
     def __init__(self, modules: Mapping[torch.nn.Module, str], parameters: Mapping[int, str]) -> None:
-        """`modules` names modules; `parameters` gives the module path for the id of a parameter's cell."""
         self._modules = modules
         self._parameters = parameters
         self._stack: list[str] = []
@@ -103,11 +106,11 @@ class Scopes:
 
     @property
     def in_forward(self) -> bool:
-        """Whether a module runs."""
+        """Whether the forward pass of a module runs."""
         return bool(self._stack) and torch._C._current_autograd_node() is None
 
     def source(self, name: str) -> Source:
-        """The source of the operation `name` that is being recorded now."""
+        """Returns the source of the operation that is being recorded."""
         node = torch._C._current_autograd_node()
         if node is None:
             module = self._stack[-1] if self._stack else ""
@@ -140,7 +143,7 @@ class Scopes:
 
     @contextmanager
     def named(self, name: str) -> Iterator[None]:
-        """Operations recorded within it belong to `name` within the module that runs."""
+        """Assigns the operations recorded in the context to a named part of the running module."""
         outer = self._stack[-1] if self._stack else ""
         self._stack.append(f"{outer}.{name}" if outer else name)
         try:

@@ -1,9 +1,8 @@
-"""The counter that random numbers of traced steps come from, loop-carried state of every step that draws some.
+"""The counter of random numbers in traced steps, a state of every step that draws some.
 
-The numbers of a random operation are those of a key: the counter, and the place of the operation among those of the
-step. The counter begins at a number that is made of torch's seed, and each step adds one to it. So numbers depend on
-seed, step and operation alone; the next execution goes on where the last one stopped, and so does one that is given the
-counter of a checkpoint.
+The numbers of a random operation are a function of the counter and of the operation's index among the random ones of
+the step. The counter begins at a hash of torch's seed, and each step adds one. So numbers depend on seed, step and
+operation alone; the next execution continues the sequence, and so does one that loads the counter of a checkpoint.
 """
 
 import hashlib
@@ -20,7 +19,7 @@ COUNTER: Final = "state.random.counter"
 
 
 class RandomCounter:
-    """The counter of this process: made when it is first asked for."""
+    """The counter of this process, created at its first use. Used by the script's thread."""
 
     def __init__(self) -> None:
         self._cell: Cell | None = None
@@ -30,7 +29,7 @@ class RandomCounter:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Within it the counter does not begin anew, whatever the seed: the trace at hand is dropped."""
+        """Context in which the counter does not restart, whatever the seed: its trace will be discarded."""
         self._is_held = True
         try:
             yield
@@ -38,7 +37,7 @@ class RandomCounter:
             self._is_held = False
 
     def tensor(self) -> LazyTensor:
-        """The counter, int64 of rank 0. It begins anew if torch has another seed than when it began."""
+        """Returns the counter, int64 of rank 0. It restarts if torch has another seed than at its start."""
         cell = self._cell
         if cell is None:
             cell = self._cell = Cell((), torch.int64)
@@ -48,23 +47,23 @@ class RandomCounter:
         return new_tensor(cell)
 
     def set(self, value: torch.Tensor) -> None:
-        """Go on from a value that the counter had before: int64 of rank 0."""
+        """Continues from an earlier value of the counter: int64 of rank 0."""
         cell_of(self.tensor()).write(value)
 
     def forget(self) -> None:
-        """The cluster is gone that had the counter: go on where no step can have been."""
+        """Restarts a counter that was lost with its cluster, at a number that no step has used."""
         if self._cell is not None and self._cell.remote:
             self._restarts += 1
             self._begin(self._cell)
 
     def clear(self) -> None:
-        """Begin anew, as in a new process."""
+        """Discards the counter, as in a new process."""
         self._cell = None
         self._restarts = 0
 
     def _begin(self, cell: Cell) -> None:
         self._seed = torch.initial_seed()
-        # Far from that of any other seed, so that counters never meet; 62 bits leave room for keys above it.
+        # The hashes of two seeds are far apart, so that their sequences never meet; 62 bits leave room for keys above.
         digest = hashlib.blake2b(f"{self._seed} {self._restarts}".encode(), digest_size=8).digest()
         cell.write(torch.tensor(int.from_bytes(digest, "little") >> 2, device="cpu"))
 

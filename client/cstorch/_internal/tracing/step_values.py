@@ -1,7 +1,7 @@
-"""Values of a step outside of it: known by shape and type at once, and as numbers when the step has run.
+"""Values of a step in the body of the script's loop: shape and type are known at once, numbers when the step has run.
 
-A step runs when the script has left the body of its loop. What the body computes of the step's results, of states and
-of the batch is kept as expressions, which are evaluated on the CPU when the outputs of the step arrive.
+A step runs when the script has left the body of its loop. Computations in the body on results of the step, on states
+and on the batch are stored as expressions, which are evaluated on the CPU when the outputs of the step arrive.
 """
 
 import operator as python_operator
@@ -21,21 +21,21 @@ from cstorch._internal.tracing.provenance import user_line
 from cstorch._internal.tracing.tensor import Base, Handle, LazyTensor, Source, StepValue, new_tensor
 from cstorch.errors import StateError, TraceError
 
+# A larger state may not be used in the body of the loop, since it would be sent to the client in every step.
 LARGEST_STATE_BYTES = 1 << 20
-"""A larger state is no part of what is computed outside of the step: it would travel to the client in every step."""
 
 Phase = Literal["before", "after", "closures"]
 
 
 @dataclass(slots=True, kw_only=True)
 class StepAtHand:
-    """The step that the script is in.
+    """The current step of an execution in the script. Used by the script's thread.
 
-    number: from 1; 0 before the first.
-    phase: whether the traced function was called in it, or the closures run.
-    traces: the numbers of the recording that it repeats, and of others that are the same program.
-    is_last: whether no other step follows the closures that run.
-    states: what it reads or changes, by the id of the cell.
+    number: From 1; 0 before the first step.
+    phase: Before or after the call of the traced function, or while closures run.
+    is_last: Whether no other step follows the closures that run.
+    traces: The numbers of the recording that the step repeats, and of other recordings of the same program.
+    states: The cells that the step reads or changes, by their ids.
     """
 
     number: int = 0
@@ -46,27 +46,27 @@ class StepAtHand:
     _shown: list[weakref.ref[LazyTensor]] = field(default_factory=list)
 
     def begin(self) -> None:
-        """The next step begins."""
+        """Begins the next step."""
         self.number += 1
         self.phase = "before"
         self._shown = []
 
     def is_state(self, handle: Handle) -> bool:
-        """Whether the cluster has the tensor's value, and changes it in steps."""
+        """Whether a tensor is a state of the step, whose value is on the cluster."""
         return handle.cell is not None and id(handle.cell) in self.states
 
     def show(self, value: StepValue, meta: torch.Tensor) -> LazyTensor:
-        """A tensor for the script that has this value."""
+        """Returns a tensor for the script that has this value."""
         tensor = LazyTensor(Handle(meta, deferred=value, base=Base()))
         self.keep(tensor)
         return tensor
 
     def keep(self, tensor: LazyTensor) -> None:
-        """Has a tensor get its value when the step has run."""
+        """Registers a tensor whose value `evaluate` computes when the step has run."""
         self._shown.append(weakref.ref(tensor))
 
     def evaluate(self, is_given: Callable[[Source], bool], given: Callable[[Source], torch.Tensor]) -> None:
-        """Gives all tensors that the script still has their values, as far as the step's outputs suffice."""
+        """Computes the values of all registered tensors that are alive, as far as the step's outputs suffice."""
         for reference in self._shown:
             tensor = reference()
             value = tensor._handle.deferred if tensor is not None else None
@@ -75,10 +75,10 @@ class StepAtHand:
         self._shown = []
 
     def value_of(self, tensor: LazyTensor) -> StepValue:
-        """What a tensor stands for at this moment.
+        """Returns the present value of a tensor, as an expression of the step.
 
         Raises:
-            TraceError: its value cannot be had at this place of the loop.
+            TraceError: The value is not available at this point of the loop.
         """
         handle = tensor._handle
         settle(handle)
@@ -91,7 +91,7 @@ class StepAtHand:
         return StepValue(step=self.number, value=_bytes_of(handle).clone())
 
     def _value_of_step(self, tensor: LazyTensor) -> StepValue:
-        """Of a tensor of the trace, or a state."""
+        """Returns the value of a tensor of the trace, or of a state."""
         handle = tensor._handle
         if handle.cell is None and handle.trace not in self.traces:
             raise TraceError(
@@ -134,22 +134,22 @@ _current_step = _CurrentStep()
 
 
 def step_at_hand() -> StepAtHand | None:
-    """The step of the execution whose loop this thread is in."""
+    """Returns the current step of the execution whose loop this thread runs."""
     return _current_step.step
 
 
 def is_in_body() -> bool:
-    """Whether this thread is in the body of a loop, from a batch to the closures of its step."""
+    """Whether this thread runs the body of a loop, from a batch to the closures of its step."""
     return _current_step.step is not None and _current_step.step.number > 0 and _current_step.step.phase != "closures"
 
 
 def enter_loop(step: StepAtHand | None) -> None:
-    """This thread is in a loop over steps from now on; None: in none."""
+    """Sets the step of the loop that this thread enters; None when it leaves the loop."""
     _current_step.step = step
 
 
 def settle(handle: Handle) -> None:
-    """A value that has become known is one of a tensor like any other."""
+    """Stores a value that has become known in a cell, so that the tensor is like any other."""
     deferred = handle.deferred
     if deferred is not None and deferred.value is not None:
         handle.cell = Cell(tuple(handle.meta.shape), handle.meta.dtype)
@@ -159,7 +159,7 @@ def settle(handle: Handle) -> None:
 
 
 def is_of_step(tensor: Any) -> bool:
-    """Whether a tensor has its value from a step, and is not known yet."""
+    """Whether the value of a tensor is one of a step, and not known yet."""
     if not isinstance(tensor, LazyTensor):
         return False
     settle(tensor._handle)
@@ -167,11 +167,11 @@ def is_of_step(tensor: Any) -> bool:
 
 
 def check_known(tensor: torch.Tensor) -> None:
-    """To be called by who reads or replaces a tensor's value past the operations of torch.
+    """Checks that a value can be read or replaced, for code that does so without an operation of torch.
 
     Raises:
-        StateError: it is state, which is not known in the body of the loop.
-        TraceError: it is a value of a step, and not known at this place of the loop.
+        StateError: The tensor is a state, which is not known in the body of the loop.
+        TraceError: The tensor is a value of a step, and not known at this point of the loop.
     """
     if not isinstance(tensor, LazyTensor):
         return
@@ -187,7 +187,7 @@ _READ_VALUE = """\
 A step runs when the script has left the body of its loop. To read a value of it, hand it to a step closure:
 
     @cstorch.step_closure
-    def note(loss, labels):
+    def add_call(loss, labels):
         losses.append(loss.item())
 
     for inputs, labels in executor:
@@ -211,23 +211,23 @@ docs/patterns.md has this for the best weights and early stopping."""
 
 
 def unknown_value_yet(step: StepAtHand) -> TraceError:
-    """The error for a value of the step at hand that is wanted in the body of the loop."""
+    """Returns the error for a read of a value of the current step in the body of the loop."""
     return TraceError(f"at {user_line()} a value of step {step.number} is read in the loop. {_READ_VALUE}")
 
 
 def unknown_state(step: StepAtHand) -> StateError:
-    """The error for state that is wanted in the body of the loop."""
+    """Returns the error for a read of a state in the body of the loop."""
     return StateError(f"at {user_line()} state is read in the loop, in step {step.number}. {_READ_STATE}")
 
 
 def unknown_value(value: StepValue) -> TraceError:
-    """The error for a value that is wanted at a place where it is not known."""
+    """Returns the error for a read of a value where it is not known."""
     step = step_at_hand()
     return unknown_value_yet(step) if step is not None and step.number == value.step else missing_value_error(value)
 
 
 def missing_value_error(value: StepValue) -> TraceError:
-    """The error for a value of an earlier step that is not known."""
+    """Returns the error for a value of an earlier step that is not known."""
     return TraceError(
         f"at {user_line()} a value of step {value.step} is used, which was not sent to the script: either the step is "
         "no activation step (activation_steps of the DataExecutor), or the value is none that the traced function "
@@ -237,7 +237,7 @@ def missing_value_error(value: StepValue) -> TraceError:
 
 
 def in_place_refused() -> TraceError:
-    """The error for a change of a tensor that the cluster changes itself."""
+    """Returns the error for a change of a tensor that the cluster changes itself."""
     return TraceError(
         f"at {user_line()} a tensor of the step is changed in the body of the loop, where the cluster would not see "
         "it. Change state in the @cstorch.trace function, or between executions; for a tensor of your own write "
@@ -246,7 +246,7 @@ def in_place_refused() -> TraceError:
 
 
 def changed_in_closure(tensor: LazyTensor) -> StateError:
-    """The error for a change of state in a closure."""
+    """Returns the error for a change of a state in a closure."""
     return StateError(
         f"at {user_line()} the state {tensor!r} is changed in a closure, while the execution goes on: the change would "
         "be lost. Change state in the @cstorch.trace function, or between executions"
@@ -262,7 +262,7 @@ def _bytes_of(handle: Handle) -> torch.Tensor:
 
 
 def host_argument(argument: Any, step: StepAtHand) -> Any:
-    """The argument of a call as it is kept until the values come."""
+    """Returns an argument of a call in the form in which the expression stores it."""
     if isinstance(argument, LazyTensor):
         return step.value_of(argument)
     if isinstance(argument, torch.Tensor):
@@ -273,29 +273,28 @@ def host_argument(argument: Any, step: StepAtHand) -> Any:
 
 
 def shapes_of(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """What the call returns, on meta tensors."""
+    """Returns the result of a call on meta tensors."""
     return function(*map(as_meta, args), **{name: as_meta(argument) for name, argument in kwargs.items()})
 
 
-# --- Operations in the body of a loop on values of the step at hand: written down until the values come ---------------
+# --- Operations in the body of a loop ---------------------------------------------------------------------------------
 
-
-# Operations that take shape and type of a tensor, and not its value.
+# Operations that read shape and type of a tensor, and not its value.
 _LIKE = SHAPE_ONLY | {aten.rand_like.default, aten.randn_like.default}
 
 
 def without_values(func: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments, with zeros for a tensor whose value an operation does not look at."""
+    """Returns the arguments of a call, with zeros for an unknown tensor whose value the operation does not read."""
     if func in _LIKE and isinstance(args[0], LazyTensor) and _is_unknown(args[0], step_at_hand()):
         return (new_tensor(Cell(tuple(args[0].shape), args[0].dtype)), *args[1:])
     return args
 
 
-def written_down(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """The result of a call that takes values of a step; NotImplemented if it takes none.
+def deferred_result(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Returns the result of a call with values of a step, as an expression; NotImplemented without such values.
 
     Raises:
-        TraceError: it needs the values now, or changes what the cluster changes.
+        TraceError: The call needs the values now, or changes a tensor that the cluster changes.
     """
     step = step_at_hand()
     found = [tensor for tensor in _tensors([*args, *kwargs.values()]) if _is_unknown(tensor, step)]
@@ -344,7 +343,7 @@ def _call(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], st
 
 
 def _in_place(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], step: StepAtHand) -> Any:
-    """A sum that the body keeps is a new value after each change; no other tensor may share its memory."""
+    """Gives a tensor of the body, such as a sum, the new value of an in-place call; no other tensor may share it."""
     target = args[0]
     base = target._handle.base if isinstance(target, LazyTensor) else None
     own = isinstance(target, LazyTensor) and target._handle.trace == 0 and not step.is_state(target._handle)
@@ -369,7 +368,7 @@ def _tensors(arguments: list[Any]) -> Iterator[LazyTensor]:
 
 
 def _is_unknown(tensor: LazyTensor, step: StepAtHand | None) -> bool:
-    """Whether the value is one of a step, and not known here."""
+    """Whether the value of a tensor is one of a step, and not known at this point."""
     handle = tensor._handle
     settle(handle)
     if handle.cell is None:
@@ -383,7 +382,7 @@ def _mark_viewed(tensor: Any) -> None:
 
 
 def outside_backward() -> TraceError:
-    """The error for a backward pass in the body of the loop."""
+    """Returns the error for a backward pass in the body of the loop."""
     return TraceError(
         f"at {user_line()} backward() is called outside of the traced function: a step is traced whole, with its "
         "backward pass and the step of the optimizer. Call loss.backward() and optimizer.step() in the @cstorch.trace "

@@ -1,6 +1,4 @@
-"""LazyTensor: what a script holds for a tensor on the device; its handle is a Cell, or a StepValue, which comes when a
-step has run.
-"""
+"""LazyTensor: a tensor on the device as the script has it. Its value is in a Cell, or is a StepValue of a step."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,20 +14,18 @@ from cstorch._internal.tracing.context import context
 from cstorch._internal.tracing.messages import shape_changed, value_read
 from cstorch.errors import TraceError, TraceTypeError
 
-# --- StepValue: a value that comes when a step has run ----------------------------------------------------------------
-
-
+# A tensor of the batch by its position, or a tensor of the trace, or a whole state.
 Source = int | torch.Tensor
-"""A tensor of the batch by its place, or a tensor of the trace, or the whole of a state."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class StepValue:
-    """A value of one step.
+    """A value of one step, known when the step has run.
 
-    source: what the step gives it by; None for a result of `call`.
-    call: function, arguments and keyword arguments, with StepValues among them.
-    value: as soon as it is known. A call that returns several tensors has a tuple.
+    step: The number of the step.
+    source: The tensor of the step that has the value; None for a result of `call`.
+    call: Function, arguments and keyword arguments, with StepValues among them.
+    value: The value, once it is known; a tuple for a call that returns several tensors.
     """
 
     step: int
@@ -38,7 +34,7 @@ class StepValue:
     value: Any = None
 
     def sources(self) -> Iterator["StepValue"]:
-        """The values that it is computed of and that are not known yet."""
+        """Yields the unknown values of sources that this value is computed from."""
         if self.value is not None:
             return
         if self.source is not None:
@@ -49,10 +45,10 @@ class StepValue:
                     yield from item.sources()
 
     def evaluate(self, given: Callable[[Source], torch.Tensor]) -> Any:
-        """The value.
+        """Returns the value; computes it on the CPU if it is not known.
 
         Args:
-            given: the value of a source.
+            given: Returns the value of a source.
         """
         if self.value is None:
             if self.source is not None:
@@ -67,7 +63,7 @@ class StepValue:
         return self.value
 
     def replay(self, inputs: Mapping[int, torch.Tensor]) -> Any:
-        """The same computed of other tensors of the batch, by their places."""
+        """Returns the same expression of other tensors of the batch, given by their positions."""
         if isinstance(self.source, int):
             return inputs[self.source]
         if self.value is not None:
@@ -78,7 +74,7 @@ class StepValue:
         return function(*args, **kwargs)
 
     def is_like(self, other: "StepValue") -> bool:
-        """Whether it is computed in the same way, of the same tensors of the batch, as a value of another step."""
+        """Whether a value of another step is the same expression of the same tensors of the batch."""
         if self.call is None or other.call is None:
             return self.call is other.call and self.source is not None and self.source == other.source
         (function, *mine), (other_function, *theirs) = self.call, other.call
@@ -101,8 +97,7 @@ def _is_like(one: Any, other: Any) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
-# --- LazyTensor: what the user holds for a tensor on the Cerebras device ----------------------------------------------
-
+# --- LazyTensor -------------------------------------------------------------------------------------------------------
 
 DEVICE = torch.device("lazy")
 META = torch.device("meta")
@@ -114,8 +109,11 @@ _gradient: Any = torch._C.TensorBase.__dict__["grad"]
 
 
 class Base:
-    """Stands for the storage of a tensor that has no cell: one made in a traced step, shared with its views, or in the
-    body of a loop, where `is_viewed` says that another tensor may share it."""
+    """The storage of a tensor without a cell, which was made in a traced step or in the body of a loop.
+
+    written: Whether the step wrote to it in place.
+    is_viewed: Whether another tensor of the body of the loop may share it.
+    """
 
     __slots__ = ("is_viewed", "written")
 
@@ -126,11 +124,14 @@ class Base:
 
 @dataclass(slots=True, eq=False)
 class Handle:
-    """What a LazyTensor stands for: a meta tensor for shape, strides and type, and where its value comes from.
+    """The state of a LazyTensor: a meta tensor for shape, strides and type, and the origin of its value.
 
-    `cell` is None for a tensor made in a traced step; then `trace` numbers that trace and `value` the value in it, and
-    `recipe` says how a later trace can make it again, if it depends on constants alone. Or `deferred` says how a value
-    of a step is computed when the step has run.
+    meta: The meta tensor.
+    cell: The storage; None for a tensor made in a traced step or from values of one.
+    trace, value: The number of the trace that made the tensor, and of the value in it.
+    base: The storage of a tensor without a cell.
+    deferred: The expression of a value of a step, for a tensor of the body of a loop.
+    recipe: The Recipe by which a later trace can make the tensor again, if it depends on constants alone.
     """
 
     meta: torch.Tensor
@@ -143,9 +144,9 @@ class Handle:
 
 
 class LazyTensor(torch.Tensor):
-    """A tensor on the device: no bytes, only a handle.
+    """A tensor on the device: a handle without bytes.
 
-    Outside a traced step, operations run at once on the CPU, on the bytes of the cell. Within one they are recorded.
+    Outside a traced step, operations run at once on the CPU, on the bytes of the cell. Within a step they are recorded.
     """
 
     # Set when the device is registered.
@@ -158,7 +159,7 @@ class LazyTensor(torch.Tensor):
     @staticmethod
     def __new__(cls: type["LazyTensor"], handle: Handle, requires_grad: bool = False) -> "LazyTensor":
         meta = handle.meta
-        with torch.inference_mode(False):  # within it a view of a tensor from outside could not be made
+        with torch.inference_mode(False):  # inference mode allows no view of a tensor from outside of it
             tensor: LazyTensor = torch.Tensor._make_wrapper_subclass(
                 cls,
                 meta.shape,
@@ -178,10 +179,10 @@ class LazyTensor(torch.Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         return cls._dispatch(func, args, kwargs or {})
 
-    # What follows is the part of the Python surface that does not reach __torch_dispatch__ by itself.
+    # --- Methods that do not reach __torch_dispatch__ by themselves ---------------------------------------------------
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        # Never reads, so that a debugger can show a tensor while the step is traced.
+        # Without a read of the value, so that a debugger can show a tensor while the step is traced.
         grad = ", requires_grad=True" if self.requires_grad else ""
         return f"LazyTensor(shape={tuple(self.shape)}, dtype={self.dtype}, device='{DEVICE.type}'{grad})"
 
@@ -201,7 +202,7 @@ class LazyTensor(torch.Tensor):
         return value.numpy(*args, **kwargs)
 
     def _known(self, error: type[TraceError]) -> torch.Tensor:
-        """The value in a traced step; the error if it is not known."""
+        """Returns the value in a traced step; raises the error if it is not known."""
         assert context.recorder is not None
         func = torch.ops.aten._to_copy if error is TraceTypeError else torch.ops.aten._local_scalar_dense
         refusal = value_read(func.default, error)
@@ -243,13 +244,13 @@ class LazyTensor(torch.Tensor):
     def grad(self) -> torch.Tensor | None:
         gradient: torch.Tensor | None = _gradient.__get__(self)
         if gradient is None and context.recorder is not None:
-            context.recorder.looked_at.add(id(self))
+            context.recorder.read_gradients.add(id(self))
         return gradient
 
     @grad.setter
     def grad(self, value: torch.Tensor | None) -> None:
         if context.recorder is not None and _gradient.__get__(self) is None:
-            context.recorder.looked_at.add(id(self))
+            context.recorder.read_gradients.add(id(self))
         _gradient.__set__(self, value)
 
     @grad.deleter
@@ -262,7 +263,7 @@ class LazyTensor(torch.Tensor):
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
-        """`p.data = v`: take over v's storage. (In C++ only the tensor's own metadata would move, not the handle.)"""
+        """`p.data = v`: takes over the storage of v. torch itself would move the metadata only, not the handle."""
         if not isinstance(value, LazyTensor):
             value = value.to(DEVICE)
         assert isinstance(value, LazyTensor)
@@ -281,21 +282,22 @@ class LazyTensor(torch.Tensor):
 
 
 def new_tensor(cell: Cell) -> LazyTensor:
-    """A device tensor over the whole of a cell."""
+    """Returns a device tensor over a whole cell."""
     return LazyTensor(Handle(torch.empty(cell.shape, dtype=cell.dtype, device=META), cell))
 
 
 def from_cpu(tensor: torch.Tensor) -> LazyTensor:
-    """A device tensor with the value of a CPU tensor."""
+    """Returns a device tensor with the value of a CPU tensor."""
     cell = Cell(tuple(tensor.shape), tensor.dtype)
     cell.write(tensor)
     return new_tensor(cell)
 
 
 def cell_of(tensor: torch.Tensor) -> Cell:
-    """The cell of a device tensor that has one.
+    """Returns the cell of a device tensor.
 
-    Raises TypeError for a tensor that is not on the device or was computed in a traced step.
+    Raises:
+        TypeError: The tensor is not on the device, or was computed in a traced step.
     """
     if not isinstance(tensor, LazyTensor) or tensor._handle.cell is None:
         raise TypeError(f"{tensor!r} is not a tensor that was made on the device outside a traced step")
@@ -303,7 +305,7 @@ def cell_of(tensor: torch.Tensor) -> Cell:
 
 
 def is_device(device: Any) -> bool:
-    """True for the Cerebras device, with or without an index."""
+    """Whether a device is the Cerebras device, with or without an index."""
     return device is not None and torch.device(device).type == DEVICE.type
 
 
@@ -311,7 +313,7 @@ _META_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
 
 
 def follow_meta(tensor: LazyTensor) -> None:
-    """Give the wrapper the shape of its meta tensor, after an operation that changed that in place (t_, unsqueeze_)."""
+    """Gives a tensor the shape of its meta tensor after an operation that changed it in place (t_, unsqueeze_)."""
     meta = tensor._handle.meta
     with torch._C._DisableTorchDispatch():
         torch.ops.aten.as_strided_.default.redispatch(
@@ -319,12 +321,14 @@ def follow_meta(tensor: LazyTensor) -> None:
         )
 
 
-# --- Moves a model to the device --------------------------------------------------------------------------------------
+# --- Models -----------------------------------------------------------------------------------------------------------
 
 
 def move_module(model: nn.Module) -> None:
-    """Move all parameters and buffers. Each Parameter stays the object that it is, so that optimizers and tied modules
-    that hold it need not know."""
+    """Moves all parameters and buffers of a model to the device.
+
+    Each Parameter stays the same object if possible, for the optimizers and tied modules that have it.
+    """
     replaced: dict[torch.Tensor, torch.Tensor] = {}
     for module in model.modules():
         for tensors in cast("tuple[dict[str, Any], ...]", (module._parameters, module._buffers)):
@@ -337,7 +341,7 @@ def move_module(model: nn.Module) -> None:
                 moved = _moved(tensor)
                 try:
                     torch.utils.swap_tensors(tensor, moved)  # type: ignore[no-untyped-call]
-                except RuntimeError:  # somebody holds a weak reference to it, as nn.LSTM does
+                except RuntimeError:  # there is a weak reference to the tensor, as in nn.LSTM
                     tensors[name] = replaced[tensor] = moved
         if isinstance(module, nn.RNNBase):
             module._init_flat_weights()

@@ -1,1 +1,1 @@
-"""Executions on the cluster: what the script does in a step, and the run that comes of it."""
+"""Executions on the cluster: the step as the script makes it, its stream, its input and outputs, and its checks."""

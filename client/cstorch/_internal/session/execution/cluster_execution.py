@@ -1,26 +1,31 @@
-"""An execution on the cluster: the first step is compiled and started; closures run as the results come back."""
+"""Executions on the cluster: the first step is compiled and started; closures run when its outputs arrive."""
 
 import logging
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
 import torch
 from torch import nn
 
+from cstorch import backends
 from cstorch._internal import state, step_clock
 from cstorch._internal.batch import check_batch
 from cstorch._internal.execution import Closure, Execution, Executor
-from cstorch._internal.session.cluster_session import Target, outcome
+from cstorch._internal.session.cluster_session import ClusterSession, Target, outcome
 from cstorch._internal.session.execution.compiling import compile_step
-from cstorch._internal.session.execution.input import prepared_input, read_state
-from cstorch._internal.session.execution.outputs import takes_values
-from cstorch._internal.session.execution.run import ClusterRun
+from cstorch._internal.session.execution.input import loader_name, prepared_input, read_state
+from cstorch._internal.session.execution.outputs import takes_values, unpack
+from cstorch._internal.session.execution.stream import ExecutionStream
 from cstorch._internal.session.execution.traced_step import TracedStep
+from cstorch._internal.session.job import ClientJob
 from cstorch._internal.session.staging import Staged
 from cstorch._internal.session.tensor_hooks import call_tensor_hooks
-from cstorch.errors import UsageError
+from cstorch._internal.session.transfer import ShardReplacedError
+from cstorch.errors import ClusterError, UsageError
 from waferbox.cirh.modules.verify import verify
+from wsc.v1 import coordinator_pb2, plan_pb2
 
 logger = logging.getLogger("cstorch.execution")
 
@@ -31,28 +36,45 @@ EXECUTION_LEFT_UNFINISHED = (
 
 
 class ClusterExecution(Execution):
-    """What executions on the cluster share; a subclass says when the script's step begins and ends."""
+    """An execution on the cluster: one step, its stream, and the closures. A subclass defines when a step is traced.
+
+    Used by the script's thread.
+
+    Args:
+        executor: What is run.
+        target: The cluster, and how far the execution goes on it.
+        step: The step as the script makes it.
+    """
 
     def __init__(self, executor: Executor, target: Target, step: TracedStep) -> None:
         super().__init__(executor)
         self._target = target
         self._step = step
         self._rows = 0
-        self._input: Future[None] | None = None  # the workers have the input_fn
-        self._staged: Staged | None = None  # initial values that the cluster makes meanwhile
-        self._run: ClusterRun | None = None
-        self._last_ended: float | None = None  # the step before whose closures ran, as of time.monotonic
+        self._input: Future[None] | None = None  # done when the workers have the input_fn
+        self._staged: Staged | None = None  # initial values that MemoryX makes during the compile
+        self._stream: ExecutionStream | None = None  # None if the execution ends before its first step
+        self._outputs: Sequence[plan_pb2.Output] = ()
+        self._began = 0.0  # the begin of the first step, as of time.monotonic
+        self._seconds = 0.0  # from the begin of the first step to the newest outputs, by the cluster's clock
+        self._last_ended: float | None = None  # the end of the last step whose closures ran, as of time.monotonic
         self._is_finished = False
         self._is_in_closure = False
-        self._input_states: list[bytes] | None = None  # of the checkpoint step whose closures run
+        self._input_states: list[bytes] | None = None  # at the checkpoint step whose closures run
+
+    @property
+    def _session(self) -> ClusterSession:
+        assert self._target.session is not None
+        return self._target.session
 
     def _begin(self) -> Any:
-        """Gives the input to the workers, and returns the first batch."""
+        """Sends the input to the workers, and returns the first batch."""
         loader, session, config = self.executor.dataloader, self._target.session, self._target.config
         if session is not None:
             session.open_in_background()
             if not self._target.compile_only:
-                builder = loader.builder()  # with the state of the random generators before the first batch
+                # The builder has the states of the random generators, which the first batch changes.
+                builder = loader.builder()
                 self._input = session.prepare_input(prepared_input(builder, config, self.executor.artifact_dir))
                 self._staged = Staged(state.named_getters(), session.stage)
         batch = loader.first_batch()
@@ -72,47 +94,102 @@ class ClusterExecution(Execution):
         if self._input is None or self._staged is None:
             return
         outcome(self._input)
-        self._run = ClusterRun(self.executor, self._target, job, compiled, self._step.cells)
-        self._run.start(self._staged)
+        self._start(job, compiled, self._staged)
         self.executor.profiler.start()
         logger.info("Beginning the run")
 
+    def _start(self, job: ClientJob, compiled: coordinator_pb2.CompileResponse, staged: Staged) -> None:
+        """Opens the stream, sends the states that the cluster lacks, and waits until the first step begins.
+
+        Raises:
+            StateError: The script has changed state where it may not.
+            ClusterError: The cluster failed.
+        """
+        cells, states, executor = self._step.cells, self._session.state, self.executor
+        if self._target.config.changes_need_checkpoint:
+            states.check_changes(cells, backends.csx.debug.lazy_initialization)
+        states.prepare(cells)
+        logger.info("Programming the cluster for execution. This may take a few minutes.")
+        logger.info("Execute job id: %s", job.name)
+        logger.info("Preparing to execute using %d CSX", self._target.config.num_csx)
+        begin = coordinator_pb2.Begin(
+            artifact=compiled.artifact,
+            loader=loader_name(executor.artifact_dir),
+            num_steps=executor.num_steps,
+            activation_steps=executor.activation_steps,
+            checkpoint_steps=executor.checkpoint_steps,
+            wants_input_states=executor.dataloader.is_restartable,
+        )
+        self._stream = stream = ExecutionStream(job, begin)
+        self._outputs = compiled.outputs
+        pipelined = job.strategy == plan_pb2.EXECUTION_STRATEGY_PIPELINE
+        shards = staged.current(cells)
+        names: set[str] = set()
+        response = stream.receive("state_wanted", "started")
+        while response.HasField("state_wanted"):
+            wanted = response.state_wanted
+            logger.info("Sending initial weights to the %s", "wafer" if pipelined else "weight servers")
+            # States that were sent before are sent again: a node died before the first recovery point.
+            names |= states.unsent(cells, wanted.missing)
+            try:
+                states.send(cells, compiled.states, wanted.shards, names, shards)
+            except ShardReplacedError as error:
+                logger.debug("%s", error)  # the coordinator requests the states again
+            except ClusterError as error:
+                raise job.wait_for_failure() or error from None
+            else:
+                logger.info("Sent %d of %d state tensors to the cluster", len(names), len(cells))
+                sent = coordinator_pb2.StateSent(attempt=wanted.attempt, wrote=bool(names))
+                stream.send(coordinator_pb2.ExecuteRequest(state_sent=sent))
+            logger.info("Staging the run: the input workers fill their buffers")
+            response = stream.receive("started", "state_wanted")
+            shards = {}  # the staged values are used up, or were lost with a shard
+        states.begin(cells)
+        self._began = time.monotonic()
+
     def _end_step(self, step: int) -> None:
-        """Waits for what the step has for the script, and runs the closures that were called in it."""
-        run, executor = self._run, self.executor
-        if run is None:
+        """Waits for the outputs of the step, and runs the closures that were called in it."""
+        stream, executor = self._stream, self.executor
+        if stream is None:
             return
         executor.profiler.step(self._rows)
         if not executor.on_activation_step and not executor.on_checkpoint_step:
             return
-        values = run.receive_outputs() if executor.on_activation_step else {}
+        values = self._receive_outputs(stream) if executor.on_activation_step else {}
         if values:
-            executor.profiler.record_elapsed(run.seconds)
+            executor.profiler.record_elapsed(self._seconds)
         calls = [call for call in self._step.calls if not call.at_checkpoint]
         if executor.on_checkpoint_step:
             calls += [call for call in self._step.calls if call.at_checkpoint]
-            with run.checkpoint(step) as self._input_states:
+            with stream.checkpoint(step) as self._input_states, self._session.state.at_checkpoint(step):
                 self._run_closures(calls, values)
             self._input_states = None
         else:
             self._run_closures(calls, values)
-        run.consumed(step)
+        stream.consumed(step)
+
+    def _receive_outputs(self, stream: ExecutionStream) -> dict[str, torch.Tensor]:
+        """Returns the outputs of the next activation step, as CPU tensors by name."""
+        if not self._outputs:
+            return {}
+        received = stream.receive_outputs()
+        self._seconds = received.seconds
+        return unpack(self._outputs, received)
 
     def _run_closures(self, calls: list[Closure], values: dict[str, torch.Tensor]) -> None:
-        assert self._run is not None
         step, outputs = self._step, self._step.outputs
         step.at_hand.evaluate(step.has_output, lambda source: outputs.value(source, values))
-        # All before the first runs: a closure may write to its tensors.
+        # All closures are filled before the first runs, since a closure may write to its tensors.
         filled = [outputs.fill(call, values) for call in calls]
         step.at_hand.is_last = self.executor.on_final_iteration
         self._is_in_closure = True
         try:
-            ended = self._run.began + self._run.seconds if values else time.monotonic()
-            with step_clock.closures_of_step(self._last_ended or self._run.began, ended):
+            ended = self._began + self._seconds if values else time.monotonic()
+            with step_clock.closures_of_step(self._last_ended or self._began, ended):
                 arrived = False
                 for closure, call in zip(calls, filled, strict=True):
                     if not arrived and takes_values(closure):
-                        # Not before: what runs ahead of it may prepare for the values, as plain PyTorch's forward pass.
+                        # Not earlier: closures before may prepare for values, as plain PyTorch's forward pass does.
                         call_tensor_hooks(values)
                         arrived = True
                     call.run()
@@ -123,29 +200,29 @@ class ClusterExecution(Execution):
             self._is_in_closure = False
 
     def _finish(self) -> None:
-        if self._run is not None:
-            states = self._run.finish(is_saved=self.executor.num_steps in self.executor.checkpoint_steps)
-            if states:
-                self.executor.dataloader.completed([read_state(state) for state in states])
+        if self._stream is not None:
+            input_states = self._stream.finish()
+            self._session.state.settle(is_saved=self.executor.num_steps in self.executor.checkpoint_steps)
+            if input_states:
+                self.executor.dataloader.completed([read_state(each) for each in input_states])
             kind = "Training" if self._step.trains else "Evaluation"
             logger.info("%s of %d steps completed successfully!", kind, self.executor.num_steps)
         self._is_finished = True
 
     def _close(self) -> None:
         self._step.close()
-        if self._run is not None:
-            self._run.close()
-            self._run = None
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
             if not self._is_finished:
-                assert self._target.session is not None
-                self._target.session.abandon_job(EXECUTION_LEFT_UNFINISHED)
+                self._session.abandon_job(EXECUTION_LEFT_UNFINISHED)
 
-    # What the script calls within a step.
+    # --- Calls of the script within a step ----------------------------------------------------------------------------
 
     def input_states(self) -> list[dict[str, Any]]:
         if self._input_states is None:
             raise UsageError(
-                "the cluster has not come to this step yet: ask for the state of the input in a @checkpoint_closure"
+                "the cluster has not run this step yet: ask for the state of the input in a @checkpoint_closure"
             )
         return [read_state(state) for state in self._input_states]
 

@@ -1,4 +1,4 @@
-"""The compile of a step on the cluster, and what the script has said about it."""
+"""The compile of a step on the cluster, with the script's options."""
 
 import logging
 
@@ -14,20 +14,20 @@ logger = logging.getLogger("cstorch.execution")
 
 
 def compile_step(target: Target, text: str, *, trains: bool) -> tuple[ClientJob, coordinator_pb2.CompileResponse]:
-    """Has a step compiled, or found in the cache.
+    """Compiles a step on the cluster, which may find it in its cache.
 
     Args:
-        target: has a session.
-        text: the step as CIRH.
-        trains: whether an optimizer steps in it.
+        target: The target of the execution, with a session.
+        text: The step as CIRH.
+        trains: Whether an optimizer steps in it.
 
     Returns:
-        The job, and what it made of the step.
+        The job, and the response to the compile.
 
     Raises:
-        CompileError: the step has no plan on this cluster.
-        ClusterError: the cluster cannot be reached, or failed.
-        ConfigurationError: flags do not fit each other.
+        CompileError: The step has no plan on this cluster.
+        ClusterError: The cluster cannot be reached, or failed.
+        ConfigurationError: Flags contradict each other.
     """
     session = target.session
     assert session is not None
@@ -61,7 +61,7 @@ def compile_step(target: Target, text: str, *, trains: bool) -> tuple[ClientJob,
 
 
 def half_type() -> "plan_pb2.HalfType.ValueType":
-    """The half of mixed precision, as messages name it."""
+    """The half type of mixed precision, as a value of the messages."""
     return plan_pb2.HalfType.Value(f"HALF_TYPE_{get_half_dtype_str().upper()}")
 
 

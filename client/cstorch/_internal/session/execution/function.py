@@ -1,5 +1,6 @@
-"""An execution whose step is a function of the script, marked by cstorch.trace; the arguments of its first call hold
-for all steps.
+"""Executions whose step is a function of the script, marked by cstorch.trace.
+
+The function is traced in its first call; all steps run that trace, with the Python arguments of that call.
 """
 
 import inspect
@@ -31,14 +32,11 @@ from cstorch._internal.tracing import (
 )
 from cstorch.errors import StateError, UsageError
 
-# --- The arguments of the traced function: those of its first call are what every step runs with ----------------------
-
-
 _PLAIN = (bool, int, float, str, type(None))
 
 
 class Arguments:
-    """What the traced function was called with the first time."""
+    """The arguments of the first call of the traced function."""
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._function = function
@@ -58,25 +56,25 @@ class Arguments:
         return leaves, structure
 
     def by_name(self) -> dict[str, Any]:
-        """The first ones, by the names of the parameters."""
+        """Returns the first arguments, by the names of the parameters."""
         return {path[0].key + pytree.keystr(path[1:]): value for path, value in self._leaves}  # type: ignore[attr-defined]
 
     def with_tensors_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The first ones, with the tensors of a later call."""
+        """Returns the first arguments, with the tensors of a later call."""
         first, structure = pytree.tree_flatten(self._first)
         now, other_structure = pytree.tree_flatten((args, kwargs))
-        if structure != other_structure:  # by name where the first were by position, or the other way round
+        if structure != other_structure:  # some are given by name now, and were by position, or the other way round
             return args, kwargs
         leaves = [new if isinstance(new, torch.Tensor) else old for old, new in zip(first, now, strict=True)]
         made: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_unflatten(leaves, structure)
         return made
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Warns, once, of a Python value that is another one than in the first call.
+        """Warns, once, of a Python value that differs from the first call.
 
         Raises:
-            TraceError: of it, where WAFERBOX_STRICT is 1.
-            UsageError: the arguments have another structure than in the first call.
+            TraceError: A Python value differs, and WAFERBOX_STRICT is 1.
+            UsageError: The structure of the arguments differs.
         """
         leaves, structure = self._flatten(args, kwargs)
         if structure != self._structure:
@@ -108,19 +106,21 @@ def _differs(first: Any, now: Any) -> bool:
     if isinstance(first, torch.Tensor) or isinstance(now, torch.Tensor):
         return first is not now
     if not isinstance(first, _PLAIN) and not isinstance(now, _PLAIN):
-        return False  # nobody knows what it would mean for these to be equal
-    return type(first) is not type(now) or (first != now and first == first)
+        return False  # objects of any class: whether they are equal is not defined
+    return type(first) is not type(now) or (first != now and first == first)  # NaN does not differ from NaN
 
 
 def _shown(value: Any) -> str:
     return f"another {type(value).__name__}" if isinstance(value, torch.Tensor) else repr(value)
 
 
-# --- An execution whose step is a function of the script, marked by cstorch.trace -------------------------------------
-
-
 class TracedFunction(TracedStep):
-    """The function is called to record it in the first step; later calls return what that one returned."""
+    """A step that is a function of the script, recorded in its first call; later calls return the same result.
+
+    Args:
+        num_steps: The number of steps of the execution.
+        checked: The programs whose later calls earlier executions have checked.
+    """
 
     another_program = (
         "the @cstorch.trace function did something else in step {step} than in the first step, whose program the "
@@ -130,26 +130,26 @@ class TracedFunction(TracedStep):
 
     def __init__(self, num_steps: int, checked: set[CheckedProgram]) -> None:
         super().__init__()
-        self.step_seconds: float | None = None  # what a step takes on the cluster, when that is known
+        self.step_seconds: float | None = None  # the time of a step on the cluster, once it is known
         self._num_steps = num_steps
         self._checked = checked
         self._calls_made = 0
         self._check: ProgramCheck | None = None
         self._batch: Any = None  # the first one
         self._function: Callable[..., Any] | None = None
-        self._arguments: Arguments | None = None  # that it was recorded with
+        self._arguments: Arguments | None = None  # of the recorded call
         self._result: Any = None
 
     @property
     def was_called(self) -> bool:
-        """Whether the function was called in the step at hand."""
+        """Whether the function was called in the current step."""
         return self.at_hand.phase != "before"
 
     def begin(self, batch: Any) -> Any:
-        """The next step begins; returns what the script gets for its batch, whose values are on the cluster only.
+        """Begins the next step; returns the placeholder of its batch, whose values are on the cluster only.
 
         Args:
-            batch: the first one, whose shapes and types all have.
+            batch: The first batch, whose shapes and types all have.
         """
         self._batch = batch
         self.calls = []
@@ -163,10 +163,10 @@ class TracedFunction(TracedStep):
         return pytree.tree_map_only(torch.Tensor, place, batch)
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call of the traced function.
+        """Handles a call of the traced function; returns its result, with values of the current step.
 
         Raises:
-            UsageError: it is another function, or the second call for one batch.
+            UsageError: The call is of another function, or the second call for one batch.
         """
         if self.was_called:
             raise UsageError(
@@ -203,12 +203,12 @@ class TracedFunction(TracedStep):
         return self._shown_result()
 
     def _shown_result(self) -> Any:
-        """What the function returned, with values of the step at hand."""
+        """Returns the result of the function, with values of the current step."""
         shown: dict[int, LazyTensor] = {}
 
         def show(tensor: LazyTensor) -> LazyTensor:
             if tensor._handle.cell is not None:
-                return tensor  # a state, whoever holds it
+                return tensor  # a state, which stays the same object
             if id(tensor) not in shown:
                 value = StepValue(step=self.at_hand.number, source=tensor)
                 shown[id(tensor)] = self.at_hand.show(value, tensor._handle.meta)
@@ -217,7 +217,7 @@ class TracedFunction(TracedStep):
         return pytree.tree_map_only(LazyTensor, show, self._result)
 
     def _check_argument(self, tensor: LazyTensor) -> None:
-        """Of an argument that is a value of a step: it must be made of the batch of the step at hand."""
+        """Raises UsageError for an argument that is a value of a step, unless it is made of the current batch."""
         settle(tensor._handle)
         value = tensor._handle.deferred
         if value is None:
@@ -246,9 +246,10 @@ class TracedFunction(TracedStep):
         self.at_hand.states = {id(cell): cell for cell in self.cells.values()}
 
     def _trace_again(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Trace:
-        """A trace of another call, which is dropped: nothing here is changed by it.
+        """Returns the trace of another call, which leaves this object unchanged.
 
-        Should it be the same program, its outputs are known here, as the script may have kept them.
+        If it is the same program, its outputs become aliases of those of the first trace: the script may have kept
+        them.
         """
         assert self._function is not None
         kept = self.outputs, self._calls_in_trace, self._result, self._is_open
@@ -262,7 +263,6 @@ class TracedFunction(TracedStep):
             self.outputs, self._calls_in_trace, self._result, self._is_open = kept
 
     def _trace_of(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Trace:
-
         def step(batch: Any) -> Any:
             tensors = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, LazyTensor)]
             inputs = dict(enumerate(tensors))
@@ -282,7 +282,7 @@ class TracedFunction(TracedStep):
         return trace_step(step, self._batch, state.named_getters(), state.module_paths(), collect)
 
     def _input_of(self, tensor: torch.Tensor, inputs: Mapping[int, torch.Tensor]) -> Any:
-        """What the function gets for one of its arguments."""
+        """Returns the traced value of a tensor argument."""
         if isinstance(tensor, LazyTensor):
             self._check_argument(tensor)
             return tensor if tensor._handle.deferred is None else tensor._handle.deferred.replay(inputs)
@@ -302,7 +302,9 @@ class FunctionExecution(ClusterExecution):
 
     def __init__(self, executor: Executor, target: Target) -> None:
         session = target.session
-        checked = session.checked_programs if session is not None else set()  # without one a single step is traced
+        checked = (
+            session.checked_programs if session is not None else set()
+        )  # without a session only one step is traced
         self._function = TracedFunction(executor.num_steps, checked)
         super().__init__(executor, target, self._function)
 
@@ -326,16 +328,16 @@ class FunctionExecution(ClusterExecution):
                 elif backends.csx.debug.retrace_every_iteration:
                     self._function.check_same_program(step)
                 self._end_step(step)
-                if self._run is not None and self._run.seconds:
-                    self._function.step_seconds = self._run.seconds / step
+                if self._seconds:
+                    self._function.step_seconds = self._seconds / step
             self._finish()
         finally:
             enter_loop(None)
             self._close()
 
     def _abandon_first_step(self) -> None:
-        """The script has left its loop in the body: a first step that was traced has not run, and never will."""
-        if self._run is None and self._function.was_called and not self._target.compile_only:
+        """Marks the states of a traced first step as lost: the script has left the loop, so the step never runs."""
+        if self._stream is None and self._function.was_called and not self._target.compile_only:
             for name, cell in self._function.cells.items():
                 cell.set_remote(_Unavailable(name))
 
@@ -347,7 +349,7 @@ class FunctionExecution(ClusterExecution):
 
 @dataclass(frozen=True, slots=True)
 class _Unavailable:
-    """Gets the value of a state of a step that has not run."""
+    """The read of a state of a step that has not run; raises StateError."""
 
     name: str
 

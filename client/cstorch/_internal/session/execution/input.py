@@ -1,4 +1,4 @@
-"""The input of an execution: what the workers get to make it, and the states of loaders that they send back."""
+"""The input of an execution: the request to the workers, and the states of loaders that they send back."""
 
 import base64
 import json
@@ -19,17 +19,20 @@ from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import InputError
 from wsc.v1 import node_pb2
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What the workers get to make the input of an execution: the input_fn, and the Python that it was written for
-
 
 def loader_name(artifact_dir: Path) -> str:
-    """What the input of an execution is called within its job."""
+    """Returns the name of an execution's input within its job."""
     return f"loader_{artifact_dir.name}"
 
 
 def prepared_input(builder: bytes, config: ClusterConfig, artifact_dir: Path) -> node_pb2.PrepareInput:
-    """builder: calls the input_fn; pickled."""
+    """Returns the request to the workers: the input_fn, and the Python installation that it was written for.
+
+    Args:
+        builder: The pickled function that calls the input_fn.
+        config: The folders to add and to mount.
+        artifact_dir: The folder of the execution.
+    """
     before, after = _own_paths(sys.path)
     return node_pb2.PrepareInput(
         loader=loader_name(artifact_dir),
@@ -45,15 +48,17 @@ def prepared_input(builder: bytes, config: ClusterConfig, artifact_dir: Path) ->
 
 
 def _own_paths(paths: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The script's own folders, before and after those of the interpreter, which the workers have too."""
+    """Returns the script's own folders in sys.path: those before, and those after the interpreter's."""
     installed = {*site.getsitepackages(), site.getusersitepackages()}
     installed |= {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     version = "{}{}".format(*sys.version_info)
-    installed.add(f"{sys.base_prefix}/{sys.platlibdir}/python{version}.zip")  # in every sys.path, though seldom there
+    installed.add(
+        f"{sys.base_prefix}/{sys.platlibdir}/python{version}.zip"
+    )  # in every sys.path, though it seldom exists
     roots = [Path(folder).resolve() for folder in installed]
     resolved = [Path(entry).resolve() for entry in paths]  # "": the current folder
     own = [not any(path.is_relative_to(root) for root in roots) for path in resolved]
-    # The interpreter's begin with one of these. A package may have put a folder of its own before all (ray does).
+    # The interpreter's folders begin with a root; a package may have put a folder inside of one before them (ray does).
     first = next((place for place, path in enumerate(resolved) if path in roots), len(resolved))
     after = [str(path) for path, is_own in zip(resolved[first:], own[first:], strict=True) if is_own]
     return [str(path) for path in resolved[:first]], after
@@ -63,14 +68,14 @@ def _absolute(folders: Sequence[str]) -> list[str]:
     return [str(Path(folder).absolute()) for folder in folders]
 
 
-# --- The states of loaders in the form in which workers send them -----------------------------------------------------
+# --- The states of loaders --------------------------------------------------------------------------------------------
 
 
 def read_state(text: bytes) -> Any:
-    """A state of a loader. The form is described in workers/child.py.
+    """Returns the state of a loader from the form in which workers send it (waferbox/input_process/loader.py).
 
     Raises:
-        InputError: the text is not of this form.
+        InputError: The text is not of this form.
     """
     try:
         return _value(json.loads(text))

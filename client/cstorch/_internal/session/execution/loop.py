@@ -1,4 +1,4 @@
-"""An execution without a traced function: each step is the body of the script's own loop."""
+"""Executions without a traced function: each step is the body of the script's own loop."""
 
 from collections.abc import Callable, Generator
 from typing import Any
@@ -13,7 +13,7 @@ from cstorch.errors import UsageError
 
 
 class LoopBody(TracedStep):
-    """All that the script does from one batch to the next, or to `mark_step`. Every body is recorded."""
+    """A step that is the body of the script's loop, up to the next batch or `mark_step`. Every body is recorded."""
 
     another_program = (
         "the body of the loop did something else in step {step} than in the first step, whose program the cluster "
@@ -31,13 +31,13 @@ class LoopBody(TracedStep):
         return self._open is not None
 
     def begin(self, batch: Any) -> Any:
-        """The next body begins; returns the batch that it gets."""
+        """Begins the next body; returns its batch."""
         self._begin_recording()
         self._open = OpenTrace(batch, state.named_getters(), state.module_paths())
         return self._open.batch
 
     def end(self) -> None:
-        """The body ends."""
+        """Ends the body."""
         assert self._open is not None
         for closure in self._calls_in_trace:
             self.outputs.add_arguments(closure)
@@ -73,7 +73,7 @@ class LoopExecution(ClusterExecution):
             self._close()
 
     def mark_step(self) -> None:
-        """Ends the body: waits for the values of the step and runs its closures. Nothing if it has ended."""
+        """Ends the body, if it has not ended: waits for the outputs of the step and runs its closures."""
         if not self._body.is_open:
             return
         step = self.executor.user_iteration
@@ -87,7 +87,7 @@ class LoopExecution(ClusterExecution):
             self._finish()  # here, as the script may leave its loop after the last mark_step
 
     def track(self, result: Any) -> None:
-        """Makes the tensors of a nest outputs of the step."""
+        """Makes the tensors in a nested structure outputs of the step."""
         if self._body.is_open:
             self._body.outputs.add_results(result)
 

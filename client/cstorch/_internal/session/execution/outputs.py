@@ -1,4 +1,4 @@
-"""The outputs of a step: what they are called, and their values in the place of the placeholders."""
+"""The outputs of a step: their names, and their values in the arguments of closures."""
 
 import inspect
 import math
@@ -17,28 +17,28 @@ from wsc.v1 import coordinator_pb2, plan_pb2
 
 
 class Outputs:
-    """The traced tensors whose values the script gets. A tensor is one output, whoever asks for it.
+    """The traced tensors whose values are sent to the script, each once, under a unique name.
 
-    `late` are those that the body of the loop asks for when the step is traced already.
+    A *late* output is one that the script uses for the first time after the step was traced.
     """
 
     def __init__(self) -> None:
         self._tensors: list[LazyTensor] = []
-        self._same: dict[object, LazyTensor] = {}  # of other traces of the step, which the script may have kept
+        self._same: dict[object, LazyTensor] = {}  # tensors of other traces of the step, which the script may have kept
         self._names: dict[int, str] = {}  # by id of the tensor
         self._provisional: set[int] = set()
         self._inputs: Sequence[LazyTensor] = ()
         self._late: dict[object, LazyTensor] = {}
 
     def add_arguments(self, closure: Closure) -> None:
-        """Makes the arguments of a closure that the traced function calls outputs, called after its parameters."""
+        """Adds the tensor arguments of a closure in the traced function, named after its parameters."""
         for name, tensor in named_tensors(closure.function, closure.args, closure.kwargs):
             if id(tensor) not in self._names:
                 self._tensors.append(tensor)
                 self._name(tensor, f"output_{name}")
 
     def add_results(self, result: Any) -> None:
-        """Makes what the traced function returned outputs; their names wait for the closures that take them."""
+        """Adds the tensors that the traced function returned; the first closure that takes one changes its name."""
         tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, LazyTensor)]
         for index, tensor in enumerate(tensors):
             if id(tensor) not in self._names:
@@ -47,11 +47,11 @@ class Outputs:
                 self._provisional.add(id(tensor))
 
     def set_inputs(self, inputs: Sequence[LazyTensor]) -> None:
-        """The tensors of the batch in the trace, by their places."""
+        """Sets the tensors of the batch in the trace, by their positions."""
         self._inputs = inputs
 
     def add_late(self, source: Source, name: str) -> None:
-        """Makes a value of the step an output when the step is traced already, unless it is one."""
+        """Adds a value of a step that is traced already, unless it is an output."""
         if self.find(source) is None:
             tensor = self._inputs[source] if isinstance(source, int) else source
             assert isinstance(tensor, LazyTensor)
@@ -59,18 +59,18 @@ class Outputs:
             self._name(tensor, f"output_{name}")
 
     def find(self, source: Source) -> LazyTensor | None:
-        """The output that has the value of a source at the end of the step; None if there is none."""
+        """Returns the output that has the value of a source at the end of the step; None if there is none."""
         tensor = self._inputs[source] if isinstance(source, int) else source
         assert isinstance(tensor, LazyTensor)
         tensor = self._same.get(_key(tensor), tensor)
         if (late := self._late.get(_key(tensor))) is not None:
             return late
         if tensor._handle.cell is not None:
-            return None  # an output of the trace may be what a state was before it was replaced
+            return None  # an output of the trace may have an earlier value of the state
         return next((output for output in self._tensors if _key(output) == _key(tensor)), None)
 
     def rename_by_argument(self, tensor: LazyTensor, name: str) -> None:
-        """Calls a result after the parameter of a closure that takes it; the first closure decides."""
+        """Names a result after the parameter of the first closure that takes it."""
         if id(tensor) in self._provisional:
             self._provisional.remove(id(tensor))
             del self._names[id(tensor)]
@@ -84,18 +84,18 @@ class Outputs:
         self._names[id(tensor)] = unique
 
     def add_same(self, others: "Outputs") -> bool:
-        """Takes the tensors of another trace for those at the same places here, if there are as many."""
+        """Makes the tensors of another trace aliases of those at the same positions; False if the numbers differ."""
         if len(self._tensors) != len(others._tensors):
             return False
         self._same.update((_key(other), tensor) for tensor, other in zip(self._tensors, others._tensors, strict=True))
         return True
 
     def items(self) -> list[tuple[str, torch.Tensor]]:
-        """Name and tensor of each output of the trace, in order."""
+        """Returns the name and the tensor of each output of the trace, in order."""
         return [(self._names[id(tensor)], tensor) for tensor in self._tensors]
 
     def named(self, trace: Trace) -> Trace:
-        """The trace with the late outputs, and the final names of all."""
+        """Returns the trace with the late outputs, and the final names of all."""
         if self._late:
             late = [OutputInfo(name=self._names[id(tensor)], tensor=tensor) for tensor in self._late.values()]
             trace = trace.with_outputs(late)
@@ -103,13 +103,13 @@ class Outputs:
         return replace(trace, outputs=outputs)
 
     def value(self, source: Source, values: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The value of a source, among those of a step."""
+        """Returns the value of a source from the outputs of a step."""
         output = self.find(source)
         assert output is not None
         return values[self._names[id(output)]]
 
     def fill(self, closure: Closure, values: Mapping[str, torch.Tensor]) -> Closure:
-        """The closure with the values of a step in its arguments."""
+        """Returns the closure with the values of a step in its arguments."""
 
         def filled(leaf: Any) -> Any:
             if isinstance(leaf, StepValue):
@@ -121,7 +121,7 @@ class Outputs:
 
 
 def _key(tensor: LazyTensor) -> object:
-    """Equal for tensors that are the same value of a trace, or the same state."""
+    """Returns a key that is equal for tensors that are the same value of a trace, or the same state."""
     handle = tensor._handle
     return id(handle.cell) if handle.cell is not None else (handle.trace, handle.value)
 
@@ -129,6 +129,7 @@ def _key(tensor: LazyTensor) -> object:
 def named_tensors(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterator[tuple[str, LazyTensor]]:
+    """Yields the device tensors among the arguments of a call, each with a name after its parameter."""
     arguments: Mapping[str, Any] = inspect.signature(function).bind(*args, **kwargs).arguments
     for name, value in arguments.items():
         if isinstance(value, LazyTensor):
@@ -140,16 +141,16 @@ def named_tensors(
 
 
 def takes_values(closure: Closure) -> bool:
-    """Whether a closure, as it was called, takes values of a step."""
+    """Whether the arguments of a closure contain values of a step."""
     leaves = pytree.tree_leaves((closure.args, closure.kwargs))
     return any(isinstance(leaf, LazyTensor | StepValue) for leaf in leaves)
 
 
 def unpack(outputs: Sequence[plan_pb2.Output], received: coordinator_pb2.StepOutputs) -> dict[str, torch.Tensor]:
-    """The outputs of a step as CPU tensors, by name.
+    """Returns the outputs of a step as CPU tensors, by name.
 
     Raises:
-        InternalError: what came is not what the plan says.
+        InternalError: The received tensors are not those of the plan.
     """
     if len(received.tensors) != len(outputs):
         raise InternalError(f"step {received.step} came with {len(received.tensors)} outputs instead of {len(outputs)}")
@@ -164,13 +165,13 @@ def unpack(outputs: Sequence[plan_pb2.Output], received: coordinator_pb2.StepOut
         if math.prod(shape) == 0:
             values[output.name] = torch.empty(shape, dtype=dtype)
         else:
-            # bytearray: the closure may write to its tensor.
+            # A bytearray, since a closure may write to its tensor.
             values[output.name] = torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
     return values
 
 
 def unknown_tensor(closure: Closure) -> UsageError:
-    """The error for a closure that is called with a tensor of which no value arrives."""
+    """Returns the error for a closure that is called with a tensor that is not an output."""
     name = getattr(closure.function, "__qualname__", repr(closure.function))
     return UsageError(
         f"{name} is called with a device tensor that is not an output of the step: return it from the traced function, "
@@ -180,7 +181,7 @@ def unknown_tensor(closure: Closure) -> UsageError:
 
 
 def weight_in_closure(closure: Closure) -> UsageError:
-    """The error for a closure that is called with a parameter of the model."""
+    """Returns the error for a closure that is called with a parameter of the model."""
     tensors = named_tensors(closure.function, closure.args, closure.kwargs)
     names = [name for name, tensor in tensors if isinstance(tensor, torch.nn.Parameter)]
     return UsageError(

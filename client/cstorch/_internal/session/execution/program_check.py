@@ -1,5 +1,6 @@
-"""Whether later calls of the traced function would be the program of its first call, which is what runs; and what is
-said where not.
+"""Checks whether later calls of the traced function would be the program of its first call, which every step runs.
+
+A difference is a warning, or an error if the user sets WAFERBOX_STRICT.
 """
 
 import hashlib
@@ -21,9 +22,7 @@ from cstorch._internal.tracing.recording.comparison import compare
 from cstorch.errors import TraceError
 from waferbox import settings
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What a step would do otherwise when it is called again: warnings, and errors where the user wants them to be
-
+# --- Differences, and their messages ----------------------------------------------------------------------------------
 
 _MOST_CHANGES = 4
 
@@ -38,12 +37,12 @@ WAY_OUT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A difference of a later call of the step from its first.
+    """A difference between a later call of the step and the first.
 
-    line: of the script, as "train.py:53".
-    what: the difference, to follow "a second call of the step".
+    line: The line of the script, such as "train.py:53".
+    what: The difference, as the rest of a sentence after "call 2 of the step".
     changes: Python values that have changed since the first call, and may be the cause.
-    drawn: generators of random numbers that have moved on since then.
+    drawn: Generators of random numbers that were used since then.
     """
 
     line: str
@@ -52,7 +51,7 @@ class Finding:
     drawn: Sequence[str] = field(default=())
 
     def message(self, call: int) -> str:
-        """The finding as text; call: the number of the later call, from 1."""
+        """Returns the finding as text; `call` is the number of the later call, from 1."""
         return f"at {self.line} call {call} of the step {self.what}. {self._cause()}. {WAY_OUT}"
 
     def _cause(self) -> str:
@@ -67,13 +66,13 @@ class Finding:
 
 
 def findings(first: Trace, later: Trace | Exception, before: PythonState, now: PythonState) -> list[Finding]:
-    """What a later call of the step does otherwise than the first.
+    """Returns the differences between a later call of the step and the first.
 
     Args:
-        first: the trace of the first call.
-        later: that of the later call, or the error that it ended with.
-        before: the Python state before the first call.
-        now: that before the later one.
+        first: The trace of the first call.
+        later: The trace of the later call, or the error that it ended with.
+        before: The Python state before the first call.
+        now: The Python state before the later call.
     """
     changes, drawn = before.changes(now), before.drawn(now)
     if isinstance(later, Exception):
@@ -88,27 +87,25 @@ def findings(first: Trace, later: Trace | Exception, before: PythonState, now: P
 
 
 def report(message: str) -> None:
-    """Warns; raises a TraceError where WAFERBOX_STRICT is 1."""
+    """Warns; raises a TraceError instead if WAFERBOX_STRICT is 1."""
     if settings.STRICT.get():
         raise TraceError(message)
     warnings.warn(message, stacklevel=2)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Settings that the script's loop may change after the step was traced, and that the step would not see
-
+# --- Settings that the script's loop changes --------------------------------------------------------------------------
 
 _PLAIN = (bool, int, float, str, type(None))
 _MOST_VARIANTS = 4
 
 
 class LoopValues:
-    """Settings of parameter groups, `requires_grad` and `training`, as they are now.
+    """Settings that the loop may change and a traced step does not see: of parameter groups, requires_grad, training.
 
-    A comparison takes a microsecond for each of them that a parameter, a module or a group has.
+    A comparison takes about a microsecond for each setting.
 
     Args:
-        optimizers: that stepped in the traced step.
+        optimizers: The optimizers of the traced step.
     """
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -136,7 +133,7 @@ class LoopValues:
         )
 
     def changes(self) -> list[Change]:
-        """What differs from the step that was traced, and was not met before."""
+        """Returns the differences from the traced step; nothing if the same settings were compared before."""
         if not self._variants:
             return []
         now = self._now()
@@ -158,7 +155,7 @@ class LoopValues:
         ]
 
     def stop(self) -> None:
-        """Looks at nothing any more: what changes was said."""
+        """Ends the comparisons, after a change was reported."""
         self._variants = []
 
 
@@ -167,19 +164,17 @@ def _is_plain(value: Any) -> bool:
 
 
 def _same(first: Any, now: Any) -> bool:
-    """Equal, or nothing that the loop has set: schedules write tensors."""
+    """Whether two settings are equal, or the new one is a tensor, which a schedule of cstorch has written."""
     return first is now or not _is_plain(now) or bool(first == now)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Whether later calls of the traced function would be the program of its first call, which is what runs
-
+# --- The check --------------------------------------------------------------------------------------------------------
 
 logger = logging.getLogger("cstorch.execution")
 
+# The check may take the time of ten steps, or five seconds: steps of small models are shorter than any trace.
 MOST_STEPS = 10
 LEAST_SECONDS = 5.0
-"""The check may take the time of ten steps, or these seconds: steps of small models are shorter than any trace."""
 
 _CALLS_IN_ORDER = 4
 _FAR_CALLS = (5, 6, 8, 10, 12, 16, 20, 32, 50, 64, 100, 128, 200, 256, 500, 512, 1000, 1024, 2000, 10_000)
@@ -189,20 +184,19 @@ CheckedProgram = tuple[Hashable, bytes]  # the code of a function, and the diges
 
 
 class ProgramCheck:
-    """Traces the step again as its second call, drops the trace, and says what differs.
+    """A check that traces the step once more, as its second call, and reports the differences.
 
-    Python state that the call changes, and generators of random numbers, are put back as they were. Where the call has
-    changed Python values or drawn random numbers, the third and fourth call are traced as well, and then later ones,
-    with integers that grow set ahead to what they will be: `if self.count < 100` is of the same kind.
+    It restores the Python state and the generators of random numbers that the call changes. If the call has changed
+    Python values or drawn random numbers, the third and fourth call are traced as well, and then some later ones, for
+    which growing integers are set ahead: so `if self.count < 100` is found.
 
-    The check is made once in a session for each function and program, so that loops of many short executions do not
-    pay for it each time.
+    A session checks each function and program once, so that the check does not slow down many short executions.
 
     Args:
-        function: the traced function.
-        arguments: of its first call, by name.
-        num_steps: of the execution.
-        checked: the functions and programs that earlier executions of the session have checked; takes this one's.
+        function: The traced function.
+        arguments: The arguments of its first call, by name.
+        num_steps: The number of steps of the execution.
+        checked: The functions and programs that executions of the session have checked; this one is added.
     """
 
     def __init__(
@@ -218,21 +212,21 @@ class ProgramCheck:
         self._loop_values: LoopValues | None = None
 
     def traced(self, trace: Trace, seconds: float) -> None:
-        """The first call has been traced, which took so long."""
+        """Takes the trace of the first call, and the seconds that it took."""
         self._trace, self._seconds = trace, seconds
         self._loop_values = LoopValues(trace.optimizers)
 
     def check(self, call: int, text: str, step_seconds: float | None, trace_again: TraceAgain) -> None:
-        """To be called before a later call returns.
+        """Checks a later call before it returns, and reports the differences.
 
         Args:
-            call: its number, from 1.
-            text: the program that runs.
-            step_seconds: what a step takes; None if that is not known yet.
-            trace_again: traces the function with the arguments of its first call; what it raises is a finding.
+            call: The number of the call, from 1.
+            text: The program that runs.
+            step_seconds: The time of a step; None if it is not known yet.
+            trace_again: Traces the function with the arguments of its first call; an error of it is a finding.
 
         Raises:
-            TraceError: of a finding, where WAFERBOX_STRICT is 1.
+            TraceError: There is a difference, and WAFERBOX_STRICT is 1.
         """
         assert self._loop_values is not None
         changes = self._loop_values.changes()
@@ -240,7 +234,7 @@ class ProgramCheck:
             return
         is_cheap = self._seconds <= max(MOST_STEPS * (step_seconds or 0.0), LEAST_SECONDS)
         if not is_cheap and step_seconds is None and not changes:
-            return  # when the first outputs are there it is known
+            return  # the time of a step is known when the first outputs have arrived
         key = getattr(self._function, "__code__", id(self._function)), hashlib.sha256(text.encode()).digest()
         found: list[tuple[int, Finding]] = []
         before, self._before = self._before, None
@@ -280,7 +274,7 @@ class ProgramCheck:
     def _look_ahead(
         self, before: PythonState | None, call: int, step_seconds: float, trace_again: TraceAgain
     ) -> list[tuple[int, Finding]]:
-        """Traces later calls, until one differs or there is no reason for another; the first finding and its call."""
+        """Traces later calls until one differs, or none can be expected to; returns the first finding and its call."""
         assert self._trace is not None
         kept = PythonState(self._function, self._arguments, keeps=True)
         start = before or kept
@@ -300,7 +294,7 @@ class ProgramCheck:
                 for far in sorted(set(ahead))[: max(traces - _CALLS_IN_ORDER, 0)] if steps else ():
                     now.set_ahead(steps, far - number - 1)
                     later = _traced(trace_again)
-                    # An error may come of numbers that the script never sets so.
+                    # An error is no finding here: the script itself may never reach these numbers.
                     if isinstance(later, Trace) and (found := findings(self._trace, later, start, now)):
                         return [(far, found[0])]
             finally:
@@ -309,7 +303,7 @@ class ProgramCheck:
 
 
 def loop_change(change: str, call: int) -> str:
-    """The warning of a setting that the loop has changed."""
+    """Returns the warning of a setting that the loop has changed."""
     return (
         f"at {user_line()}, before call {call} of the @cstorch.trace function, the script has changed a setting: "
         f"{change}. The function was traced in the first call, and every step runs with the settings of that time. A "
@@ -328,7 +322,7 @@ def _traced(trace_again: TraceAgain) -> Trace | Exception:
 
 @contextmanager
 def _requirements_kept() -> Iterator[None]:
-    """Puts `requires_grad` of the parameters back."""
+    """Restores `requires_grad` of the parameters."""
     models = state.registered("model")
     before = [(parameter, parameter.requires_grad) for model in models for parameter in model.parameters()]
     try:

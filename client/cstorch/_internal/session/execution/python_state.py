@@ -1,7 +1,7 @@
-"""The Python values that a function of the script reaches: which they are at a moment, and what has changed since.
+"""Snapshots of the Python values that a function of the script can reach, and the differences between two of them.
 
-Nothing here calls code of the script: attributes are read from the dictionaries and slots of objects, and only values
-of Python's own types are compared.
+No code of the script is called: attributes are read from the dictionaries and slots of objects, and only values of
+Python's own types are compared.
 """
 
 import collections
@@ -29,26 +29,26 @@ from cstorch._internal.tracing.provenance import is_user_file
 
 MOST_VALUES = 50_000
 MOST_SECONDS = 0.5
-_LARGEST = 1000  # elements of a container that are looked at one by one
-_LONGEST = 200  # characters of a text that is kept
+_LARGEST = 1000  # elements of a container that are read
+_LONGEST = 200  # characters of a text that is stored as it is
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, range, slice)
 _SITE = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
 _ITERATED: tuple[Iterable[Any], ...] = ([], (), {}, {}.values(), {}.items(), set(), "", range(0), range(1 << 70))
 _ITERATORS = (*(type(iter(iterated)) for iterated in _ITERATED), type(reversed([])))
 _CONTAINERS: tuple[type[Collection[Any]], ...] = (list, tuple, dict, set, frozenset, collections.deque)
-# What nn.Module keeps in each module for itself. Its tensors are states of the step.
+# Attributes that nn.Module itself has in each module. Their tensors are states of the step.
 _OF_MODULES = frozenset(vars(nn.Module())) - {"training", "_buffers", "_modules"}
 _GENERATORS = ("`random`", "`numpy.random`", "`torch` on the CPU")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A Python value that is another one than before.
+    """A Python value that has changed.
 
-    name: as the script would write it: "self.count".
-    before, now: shown as text.
-    certain: whether it is a value, and not only another object, of which nobody knows what it means.
+    name: The expression that the script would use, such as "self.count".
+    before, now: The two values as text.
+    certain: Whether the values differ; if not, only the object is another one, which may mean nothing.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """A value as it can be compared later; `shown` is for people."""
+    """A value in a form that can be compared later; `shown` is its text in messages."""
 
     key: Any
     shown: str
@@ -70,14 +70,15 @@ class _Value:
 
 
 class PythonState:
-    """The values that a function and the optimizers, schedules and modules of the script reach, as they are now.
+    """A snapshot of the values that a function, and the script's optimizers, schedules and modules, can reach.
 
-    It is bounded in number and time: nearest values first. A value has the name by which it is reached first.
+    The number of values and the time are bounded; the nearest values come first. A value has the name of the first path
+    to it.
 
     Args:
-        function: a function, a method, or anything that can be called.
-        arguments: of the function, by name.
-        keeps: whether `restore` is wanted. It keeps all that is reached alive.
+        function: A function, a method, or any other callable.
+        arguments: The arguments of the function, by name.
+        keeps: Whether `restore` can be called. The snapshot then keeps all reached objects alive.
     """
 
     def __init__(self, function: Callable[..., Any], arguments: Mapping[str, Any], *, keeps: bool = False) -> None:
@@ -86,7 +87,7 @@ class PythonState:
         self._setters: dict[str, Callable[[Any], None]] = {}  # of integers
         self._keeps = keeps
         self._seen: set[int] = set()
-        self._held: list[Any] = []  # so that no id is given to another object meanwhile
+        self._held: list[Any] = []  # alive, so that no other object gets the same id
         self._waiting: collections.deque[tuple[str, Any]] = collections.deque()
         registered = [stateful for kind in get_args(state.Kind) for stateful in state.registered(kind)]
         self._registered = {id(stateful) for stateful in registered}
@@ -104,7 +105,7 @@ class PythonState:
         self._waiting.clear()
 
     def changes(self, later: "PythonState") -> list[Change]:
-        """What is another value later; values first, then objects, then generators of random numbers that moved on."""
+        """Returns the values that differ in a later snapshot; values first, then objects."""
         found = [
             Change(name=name, before=value.shown, now=other.shown, certain=value.certain and other.certain)
             for name, value in self.values.items()
@@ -113,11 +114,11 @@ class PythonState:
         return sorted(found, key=lambda change: not change.certain)
 
     def drawn(self, later: "PythonState") -> list[str]:
-        """The generators of random numbers that have moved on."""
+        """Returns the generators of random numbers that were used up to a later snapshot."""
         return [name for name in _GENERATORS if self.values[name].key != later.values[name].key]
 
     def growth(self, later: "PythonState") -> dict[str, int]:
-        """By how much integers have grown, of those that can be set."""
+        """Returns the growth of each integer that can be set, up to a later snapshot."""
         grown = {
             name: other.key[1] - self.values[name].key[1]
             for name in later._setters
@@ -126,22 +127,22 @@ class PythonState:
         return {name: step for name, step in grown.items() if step}
 
     def set_ahead(self, steps: Mapping[str, int], calls: int) -> None:
-        """Sets integers to what they are after so many calls more, in each of which they grow by the same."""
+        """Sets integers to their values after some more calls, if each call adds the same step."""
         for name, step in steps.items():
             self._setters[name](self.values[name].key[1] + step * calls)
 
     def restore(self) -> None:
-        """Puts all back that was reached, as far as Python's own containers and the attributes of objects hold it."""
+        """Restores the reached values that are in Python's own containers or in attributes of objects."""
         for put_back in self._put_back:
             put_back()
 
-    # What is reached, and from where.
+    # --- Paths to values ----------------------------------------------------------------------------------------------
 
     def _add(self, name: str, value: Any, setter: Callable[[Any], None] | None = None) -> None:
         if name in self.values or len(self.values) >= MOST_VALUES:
             return
         if any("__class__" in vars(base) for base in type(value).__mro__[:-1]):
-            return  # a proxy, which calls code of its own to say what it is
+            return  # a proxy: isinstance would call its code
         self.values[name] = _value(value)
         if type(value) is int and setter is not None and self._keeps:
             self._setters[name] = setter
@@ -180,7 +181,7 @@ class PythonState:
             self._reach_object(name, value)
 
     def _has_attributes(self, value: Any) -> bool:
-        """Whether its attributes are looked at: those of the script's objects, and of what belongs to its step."""
+        """Whether the attributes of an object are read: it is the script's, or belongs to the step."""
         kind = type(value)
         if isinstance(value, (types.FunctionType, types.ModuleType, type)):
             return False
@@ -231,7 +232,7 @@ class PythonState:
                     self._put_back.append(functools.partial(_set_class_attribute, kind, attribute, item))
 
     def _reach_function(self, name: str, function: Any) -> None:
-        """The variables that a function reads: its closure's, globals, defaults, and attributes of its own."""
+        """Reads the variables of a function: those of its closure, globals, defaults, and its own attributes."""
         while isinstance(function, (functools.partial, types.MethodType)):
             if isinstance(function, types.MethodType):
                 self._add("self", function.__self__)
@@ -275,7 +276,7 @@ class PythonState:
             item = function.__globals__[variable]
             if isinstance(item, types.ModuleType):
                 if is_user_file(getattr(item, "__file__", None) or "") and not (item.__file__ or "").startswith(_SITE):
-                    for attribute in read:  # config.warmup: both are names that the code has
+                    for attribute in read:  # for config.warmup the code has both names
                         if attribute in vars(item):
                             self._add(f"{variable}.{attribute}", vars(item)[attribute])
                 continue
@@ -283,7 +284,7 @@ class PythonState:
                 self._put_back.append(functools.partial(function.__globals__.__setitem__, variable, item))
             self._add(variable, item, functools.partial(function.__globals__.__setitem__, variable))
 
-    # What `restore` puts back.
+    # --- Actions of `restore` -----------------------------------------------------------------------------------------
 
     def _keep_dict(self, value: dict[Any, Any]) -> None:
         if self._keeps:
@@ -393,7 +394,7 @@ _own: "weakref.WeakKeyDictionary[type, bool]" = weakref.WeakKeyDictionary()
 
 
 def _is_own(kind: type) -> bool:
-    """Whether a class is the script's, and neither Python's nor one of an installed package."""
+    """Whether a class is the script's, and not of Python or an installed package."""
     known = _own.get(kind)
     if known is None:
         name = type.__getattribute__(kind, "__module__")

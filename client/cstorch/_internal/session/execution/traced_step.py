@@ -1,6 +1,4 @@
-"""The step of an execution as the script makes it: its trace, checks of it, its outputs, and the closures that are
-called in it.
-"""
+"""The step of an execution as the script makes it: its trace, its outputs, and the closures that are called in it."""
 
 import warnings
 from abc import ABC
@@ -21,18 +19,17 @@ from cstorch._internal.tracing import Cell, LazyTensor, Source, StepAtHand, Step
 from cstorch.errors import UsageError
 from waferbox.cirh.text.printer import print_module
 
-# --- Checks of a step that would run, but give other numbers than the script expects of plain PyTorch -----------------
-
 
 def check_step(trace: Trace, model: nn.Module | None, traceable: Sequence[torch.optim.Optimizer]) -> None:
-    """Warns of a step that has just been traced.
+    """Warns of a step that would run, but would give other numbers than plain PyTorch.
 
     Args:
-        model: the compiled one that it called, if any.
-        traceable: the optimizers of cstorch, whose settings may change in traced steps.
+        trace: The trace of the step.
+        model: The compiled model that the step called, if any.
+        traceable: The optimizers of cstorch, whose settings may change in traced steps.
 
     Raises:
-        UsageError: a schedule of torch sets the learning rate of an optimizer that stepped.
+        UsageError: A schedule of torch sets the learning rate of an optimizer of the step.
     """
     for optimizer in trace.optimizers:
         name = type(optimizer).__name__
@@ -66,27 +63,23 @@ def check_step(trace: Trace, model: nn.Module | None, traceable: Sequence[torch.
         )
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The step of an execution as the script makes it: its trace, its outputs, and the closures that are called in it
-
-
 class TracedStep(ABC):
-    """One step, which all steps of the execution repeat. A subclass says what of the script is the step.
+    """The step that all steps of an execution repeat. A subclass defines which part of the script is the step.
 
-    another_program: the error for a step that does something else than the first; it is given the number of the step.
+    another_program: The error message for a step that differs from the first, formatted with the number of the step.
     """
 
     another_program: str
 
     def __init__(self) -> None:
-        self.calls: list[Closure] = []  # closures of the step at hand, in order
+        self.calls: list[Closure] = []  # the closures of the current step, in order
         self.outputs = Outputs()
         self.at_hand = StepAtHand()
-        self._calls_in_trace: list[Closure] = []  # of the recording: they are called in every step
+        self._calls_in_trace: list[Closure] = []  # the closures of the recording, called in every step
         self._model: nn.Module | None = None
         self._trace: Trace | None = None
         self._text = ""  # the CIRH of the first step
-        self._is_open = False  # the trace can still have other outputs
+        self._is_open = False  # outputs can still be added to the trace
 
     @property
     def trace(self) -> Trace:
@@ -96,17 +89,17 @@ class TracedStep(ABC):
 
     @property
     def text(self) -> str:
-        """The step as CIRH text; empty before the first one is lowered."""
+        """The step as CIRH text; empty before the first step is lowered."""
         return self._text
 
     @property
     def cells(self) -> dict[str, Cell]:
-        """The cells of its states, by name."""
+        """The cells of the step's states, by name."""
         return {info.name: info.cell for info in self.trace.states}
 
     @property
     def trains(self) -> bool:
-        """Whether an optimizer steps in it."""
+        """Whether an optimizer steps in the step."""
         return self._trace is not None and bool(self._trace.optimizers)
 
     def _begin_recording(self) -> None:
@@ -118,7 +111,7 @@ class TracedStep(ABC):
             check_step(trace, self._model, state.registered("optimizer"))
 
     def lower(self) -> ModuleOp:
-        """The step as a module, from the first time on the one that the cluster runs."""
+        """Lowers the step to the module that the cluster runs from now on."""
         module = self._lower()
         self._text = print_module(module)
         return module
@@ -128,22 +121,22 @@ class TracedStep(ABC):
         return lower(self.outputs.named(self.trace))
 
     def check_same_program(self, step: int) -> None:
-        """Of a step that was traced again.
+        """Compares a step that was traced again with the program that runs.
 
         Args:
-            step: its number, from 1.
+            step: The number of the step, from 1.
 
         Raises:
-            UsageError: it is not the program that runs.
+            UsageError: The two differ.
         """
         if print_module(self._lower()) != self._text:
             raise UsageError(self.another_program.format(step=step))
 
     def use_model(self, model: nn.Module) -> None:
-        """A compiled model is called.
+        """Records the call of a compiled model.
 
         Raises:
-            UsageError: the step called another one before.
+            UsageError: The step has called another compiled model.
         """
         if self._model is not None and self._model is not model:
             raise UsageError(
@@ -152,10 +145,10 @@ class TracedStep(ABC):
         self._model = model
 
     def call_closure(self, closure: Closure) -> None:
-        """A closure is called, in the recording or after it.
+        """Records the call of a closure, in the recording or after it.
 
         Raises:
-            UsageError: no value of one of its tensors arrives.
+            UsageError: A tensor of the call is not sent to the script.
         """
         leaves: list[Any] = pytree.tree_leaves((closure.args, closure.kwargs))
         if any(isinstance(leaf, nn.Parameter) for leaf in leaves):
@@ -166,7 +159,7 @@ class TracedStep(ABC):
         self.calls.append(self._with_step_values(closure))
 
     def _with_step_values(self, closure: Closure) -> Closure:
-        """The closure with what its tensors stand for now; what that takes of the first step becomes outputs."""
+        """Returns the closure with the present values of its tensors; makes the sources of these outputs if it can."""
         arguments = (closure.args, closure.kwargs)
         args, kwargs = pytree.tree_map_only(LazyTensor, self.at_hand.value_of, arguments)
         found = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, StepValue)]
@@ -192,7 +185,7 @@ class TracedStep(ABC):
             self.outputs.rename_by_argument(known, name)
 
     def has_output(self, source: Source) -> bool:
-        """Whether the value of a source arrives in the script."""
+        """Whether the value of a source is an output of the step."""
         return self._trace is not None and self.outputs.find(source) is not None
 
     def _name_of(self, source: Source) -> str:
@@ -202,6 +195,6 @@ class TracedStep(ABC):
         return next((name.replace(".", "_") for name, known in self.cells.items() if known is cell), "value")
 
     def close(self) -> None:
-        """Lets go of the script's objects."""
+        """Releases the script's objects."""
         self._trace = None
         self.calls, self._calls_in_trace = [], []

@@ -1,1 +1,1 @@
-"""The device type `lazy` as torch sees it: what happens to each ATen call that concerns it."""
+"""The device type `lazy` in torch: its registration, and the dispatch of its calls."""

@@ -1,6 +1,4 @@
-"""What happens to each ATen call that concerns the device (recorded, run at once, or refused), and the torch modes
-that see to it.
-"""
+"""Dispatch of each ATen call with device tensors (recorded, run at once, or refused), and the torch modes for it."""
 
 import contextlib
 import sys
@@ -21,18 +19,16 @@ from cstorch._internal.tracing.rewrites import decompositions, foreach
 from cstorch._internal.tracing.rewrites.composites import recorded_function
 from cstorch._internal.tracing.tensor import DEVICE, LazyTensor, is_device
 
-# --- Decides what happens to each ATen call that concerns the device: recorded, run at once, or refused ---------------
-
 
 def dispatch(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Called for every ATen operation that has a device tensor among its arguments or makes one."""
+    """Runs or records an ATen call that takes or makes device tensors."""
     if func is aten.is_pinned.default:
         return False
     if func is aten.native_batch_norm.default:
         func, args = _batch_norm(args)
     if func is aten.native_batch_norm_backward.default:
         args = _batch_norm_backward(args)
-    if func is aten.polygamma_.default:  # whose schema torch's functionalisation does not know
+    if func is aten.polygamma_.default:  # torch's functionalisation lacks its schema
         tensor, order = args
         func, args = aten.copy_.default, (tensor, torch.polygamma(order, tensor))
     if func in _STORAGE:
@@ -43,7 +39,7 @@ def dispatch(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     if recorder is None:
         return run_eagerly(func, args, kwargs)
     if func is aten._is_all_true.default and recorder.known_value(args[0], None) is None:
-        return torch.tensor(True)  # torch asks this only to raise an error: of what a distribution is given
+        return torch.tensor(True)  # torch uses it only to check the arguments of a distribution
     if operator(func).reads_values or moves_to_host(func, args, kwargs):
         return known_values.run(func, args, kwargs, recorder)
     if func in known_values.INDEXED:
@@ -54,7 +50,7 @@ def dispatch(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any])
 
 
 def _batch_norm(args: tuple[Any, ...]) -> tuple[OpOverload, tuple[Any, ...]]:
-    """The form of native_batch_norm whose schema says whether it writes to the running statistics."""
+    """Returns the form of native_batch_norm whose schema shows whether it writes to the running statistics."""
     tensor, weight, bias, mean, variance, training, momentum, epsilon = args
     if mean is None:
         return aten._native_batch_norm_legit.no_stats, (tensor, weight, bias, training, momentum, epsilon)
@@ -65,7 +61,7 @@ def _batch_norm(args: tuple[Any, ...]) -> tuple[OpOverload, tuple[Any, ...]]:
 
 
 def _batch_norm_backward(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The gradient in training reads the saved statistics, in evaluation the running ones: the others are left out."""
+    """Returns the arguments without the statistics that are not read: running ones in training, saved ones else."""
     gradient, tensor, weight, mean, variance, saved_mean, saved_deviation, training, epsilon, mask = args
     statistics = (None, None, saved_mean, saved_deviation) if training else (mean, variance, None, None)
     return (gradient, tensor, weight, *statistics, training, epsilon, mask)
@@ -75,7 +71,7 @@ _STORAGE = frozenset({aten.set_.source_Tensor, aten.resize_.default, aten.resize
 
 
 def _other_storage(func: OpOverload, args: tuple[Any, ...]) -> torch.Tensor:
-    """Operations that give a tensor another storage: the one of another tensor, or a larger one."""
+    """Runs an operation that gives a tensor another storage; raises TraceError if its size would change."""
     tensor: torch.Tensor = args[0]
     other = args[1]
     if func is aten.set_.source_Tensor:
@@ -85,31 +81,30 @@ def _other_storage(func: OpOverload, args: tuple[Any, ...]) -> torch.Tensor:
     return tensor
 
 
-# --- The torch modes that are active while a step is traced, or under `with backend.device` ---------------------------
-
+# --- Modes of torch ---------------------------------------------------------------------------------------------------
 
 _COMPOSITE = "CompositeImplicitAutograd"
 
 
 class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees what makes a device tensor without being given one: factories, and copies from the CPU."""
+    """The mode that dispatches calls that make device tensors without taking one: factories, copies from the CPU."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # else the first call imports torch._dynamo, and each one goes through it
+        return False  # True would import torch._dynamo, and pass each call through it
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if is_device(kwargs.get("device")) or _has_device_tensor(args) or _has_device_tensor(kwargs.values()):
-            # Autograd takes these apart, but inference mode leaves it out. Kernels in Python do not count: they come
-            # with torch's decompositions, whenever somebody imports these.
+            # Composite operations, which autograd decomposes, and inference mode does not. Only kernels in C++ count:
+            # those in Python exist as soon as any code imports torch's decompositions.
             if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE):
                 with self:
                     return func.decompose(*args, **kwargs)
             return dispatch(func, args, kwargs)
         result = func(*args, **kwargs)
         if context.recorder is not None:
-            context.recorder.see_on_host(func, args, kwargs, result)
+            context.recorder.record_host_call(func, args, kwargs, result)
         return result
 
 
@@ -123,7 +118,7 @@ def _has_device_tensor(arguments: Any) -> bool:
 
 
 class FunctionMode(TorchFunctionMode):
-    """Knows which torch function the user called, for the error messages."""
+    """The mode that records the torch functions that the user calls, and replaces some of them."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -141,10 +136,8 @@ _run_engine = _autograd._engine_run_backward
 
 
 def _run_backward(*args: Any, **kwargs: Any) -> Any:
-    """The backward pass, with what the script calls in it (hooks, autograd.Function, checkpoint) in FunctionMode too.
-
-    torch handles `backward` and `grad` as functions of the mode, and has taken the mode away while it does.
-    """
+    """Runs the backward pass in FunctionMode, for the functions of the script in it (hooks, autograd.Function)."""
+    # torch calls `backward` and `grad` as functions of the mode, and disables the mode meanwhile.
     is_active = any(isinstance(mode, FunctionMode) for mode in _get_current_function_mode_stack())  # type: ignore[no-untyped-call]
     with contextlib.nullcontext() if is_active else FunctionMode():
         return _run_engine(*args, **kwargs)
@@ -152,8 +145,8 @@ def _run_backward(*args: Any, **kwargs: Any) -> Any:
 
 @contextlib.contextmanager
 def device_modes() -> Iterator[None]:
-    """Makes operations that name the device, or mix CPU tensors in, reach `dispatch`."""
-    # torch.tensor(x, device=...) then makes a CPU tensor and copies it, which the mode sees.
+    """Context in which calls that name the device, or mix in CPU tensors, reach `dispatch`."""
+    # With it torch.tensor(x, device=...) makes a CPU tensor and copies it, and the mode gets the copy.
     before = torch._C._only_lift_cpu_tensors(), _autograd._engine_run_backward
     torch._C._set_only_lift_cpu_tensors(True)
     _autograd._engine_run_backward = _run_backward
@@ -167,10 +160,10 @@ def device_modes() -> Iterator[None]:
 
 @contextlib.contextmanager
 def captured() -> Iterator[None]:
-    """Says to whoever asks torch that a graph is being captured: such code reads no values to choose a way."""
+    """Context in which torch reports that a graph is captured, so that libraries read no values to branch on."""
     before = torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag
     torch.compiler._is_compiling_flag = torch.compiler._is_exporting_flag = True
-    # What torch.compile has wrapped runs as it is: the cluster has a compiler of its own.
+    # Functions wrapped by torch.compile run uncompiled: the cluster has its own compiler.
     uncompiled = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else None
     try:
         with uncompiled or contextlib.nullcontext():
@@ -181,7 +174,10 @@ def captured() -> Iterator[None]:
 
 @contextlib.contextmanager
 def device_scope() -> Iterator[torch.device]:
-    """`with backend.device:` what is created within is on the device. Initialisation runs at once, on the CPU, with
-    torch's default generator: the values are bitwise those of the same code without it."""
+    """The context `with backend.device:`, in which new tensors are on the device.
+
+    Their values are bitwise those of the same code without the context: random numbers come from torch's default
+    generator.
+    """
     with device_modes(), DEVICE:
         yield DEVICE

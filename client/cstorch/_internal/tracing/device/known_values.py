@@ -1,4 +1,4 @@
-"""Operations that need values, on tensors whose values are known while the step is traced."""
+"""Operations that read values, on tensors whose values are known while the step is traced."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,12 +14,11 @@ from cstorch._internal.tracing.tensor import DEVICE, LazyTensor
 
 
 def run(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], recorder: StepRecorder) -> Any:
-    """Runs such an operation on the CPU. Its results are constants of the step, unless they go to the host.
+    """Runs an operation that reads values on the CPU. Its results become constants of the step, or stay on the host.
 
     Raises:
-        TraceError: the value of an operand is not known.
+        TraceError: The value of an operand is not known.
     """
-
     refusal = messages.value_read(func)
 
     def value(tensor: LazyTensor) -> torch.Tensor:
@@ -36,15 +35,15 @@ def run(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], reco
     return pytree.tree_map_only(torch.Tensor, lambda tensor: _on_device(tensor, recorder), out)
 
 
+# Operations whose second argument is a list of indices.
 INDEXED = frozenset({aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default})
-"""Operations whose second argument is a list of indices."""
 
 
 def without_masks(func: OpOverload, args: tuple[Any, ...], recorder: StepRecorder) -> tuple[Any, ...]:
-    """The arguments of an indexed operation, with the places that known masks choose in the place of the masks.
+    """Returns the arguments of an indexed operation, with indices instead of masks whose values are known.
 
     Raises:
-        TraceError: the value of a mask is not known, and the shape of the result depends on it.
+        TraceError: The value of a mask is not known, and the shape of the result depends on it.
     """
     tensor, indices, *rest = args
     refusal = messages.value_read(func)

@@ -1,6 +1,4 @@
-"""Registers the device with torch: its name, what it needs when no mode of ours is active, and the name of old
-releases.
-"""
+"""Registers the device with torch: its kernels, its module `torch.lazy`, and its name in old releases."""
 
 import contextlib
 import functools
@@ -22,26 +20,24 @@ from cstorch._internal.tracing.rewrites.attention import attention
 from cstorch._internal.tracing.step_values import check_known, outside_backward
 from cstorch._internal.tracing.tensor import DEVICE, LazyTensor
 
-# ----------------------------------------------------------------------------------------------------------------------
-# torch's reference functions without the import of dynamo, half a second, that the first call of one costs
+# --- Reference functions without dynamo -------------------------------------------------------------------------------
 #
-# They infer the shapes of results on the meta device, and are marked as not to be compiled: the mark imports dynamo to
-# switch it off. Where nobody has imported it there is nothing to switch off.
-
+# torch's reference functions infer shapes on the meta device. A mark on them switches dynamo off, which imports dynamo
+# first, in half a second. As long as dynamo is not imported, the mark is not needed.
 
 _DYNAMO = "torch._dynamo"
-_MARK = "__dynamo_disable"  # where torch keeps, with a function, the one that is called in its place
+_MARK = "__dynamo_disable"  # the attribute with the function that torch calls instead
 _WRAPPER = torch._disable_dynamo(lambda: None).__code__  # type: ignore[attr-defined]
 
 
 def import_dynamo_late() -> None:
-    """Have the marked functions run as they are until somebody imports dynamo, and from then on as torch has them."""
+    """Makes the marked functions run without their mark until dynamo is imported."""
     for wrapper in _wrappers():
         _run_until_imported(wrapper, _wrapped(wrapper))
 
 
 def _wrappers() -> Iterator[FunctionType]:
-    """All functions that would import dynamo, of those that meta tensors and other references call."""
+    """Yields all functions for meta tensors, and all references, that would import dynamo."""
     references = (module for name, module in list(sys.modules.items()) if name.startswith("torch._refs"))
     candidates = [*meta_table.values(), *(value for module in references for value in vars(module).values())]
     for function in candidates:
@@ -52,7 +48,7 @@ def _wrappers() -> Iterator[FunctionType]:
 
 
 def _wrapped(function: FunctionType) -> Any:
-    """What a decorated function calls; None where it calls no other, or not by torch's usual name."""
+    """Returns the function that a decorated function calls; None if there is none under torch's usual name."""
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     return cells["fn"].cell_contents if "fn" in cells else None
 
@@ -68,11 +64,10 @@ def _run_until_imported(wrapper: Callable[..., Any], function: FunctionType) -> 
     function.__dict__.setdefault(_MARK, run)
 
 
-# --- Registers with torch what the device needs when no mode of ours is active ----------------------------------------
+# --- Kernels ----------------------------------------------------------------------------------------------------------
 #
-# torch's device type `lazy` has no kernels of its own, so these do not replace any. They serve all factories
-# (`torch.zeros(3, device="lazy")`) and copies (`tensor.to("lazy")`) anywhere in the script.
-
+# Outside of the modes, these kernels serve all factories (`torch.zeros(3, device="lazy")`) and copies
+# (`tensor.to("lazy")`). torch's device type `lazy` has no kernels, so they replace none.
 
 _library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
 
@@ -89,7 +84,7 @@ def _empty_strided(
 
 
 def _factory(operation: OpOverload) -> Callable[..., Any]:
-    """torch makes these by resizing an empty tensor, which a device tensor cannot follow."""
+    """Returns a kernel for a factory; torch's own would resize an empty tensor, which a device tensor cannot do."""
     return lambda *args, **kwargs: dispatch(operation, args, {**kwargs, "device": DEVICE})
 
 
@@ -108,21 +103,21 @@ def _copy_from(source: torch.Tensor, destination: torch.Tensor, non_blocking: bo
     return dispatch(aten.copy_.default, (destination, source), {})
 
 
-def _place_in_step(device: Any = None) -> torch.Tensor:
-    """Which random operation of the traced step comes next; nothing outside of one."""
+def _draw_index(device: Any = None) -> torch.Tensor:
+    """Returns the index of the next random operation of the traced step; empty outside of a step."""
     recorder = context.recorder
     return torch.tensor([] if recorder is None else [recorder.draws], dtype=torch.int64, device="cpu")
 
 
-def _go_to_place(state: torch.Tensor, device: Any = None) -> None:
-    """What is computed again draws the same numbers again."""
+def _set_draw_index(state: torch.Tensor, device: Any = None) -> None:
+    """Resets the index of the next random operation, so that a recomputation draws the same numbers."""
     recorder = context.recorder
     if recorder is not None and state.numel():
         recorder.draws = int(state[0])
 
 
 def _module() -> types.ModuleType:
-    """What torch expects to find as `torch.lazy`: torch.utils.checkpoint goes back in its random state."""
+    """Returns the module `torch.lazy`, whose random state torch.utils.checkpoint saves and restores."""
     module = types.ModuleType("torch.lazy")
     module.__dict__.update(
         is_available=lambda: True,
@@ -135,19 +130,19 @@ def _module() -> types.ModuleType:
         synchronize=lambda device=None: None,
         manual_seed=lambda seed: None,
         manual_seed_all=lambda seed: None,
-        get_rng_state=_place_in_step,
-        set_rng_state=_go_to_place,
+        get_rng_state=_draw_index,
+        set_rng_state=_set_draw_index,
     )
     return module
 
 
 def _register_autocast() -> None:
-    """`torch.autocast(tensor.device.type, ...)` does nothing for the device: there the compiler inserts the casts."""
-    # torch has no autocast for this type of device, and refuses it by name, even to switch it off.
+    """Makes `torch.autocast(tensor.device.type, ...)` have no effect: the compiler inserts the casts."""
+    # torch has no autocast for this device type, and raises an error for its name even to switch it off.
     torch.set_autocast_dtype(DEVICE.type, torch.bfloat16)
-    refuses: Callable[..., None] = torch.autocast.__init__
+    autocast_init: Callable[..., None] = torch.autocast.__init__
 
-    @functools.wraps(refuses)
+    @functools.wraps(autocast_init)
     def init(
         self: torch.autocast,
         device_type: str,
@@ -157,20 +152,20 @@ def _register_autocast() -> None:
     ) -> None:
         if device_type == DEVICE.type:
             device_type, dtype, enabled = "cpu", None, torch.is_autocast_enabled("cpu")
-        refuses(self, device_type, dtype, enabled, cache_enabled)
+        autocast_init(self, device_type, dtype, enabled, cache_enabled)
 
     torch.autocast.__init__ = init  # type: ignore[method-assign]
-    knows: Callable[..., bool] = torch.is_autocast_enabled
+    is_autocast_enabled: Callable[..., bool] = torch.is_autocast_enabled
 
-    @functools.wraps(knows)
+    @functools.wraps(is_autocast_enabled)
     def is_enabled(*device_type: str) -> bool:
-        return knows(*("cpu" if name == DEVICE.type else name for name in device_type))
+        return is_autocast_enabled(*("cpu" if name == DEVICE.type else name for name in device_type))
 
     torch.is_autocast_enabled = is_enabled  # type: ignore[assignment]
 
 
 def register() -> None:
-    """Once per process, at import."""
+    """Registers the device with torch; called once per process, at import."""
     _register_autocast()
     import_dynamo_late()
     LazyTensor._dispatch = staticmethod(dispatch)
@@ -181,20 +176,20 @@ def register() -> None:
     for name, operation in _FACTORIES.items():
         _library.impl(name, _factory(operation), "Lazy")  # type: ignore[no-untyped-call]
     _library.impl("_copy_from", _copy_from, "Lazy")  # type: ignore[no-untyped-call]
-    # Functions that call attention (nn.MultiheadAttention) end here too, where a torch function mode sees only them.
+    # A kernel, since a function mode would not see calls within other functions (nn.MultiheadAttention).
     _library.impl("scaled_dot_product_attention", attention, "AutogradLazy")  # type: ignore[no-untyped-call]
     if not hasattr(torch, DEVICE.type):
         torch._register_device_module(DEVICE.type, _module())  # type: ignore[no-untyped-call]
 
 
-# --- The device under the name that it has in releases before 1.9 -----------------------------------------------------
+# --- The name of the device in releases before 1.9 --------------------------------------------------------------------
 
 
 XLA = torch.device("xla")
 
 
 class XlaName(TorchFunctionMode):
-    """While it is entered, device tensors are of a device of type `xla`, which torch takes for ours."""
+    """The mode in which device tensors have a device of type `xla`, and torch takes `xla` for the device."""
 
     def __enter__(self) -> "XlaName":
         LazyTensor.device = property(lambda _: XLA)  # type: ignore[assignment]

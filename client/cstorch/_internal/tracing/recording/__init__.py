@@ -1,1 +1,1 @@
-"""The recording of one step, and the graph of pure functions that is made of it."""
+"""The recording of one step, and its graph of pure functions."""

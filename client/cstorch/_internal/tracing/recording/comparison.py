@@ -1,4 +1,4 @@
-"""Compares two traces of one step: whether they are the same program, and where they part."""
+"""Compares two traces of one step: whether they are the same program, and where they begin to differ."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ from waferbox.cirh.dialect.source import Source
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """The first operation in which two traces of a step are not the same program.
+    """The first operation in which two traces of a step differ.
 
-    source: the operation's.
-    what: the difference in words, to follow "a second call of the step".
+    source: The source of the operation.
+    what: The difference, as the rest of a sentence after "call 2 of the step".
     """
 
     source: Source
@@ -24,10 +24,10 @@ class Difference:
 
 
 def compare(first: Trace, later: Trace) -> Difference | None:
-    """The first difference of two traces of a step; None if they are the same program.
+    """Returns the first difference of two traces of a step; None if they are the same program.
 
-    Both must be of one process. Constants are compared by value, states by identity. The order of operations does not
-    count, nor do those whose results nobody uses, nor the names of outputs.
+    Both must be of one process. Constants are compared by value, states by identity. The order of operations, unused
+    operations and the names of outputs do not count.
     """
     numbers = _Numbers()
     if _results(first, numbers) == _results(later, numbers):
@@ -35,14 +35,14 @@ def compare(first: Trace, later: Trace) -> Difference | None:
     calls, later_calls = _numbered(first, numbers), _numbered(later, numbers)
     for call, _ in _missing(later_calls, calls, _used(later)):
         partner = next((old for old, _ in _missing(calls, later_calls, _used(first)) if old.func is call.func), None)
-        return Difference(source=call.source, what=_said(call, partner, first, later))
+        return Difference(source=call.source, what=_description(call, partner, first, later))
     for call, _ in _missing(calls, later_calls, _used(first)):
         return Difference(source=call.source, what=f"would not call `{call.source.op}`, which the first does")
     return Difference(source=Source(), what="takes or returns other tensors than the first")
 
 
 class _Numbers:
-    """Gives equal values the same number: an operation is what it is called and the numbers of its operands."""
+    """The numbers of values, equal for equal values: that of a result follows from its operation and operands."""
 
     def __init__(self) -> None:
         self._numbers: dict[Any, int] = {}
@@ -52,7 +52,7 @@ class _Numbers:
 
 
 def _results(trace: Trace, number: _Numbers) -> tuple[dict[Any, int], list[int]]:
-    """What the step makes of each state that it changes, and its outputs, as numbers."""
+    """Returns the numbers of the new value of each changed state, and of the outputs."""
     digests = {argument.name: argument.digest for argument in trace.arguments}
     cells = _cells(trace)
     known: dict[fx.Node, int] = {}
@@ -81,26 +81,26 @@ def _shape(node: fx.Node) -> Any:
 
 
 def _cells(trace: Trace) -> dict[int, Any]:
-    """By the id of a state's cell, what makes it the same in another trace."""
+    """Returns the identity of each state across traces, by the id of its cell."""
     return {id(argument.cell): argument.digest or id(argument.cell) for argument in trace.arguments}
 
 
 def _key(value: Any, kind: type, of_kind: Callable[[Any], Any]) -> Any:
-    """An argument in a form that can be compared, where what is of `kind` is what `of_kind` says of it."""
+    """Returns an argument in a form that can be compared, with `of_kind(item)` for each item of type `kind`."""
     if isinstance(value, kind):
         return "value", of_kind(value)
     if isinstance(value, (list, tuple)):
         return tuple(_key(item, kind, of_kind) for item in value)
     if isinstance(value, dict):
         return tuple((name, _key(item, kind, of_kind)) for name, item in sorted(value.items()))
-    return type(value), repr(value) if isinstance(value, float) else value  # nan is itself, and 0.0 is not -0.0
+    return type(value), repr(value) if isinstance(
+        value, float
+    ) else value  # by repr, NaN equals NaN, and 0.0 differs from -0.0
 
 
 def _numbered(trace: Trace, number: _Numbers) -> list[tuple[Call, int]]:
-    """The calls of a recording, used or not, with numbers.
-
-    The graphs would not do to find where Python took another way: what one of them does not use is not in it.
-    """
+    """Returns the calls of a recording, used or not, with their numbers."""
+    # Not the nodes of the graph, which lacks unused calls: Python may have taken another branch in one of them.
     cells = _cells(trace)
     known = {
         argument.value: number(argument.kind, cells[id(argument.cell)] if argument.cell else argument.digest, index)
@@ -123,7 +123,7 @@ def _numbered(trace: Trace, number: _Numbers) -> list[tuple[Call, int]]:
 
 
 def _with_places(arguments: Iterable[Argument]) -> Iterable[tuple[int, Argument]]:
-    """Inputs with their places among the inputs."""
+    """Yields the arguments with their indices among the inputs; 0 for others."""
     places = 0
     for argument in arguments:
         yield places if argument.kind == "input" else 0, argument
@@ -133,17 +133,17 @@ def _with_places(arguments: Iterable[Argument]) -> Iterable[tuple[int, Argument]
 def _missing(
     calls: Sequence[tuple[Call, int]], others: Sequence[tuple[Call, int]], used: set[int]
 ) -> Iterable[tuple[Call, int]]:
-    """The used calls that the others have not."""
+    """Returns the used calls that the others lack."""
     known = {number for _, number in others}
     return ((call, number) for call, number in calls if number not in known and id(call.source) in used)
 
 
 def _used(trace: Trace) -> set[int]:
-    """The ids of the sources of the calls whose results are used; each call has a source of its own."""
+    """Returns the ids of the sources of used calls; each call has its own source object."""
     return {id(node.meta["source"]) for node in trace.graph.nodes if "source" in node.meta}
 
 
-def _said(call: Call, partner: Call | None, first: Trace, later: Trace) -> str:
+def _description(call: Call, partner: Call | None, first: Trace, later: Trace) -> str:
     name = f"`{call.source.op}`"
     if partner is None:
         return f"would call {name}, which the first does not"

@@ -1,7 +1,7 @@
 """Turns a recording with views and in-place operations into a graph of pure functions.
 
-torch's own functionalisation does the work: the recording is run again on functional tensors over meta tensors, and
-what it calls below is written down.
+By torch's own functionalisation: the recording runs again on functional tensors over meta tensors, and the pure calls
+below them become the nodes of the graph.
 """
 
 import operator
@@ -16,17 +16,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from cstorch._internal.tracing.recording.trace import Argument, Call, Ref
 from waferbox.cirh.dialect.source import Source
 
-# Say where a tensor is made. There is no choice on the device.
+# Arguments for the placement of a tensor; the device has one placement.
 _PLACEMENT = frozenset({"device", "pin_memory", "layout", "non_blocking"})
 
 
 def functionalize(arguments: Sequence[Argument], calls: Sequence[Call], outputs: Sequence[int]) -> fx.Graph:
-    """The graph that computes `outputs` (values of the recording, as they are at its end) from `arguments`.
+    """Returns the graph that computes `outputs` (values at the end of the recording) from `arguments`.
 
-    State and inputs become placeholders in the given order; small constants are `get_attr` nodes with the CPU tensor in
-    meta["constant"]. Each node has its meta tensor in meta["val"] and, if it is an operation, its Source in
-    meta["source"]; a random operation has its place among the step's in meta["draw"]. Nothing else refers to the user's
-    objects, and no name in the graph comes from the user.
+    States and inputs become placeholders in the given order; small constants become `get_attr` nodes with the CPU
+    tensor in meta["constant"]. Each node has its meta tensor in meta["val"] and, if it is an operation, its Source in
+    meta["source"]; a random operation has its index among those of the step in meta["draw"]. Nothing else refers to
+    the user's objects, and no name in the graph is the user's.
     """
     writer = _Writer()
     env: dict[int, Any] = {}
@@ -38,7 +38,7 @@ def functionalize(arguments: Sequence[Argument], calls: Sequence[Call], outputs:
         )
         if argument.constant is not None:
             node.meta["constant"] = argument.constant
-        # Functional tensors must be made of tensors that are not yet part of any recording.
+        # A clone, since functional tensors must be made of tensors that are not part of a recording.
         inner = argument.meta.clone() if argument.kind == "constant" else argument.meta
         writer.bind(inner, node)
         env[argument.value] = torch._to_functional_tensor(inner)
@@ -78,7 +78,7 @@ def _resolve(argument: Any, env: Mapping[int, Any]) -> Any:
 
 
 class _Writer(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees the pure operations below functionalisation and writes each down as a node."""
+    """The mode that adds a node to the graph for each pure call below functionalisation."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -91,14 +91,14 @@ class _Writer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def bind(self, tensor: torch.Tensor, node: fx.Node) -> None:
         node.meta["val"] = tensor
         self._nodes[id(tensor)] = node
-        self._kept.append(tensor)  # its id must stay its own
+        self._kept.append(tensor)  # alive, so that its id stays unique
 
     def node_of(self, tensor: torch.Tensor) -> fx.Node:
         return self._nodes[id(tensor)]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # else each call goes through torch._dynamo
+        return False  # True would pass each call through torch._dynamo
 
     def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -111,7 +111,7 @@ class _Writer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.draw is not None:
             node.meta["draw"] = self.draw
         if func is torch.ops.aten.view.default:
-            # A write to a transposed view leaves its base transposed, of which there is no view but the same values.
+            # A write to a transposed view leaves its base transposed, which may have no such view.
             args = (args[0].contiguous(), *args[1:])
         out = func(*args, **kwargs)
         if isinstance(out, torch.Tensor):
@@ -132,7 +132,7 @@ class _Writer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _remove_dead(graph: fx.Graph) -> None:
-    """All nodes are pure now: one that nobody uses goes. Placeholders stay."""
+    """Removes unused nodes, which is safe because all are pure. Placeholders stay."""
     for node in reversed(graph.nodes):
         if node.op in ("call_function", "get_attr") and not node.users:
             graph.erase_node(node)

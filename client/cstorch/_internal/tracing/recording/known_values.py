@@ -1,7 +1,7 @@
-"""Values that a step makes of constants and of what it does not change: they are known while it is traced.
+"""Values that a step makes of constants and of states that it does not change: they are known while it is traced.
 
-The recording says how they are made, so that nothing is computed before a script reads one. Then the calls that made
-it run on the CPU, in the order in which they were recorded, writes and views included.
+Nothing is computed until a script reads such a value. Then the recorded calls that made it run on the CPU, in their
+order, with their writes and views.
 """
 
 import weakref
@@ -16,8 +16,8 @@ from cstorch._internal.tracing.operators import Operator, operator
 from cstorch._internal.tracing.recording.trace import Argument, Call, Made, Ref, refs
 from cstorch.errors import TraceError
 
+# A value whose computation needs more memory counts as unknown.
 COMPUTED_BYTES: Final = 256 * 1024 * 1024
-"""All that is computed for one read; what needs more is not known."""
 
 _CPU = torch.device("cpu")
 _states: "weakref.WeakKeyDictionary[Cell, tuple[int, torch.Tensor]]" = weakref.WeakKeyDictionary()
@@ -25,7 +25,7 @@ _states: "weakref.WeakKeyDictionary[Cell, tuple[int, torch.Tensor]]" = weakref.W
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A call on nothing but known values. `made` and `written` are the storages that it makes and writes to."""
+    """A call on known values only. `read`, `made` and `written` are the storages that it reads, makes and writes to."""
 
     call: Call
     read: frozenset[int]
@@ -35,14 +35,13 @@ class _Known:
 
 
 class KnownValues:
-    """Which values of a recording are known.
+    """The known values of a recording. Used by the thread that traces.
 
-    A storage (a tensor with all its views) is known until something unknown is written to it. States are known as they
-    are before the step: reading one, or what is made of one, is right only if the step leaves it as it is, which is
-    checked at the end of the recording (`states_read`).
+    A storage (a tensor with all its views) is known until an unknown value is written to it. A state has its value from
+    before the step. A read of it, or of a value made from it, is right only if the step does not change the state; the
+    end of the recording checks that.
 
-    Attributes:
-        states_read: by the cell, the error for having read it or something made of it, should the step change it.
+    states_read: For the cell of each state that was read, the error if the step changes it.
     """
 
     def __init__(self) -> None:
@@ -53,14 +52,14 @@ class KnownValues:
         self._calls: list[_Known] = []
 
     def add_source(self, argument: Argument) -> None:
-        """A value that the recording starts from, and that is no input."""
+        """Adds a value that the recording starts from, and that is no input."""
         source = argument.cell if argument.cell is not None else argument.constant
         assert source is not None
         self._sources[argument.value] = source
         self._add(argument.value, argument.value)
 
-    def note(self, call: Call, results: Sequence[torch.Tensor]) -> None:
-        """A call was recorded. results: what it made, without values, one for each value that is new."""
+    def add_call(self, call: Call, results: Sequence[torch.Tensor]) -> None:
+        """Adds a recorded call; `results` are meta tensors, one for each new value."""
         op = operator(call.func)
         operands = [ref.value for ref in refs((call.args, call.kwargs))]
         written = [self._storages.get(value) for value in _written(op, call)]
@@ -88,9 +87,11 @@ class KnownValues:
         self._known.add(storage)
 
     def compute(self, value: int, refusal: TraceError | None) -> torch.Tensor | None:
-        """What a value is now, as a CPU tensor; None if that is not known.
+        """Returns the present bytes of a value as a CPU tensor; None if they are not known.
 
-        refusal: the error for the read, should it be of a state that the step changes; without one no state is known.
+        Args:
+            value: The number of the value.
+            refusal: The error if the value depends on a state that the step changes; with None no state is read.
         """
         storage = self._storages.get(value)
         if storage not in self._known:
@@ -118,7 +119,7 @@ class KnownValues:
 
 
 def _state(cell: Cell) -> torch.Tensor:
-    """The value of a state, kept for the next recording: while the cluster runs the step, no state can be read."""
+    """Returns the value of a state, cached for later recordings: no state can be read while the cluster runs."""
     version, value = _states.get(cell, (-1, None))
     if value is None or version != cell.version:
         value = cell.read()
@@ -152,19 +153,18 @@ def _written(op: Operator, call: Call) -> Iterable[int]:
             yield ref.value
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Tensors that a traced step made of constants alone, and that the script keeps: a mask, a table of positions
+# --- Recipes ----------------------------------------------------------------------------------------------------------
 #
-# Plain PyTorch makes them in the first call and uses them in all others. So a later trace that meets such a tensor of
-# an
-# earlier one makes it again, by the same operations.
+# A model may keep a tensor that its first call made of constants, such as a mask or a table of positions. A later trace
+# that uses it makes it again, by the same operations.
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How a kept tensor is made: the calls that made it, in order, and what these start from.
+    """The calls that made a kept tensor, in order, and the values that they start from.
 
-    `arguments` are constants, and states that no step has changed, `versions` those of their cells at that time.
+    arguments: Constants, and states that no step has changed.
+    versions: The versions of their cells at that time.
     """
 
     calls: tuple[Call, ...]
@@ -183,13 +183,13 @@ def keep_recipes(made: Iterable[Made], calls: Sequence[Call], arguments: Sequenc
 
 
 class _Storages:
-    """Which values of a recording share memory, what was written there, and whether it depends on constants alone."""
+    """The storages of a recording: their values, the calls that write to them, and whether they are constant."""
 
     def __init__(self, calls: Sequence[Call], arguments: Sequence[Argument]) -> None:
         self._calls = calls
         self._arguments = {argument.value: argument for argument in arguments}
         self._storage = {argument.value: argument.value for argument in arguments}  # named after their first value
-        self._written_by: dict[int, list[int]] = {}  # by storage: places of calls
+        self._written_by: dict[int, list[int]] = {}  # by storage: indices of calls
         self._varies = {
             argument.value
             for argument in arguments
@@ -214,7 +214,7 @@ class _Storages:
             self._varies.update(made, written)
 
     def recipe(self, value: int) -> Recipe | None:
-        """How the value is made; None if it depends on more than constants."""
+        """Returns the recipe of a value; None if it depends on more than constants."""
         places: set[int] = set()
         storages, waiting = set(), [self._storage[value]]
         while waiting:
@@ -233,6 +233,6 @@ class _Storages:
 
 
 def _operands(call: Call) -> Iterator[Ref]:
-    """What the result of a call depends on, by value."""
+    """Yields the arguments whose values the result of a call depends on."""
     args = call.args if call.like is None else call.args[1:]
     yield from refs((args, list(call.kwargs.values())))

@@ -1,6 +1,4 @@
-"""Finds what a step leaves for the next one, which would not get it: state that is not registered, and gradients to
-add to.
-"""
+"""Checks for values that a step leaves for the next one, but that are lost: unregistered state, and gradients."""
 
 import gc
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,8 +12,6 @@ from cstorch._internal.tracing.recording.recorder import Recorder
 from cstorch._internal.tracing.recording.trace import Made, Ref
 from cstorch._internal.tracing.tensor import LazyTensor
 
-# --- Finds state that the step made for itself: it would be made anew in every step, and carry nothing ----------------
-
 
 def check_unregistered_state(
     recorder: Recorder,
@@ -23,16 +19,23 @@ def check_unregistered_state(
     parameters: Iterable[torch.Tensor],
     optimizers: Iterable[torch.optim.Optimizer],
 ) -> None:
-    """Raise TraceError for what plain PyTorch would carry from step to step, but is not state here.
+    """Checks for tensors that plain PyTorch would carry from step to step, but that are no states.
 
-    known: tensors that may well be alive after the step: inputs, outputs, state. parameters: whose gradients may be.
+    Args:
+        recorder: The recording of the step.
+        known: Tensors that may be alive after the step: inputs, outputs, states.
+        parameters: Tensors whose gradients may be alive.
+        optimizers: The optimizers that stepped.
+
+    Raises:
+        TraceError: There is such a tensor.
     """
-    for met in recorder.met:
+    for met in recorder.unannounced:
         if met.tensor() is None:
             raise messages.replaced_in_step(met.description, met.line)
     parameters = list(parameters)
     expected = {id(tensor) for tensor in known}
-    # What shares the storage of a state, as after `p.data = kept`, is carried with it.
+    # A tensor that shares the storage of a state, as after `p.data = kept`, is carried with it.
     carried = {id(tensor._handle.base) for tensor in parameters if isinstance(tensor, LazyTensor)}
     expected |= {id(tensor.grad) for tensor in parameters if tensor.is_leaf and tensor.grad is not None}
     made = {id(tensor): item for item in recorder.made if (tensor := item.tensor()) is not None}
@@ -43,14 +46,14 @@ def check_unregistered_state(
                     raise messages.created_by_optimizer(value, _where(made[id(value)]), name, type(optimizer))
     if not any(_is_kept_state(item, expected, carried) for item in recorder.made):
         return
-    gc.collect()  # what only a reference cycle keeps is not kept by the user
+    gc.collect()  # a tensor in a reference cycle may be alive without being used
     for item in recorder.made:
         if _is_kept_state(item, expected, carried) and _is_held(item):
             raise messages.created_in_step(item.tensor(), _where(item), "and was updated in place")
 
 
 def _is_kept_state(item: Made, expected: set[int], carried: set[int]) -> bool:
-    """Alive after the step, changed in place within it, and not part of a graph of gradients: it looks like state."""
+    """Whether a tensor looks like state: alive after the step, changed in place in it, and without gradients."""
     tensor = item.tensor()
     if tensor is None or id(tensor) in expected or tensor.grad_fn is not None:
         return False
@@ -59,7 +62,7 @@ def _is_kept_state(item: Made, expected: set[int], carried: set[int]) -> bool:
 
 
 def _is_held(item: Made) -> bool:
-    """Held by an object of Python, and not only by autograd, for a backward pass."""
+    """Whether a Python object refers to a tensor, and not only autograd."""
     return bool(gc.get_referrers(item.tensor()))
 
 
@@ -67,7 +70,7 @@ def _where(made: Made) -> str:
     return f"{made.source.file}:{made.source.line}" if made.source.file else "an unknown line"
 
 
-# --- Finds gradients that a step leaves for the next one to add to, which here begins without any ---------------------
+# --- Gradients --------------------------------------------------------------------------------------------------------
 
 
 _ZEROS = frozenset({aten.zero_.default, aten._foreach_zero_.default})
@@ -76,17 +79,14 @@ _ZEROS = frozenset({aten.zero_.default, aten._foreach_zero_.default})
 def kept_gradients(
     recorder: Recorder, states: Mapping[str, torch.Tensor], optimizers: Sequence[torch.optim.Optimizer]
 ) -> tuple[str, ...]:
-    """The names of parameters to whose gradients plain PyTorch would add those of the next step.
-
-    What clears gradients at the beginning of a step (`zero_grad`, `p.grad = None`) looks at them while there are none;
-    at its end it drops them, or makes zeros of them. Where optimizers stepped, the gradients of other parameters than
-    theirs are used by nobody.
-    """
+    """Returns the names of parameters to whose gradients plain PyTorch would add those of the next step."""
+    # A step that clears gradients first (`zero_grad`, `p.grad = None`) reads them while there are none; one that clears
+    # them last removes them, or sets them to zero. If optimizers stepped, only the gradients of their parameters count.
     updated = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
     gradients = {
         name: gradient
         for name, parameter in states.items()
-        if id(parameter) not in recorder.looked_at
+        if id(parameter) not in recorder.read_gradients
         and parameter.is_leaf
         and isinstance(gradient := parameter.grad, LazyTensor)
         and gradient._handle.trace == recorder.number
@@ -94,7 +94,7 @@ def kept_gradients(
     }
     if not gradients:
         return ()
-    last: dict[int, Any] = {}  # what wrote to a value in place last
+    last: dict[int, Any] = {}  # the last operation that wrote to a value in place
     for call in recorder.calls:
         for position in operator(call.func).written:
             written = call.args[position] if position < len(call.args) else None

@@ -13,11 +13,9 @@ from cstorch._internal.tracing.operators import aten, draws_numbers, operator
 from cstorch._internal.tracing.provenance import user_line
 from cstorch._internal.tracing.tensor import META, LazyTensor
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Explicit aliases of weights, which lazy initialisation forbids where a script asks for it as in older releases
+# --- Explicit aliases of weights --------------------------------------------------------------------------------------
 
-
-# Functions that are called to get an alias; others, such as linear, alias a weight for their own use.
+# Functions whose purpose is an alias; others, such as linear, alias a weight internally.
 _ALIASING = frozenset(
     {"__get__", "__getitem__", "chunk", "expand", "expand_as", "flatten", "movedim", "moveaxis", "narrow", "permute"}
     | {"reshape", "reshape_as", "select", "split", "squeeze", "swapaxes", "swapdims", "t", "t_", "tensor_split"}
@@ -29,10 +27,10 @@ _SAME = frozenset({aten.detach.default, aten.alias.default})
 
 @dataclass(slots=True)
 class AliasRule:
-    """`refuses_explicit`: the forward pass may not alias a weight that is initialised lazily.
+    """The rule for aliases of weights that are initialised lazily.
 
-    Nothing here needs that. The releases in which a script asks for lazy initialisation by `backend.device.config` have
-    this limitation, and a script that runs here must run there.
+    Waferbox needs none. Old releases, with `backend.device.config.lazy_initialization`, refuse explicit aliases in the
+    forward pass, and a script that runs here must run there.
     """
 
     refuses_explicit: bool = False
@@ -42,10 +40,10 @@ alias_rule = AliasRule()
 
 
 def check_alias(func: OpOverload, args: tuple[Any, ...]) -> None:
-    """To be called for each operation of a forward pass.
+    """Checks an operation of a forward pass.
 
     Raises:
-        TraceError: it aliases a weight that is initialised lazily, where that is refused.
+        TraceError: It aliases a weight that is initialised lazily, and the rule refuses that.
     """
     if not alias_rule.refuses_explicit or func in _SAME or not args or not isinstance(args[0], LazyTensor):
         return
@@ -58,21 +56,21 @@ def check_alias(func: OpOverload, args: tuple[Any, ...]) -> None:
         raise messages.explicit_alias(func, args[0])
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Random tensors of the CPU in a step: drawn once, while it is recorded, they would be the same in every step
+# --- Random tensors of the CPU ----------------------------------------------------------------------------------------
 
 
 class HostRandom:
-    """The CPU tensors of a step whose values were drawn in it, or were computed from such, and where they were drawn.
+    """The CPU tensors of a step that were drawn in it, or computed from such, with the lines that drew them.
 
-    It knows them by their storages, so that a view of one is one, and keeps them as long as the recording lasts.
+    The recording draws them once, so they would be the same in every step. Storages identify tensors, so that views are
+    included; they are kept until the recording ends, so that their addresses stay unique.
     """
 
     def __init__(self) -> None:
         self._drawn: dict[int, tuple[torch.UntypedStorage, str]] = {}
 
-    def see(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
-        """To be called after each operation that concerns no device tensor."""
+    def add_call(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+        """Adds the results of an operation on the CPU, if they are random."""
         operands = list(_tensors((args, tuple(kwargs.values()))))
         line = user_line() if draws_numbers(func, args, kwargs) else self._first_line(operands)
         if line is None:
@@ -83,7 +81,7 @@ class HostRandom:
             self._drawn[storage._cdata] = storage, line
 
     def line_of(self, tensor: torch.Tensor) -> str | None:
-        """The line that drew the values of a CPU tensor; None unless they were drawn in this step."""
+        """Returns the line that drew the values of a CPU tensor; None unless this step drew them."""
         if not self._drawn or tensor.layout is not torch.strided:
             return None
         known = self._drawn.get(tensor.untyped_storage()._cdata)
@@ -95,7 +93,7 @@ class HostRandom:
 
 
 def _tensors(nest: Any) -> Iterator[torch.Tensor]:
-    """The strided CPU tensors in lists and tuples."""
+    """Yields the strided CPU tensors in lists and tuples."""
     if isinstance(nest, torch.Tensor):
         if nest.layout is torch.strided and nest.device != META:
             yield nest

@@ -1,6 +1,6 @@
-"""Recorder: one recording of a step, as the list of ATen calls in the order in which they happened.
+"""Recorder: the recording of one step, as the list of its ATen calls.
 
-Views and in-place operations are recorded as they are. What they mean is worked out afterwards, by `functional`.
+Views and in-place operations are recorded as they are; `functional` makes pure functions of them afterwards.
 """
 
 import hashlib
@@ -35,25 +35,30 @@ from cstorch._internal.tracing.tensor import META, Base, Handle, LazyTensor, cel
 from cstorch.errors import TraceError
 from waferbox.cirh.dialect.source import Source
 
+# A larger CPU tensor in the step becomes a state that never changes, and is not part of the module.
 CONSTANT_ELEMENTS = 1024
-"""A larger CPU tensor that the step moves to the device travels as state that never changes, not within the module."""
 
 _numbers = itertools.count(1)
 
 
 class Recorder:
+    """The recorder of one step; see StepRecorder. Used by the thread that traces.
+
+    Raises TraceError for calls that cannot be traced.
+    """
+
     def __init__(self, scopes: Scopes) -> None:
         self.number = next(_numbers)
         self.calls: list[Call] = []
         self.arguments: list[Argument] = []
-        self.met: list[UnannouncedTensor] = []
+        self.unannounced: list[UnannouncedTensor] = []
         self.made: list[Made] = []
-        self.looked_at: set[int] = set()
+        self.read_gradients: set[int] = set()
         self.known_values = KnownValues()
         self.scopes = scopes
         self.repeats: list[Callable[[], None]] = []
-        self.draws = 0  # the place of the next random operation; goes back where something is computed again
-        self.counter: LazyTensor | None = None  # of random numbers, if the step draws any
+        self.draws = 0  # the index of the next random operation; a recomputation resets it
+        self.counter: LazyTensor | None = None  # the random counter, if the step draws numbers
         self._values = 0
         self._states: dict[int, Argument] = {}
         self._named: dict[str, Argument] = {}
@@ -61,14 +66,14 @@ class Recorder:
         self._constants: dict[tuple[int, int], tuple[torch.Tensor, int]] = {}  # by id and version
         self._host_random = HostRandom()
         self._remade: dict[tuple[int, int], int] = {}  # constants of earlier traces, by trace and value
-        self.taken_as_fixed: dict[int, TraceError] = {}  # by id of a cell: the error, should the step change it
+        self.assumed_constant: dict[int, TraceError] = {}  # by id of a cell: the error if the step changes it
         self._unnamed = 0
         self._large_constants = 0
 
-    # What the recording starts from.
+    # --- Values of the recording --------------------------------------------------------------------------------------
 
     def add_state(self, name: str, cell: Cell, digest: bytes = b"") -> Argument:
-        """Announce a state; a cell that is known already keeps its first name."""
+        """Adds a state; a cell with two names keeps the first."""
         known = self._states.get(id(cell))
         if known is None:
             meta = torch.empty(cell.shape, dtype=cell.dtype, device=META)
@@ -80,7 +85,7 @@ class Recorder:
         return known
 
     def argument(self, name: str) -> Argument:
-        """The state of that name."""
+        """Returns the state of a name."""
         return self._named[name]
 
     def add_input(self, name: str, tensor: torch.Tensor) -> LazyTensor:
@@ -89,11 +94,11 @@ class Recorder:
         self.arguments.append(argument)
         return LazyTensor(Handle(meta, None, self.number, argument.value, Base()))
 
-    def knows(self, cell: object) -> bool:
+    def is_state(self, cell: object) -> bool:
         return id(cell) in self._states
 
     def value_of(self, tensor: LazyTensor) -> int:
-        """The value that a tensor stands for in this recording."""
+        """Returns the number of a tensor's value in this recording; adds an unannounced tensor as a state."""
         handle = tensor._handle
         if handle.trace == self.number:
             return handle.value
@@ -105,7 +110,7 @@ class Recorder:
         if state is None:
             state = self.add_state(f"state.tensors.{self._unnamed}", cell)
             self._unnamed += 1
-            self.met.append(UnannouncedTensor(weakref.ref(tensor), repr(tensor), user_line()))
+            self.unannounced.append(UnannouncedTensor(weakref.ref(tensor), repr(tensor), user_line()))
         if handle.meta.dtype != cell.dtype:
             raise TraceError(
                 f"{tensor!r} reinterprets the bytes of a tensor of type {cell.dtype}: this is not supported"
@@ -114,7 +119,7 @@ class Recorder:
             return state.value
         known = self._views.get(id(handle))
         if known is None:
-            # A view that was made before the step: part of its cell's value.
+            # A view that was made before the step, as a part of its cell.
             meta = handle.meta
             layout = (list(meta.shape), list(meta.stride()), int(meta.storage_offset()))
             source = self.scopes.source("aten::as_strided")
@@ -124,7 +129,7 @@ class Recorder:
         return known[1]
 
     def _remake(self, tensor: LazyTensor) -> int:
-        """The value of a tensor that an earlier trace has made: it is made again, if it depends on constants alone."""
+        """Repeats the calls that made a tensor in an earlier trace, which must depend on constants alone."""
         handle = tensor._handle
         known = self._remade.get((handle.trace, handle.value))
         if known is not None:
@@ -141,7 +146,7 @@ class Recorder:
                 continue
             if cell.changes_in_steps or cell.version != version:
                 raise messages.stale(tensor)
-            self.taken_as_fixed[id(cell)] = messages.stale(tensor)
+            self.assumed_constant[id(cell)] = messages.stale(tensor)
             if id(cell) not in self._states:
                 self.add_state(f"state.tensors.{self._unnamed}", cell, argument.digest)
                 self._unnamed += 1
@@ -158,14 +163,14 @@ class Recorder:
             results = [None if value is None else values.setdefault(value, self._new_value()) for value in call.results]
             renumbered = _renumbered((args, call.kwargs), values)
             again = replace(call, args=renumbered[0], kwargs=renumbered[1], results=tuple(results))
-            self._add_call(again, [handle.meta])  # about as large, which is all that is asked of them
+            self._add_call(again, [handle.meta])  # only the size matters: it bounds the cost of a read
         self._remade[handle.trace, handle.value] = values[handle.value]
         return values[handle.value]
 
-    # Recording.
+    # --- Calls --------------------------------------------------------------------------------------------------------
 
     def record(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Record one call on device tensors and return what it returns."""
+        """Records one call on device tensors and returns its result."""
         op = operator(func)
         if self.scopes.in_forward:
             check_alias(func, args)
@@ -205,17 +210,14 @@ class Recorder:
 
     def _add_call(self, call: Call, made: Sequence[torch.Tensor]) -> None:
         self.calls.append(call)
-        self.known_values.note(call, made)
+        self.known_values.add_call(call, made)
 
     def known_value(self, tensor: Any, refusal: TraceError | None) -> torch.Tensor | None:
-        """The value of a device tensor as a CPU tensor, if it is known while the step is traced.
-
-        refusal: the error for the read, should it be of a state that the step changes; without one no state is known.
-        """
+        """Returns the value of a device tensor as a CPU tensor; None if it is not known. See StepRecorder."""
         return self.known_values.compute(self.value_of(tensor), refusal)
 
     def _next_draw(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
-        """The place of a random operation; None for one that is told to draw nothing."""
+        """Returns the index of a random operation; None if its arguments switch the draw off."""
         if arguments_by_name(func, args, kwargs).get("generator") is not None:
             raise messages.own_generator(func)
         if not draws_numbers(func, args, kwargs):
@@ -226,9 +228,9 @@ class Recorder:
         self.draws += 1
         return self.draws - 1
 
-    def see_on_host(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Take note of a call that concerns no device tensor, and has run."""
-        self._host_random.see(func, args, kwargs, result)
+    def record_host_call(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+        """Records a call that had no device tensor, and has run."""
+        self._host_random.add_call(func, args, kwargs, result)
 
     def _new_value(self) -> int:
         self._values += 1
@@ -253,7 +255,7 @@ class Recorder:
         return tensor
 
     def _recorded(self, func: OpOverload, argument: Any, tensors: list[LazyTensor]) -> Any:
-        """The argument as it is recorded; adds the device tensors in it to `tensors`."""
+        """Returns an argument in its recorded form, and adds the device tensors in it to `tensors`."""
         if isinstance(argument, LazyTensor):
             tensors.append(argument)
             return Ref(self.value_of(argument))
@@ -270,8 +272,11 @@ class Recorder:
         return argument
 
     def _constant(self, tensor: torch.Tensor) -> int:
-        """The value for a CPU tensor met in the step: it is as it is now in every step."""
-        key = (id(tensor), 0 if tensor.is_inference() else tensor._version)  # the step may write to it and use it again
+        """Returns the value of a CPU tensor in the step; every step will use its present bytes."""
+        key = (
+            id(tensor),
+            0 if tensor.is_inference() else tensor._version,
+        )  # a write of the step makes another constant
         known = self._constants.get(key)
         if known is None:
             if (drawn := self._host_random.line_of(tensor)) is not None:
@@ -311,7 +316,7 @@ def _renumbered(nest: Any, values: Mapping[int, int]) -> Any:
 
 
 def _digest(tensor: torch.Tensor) -> bytes:
-    """Of the bytes of a CPU tensor, so that equal ones are known without being kept."""
+    """Returns a digest of the bytes of a CPU tensor, by which equal tensors are found without a copy of them."""
     data = tensor.detach().contiguous().view(-1).view(torch.uint8) if tensor.numel() else tensor.new_empty(0)
     return hashlib.blake2b(data.numpy().data, digest_size=16).digest()
 
@@ -326,7 +331,7 @@ def _results(out: Any) -> Iterator[Any]:
 def _written(
     positions: tuple[int, ...], names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[LazyTensor]:
-    """The device tensors that a call writes to."""
+    """Yields the device tensors that a call writes to."""
     for position, name in zip(positions, names, strict=True):
         argument = args[position] if position < len(args) else kwargs.get(name)
         for item in argument if isinstance(argument, (list, tuple)) else (argument,):

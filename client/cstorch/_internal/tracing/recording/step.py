@@ -1,4 +1,4 @@
-"""Traces one step of training or evaluation: `trace_step`."""
+"""The trace of one step of training or evaluation: `trace_step`, and OpenTrace for the body of a loop."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,17 +35,19 @@ def trace_step(
     modules: Mapping[nn.Module, str],
     collect_outputs: Callable[[Any], Sequence[tuple[str, torch.Tensor]]],
 ) -> Trace:
-    """Run `function(batch)` once without computing anything, and return what it does as a graph.
+    """Runs `function(batch)` once, without computing anything, and returns it as a graph.
 
-    function: one whole step; it is given the batch with device tensors in the place of CPU tensors.
-    batch: any pytree; its tensors are named "input_<i>" in flatten order.
-    states: name -> function that returns the state tensor of that name at the moment of the call. State is recognised
-        by identity, so a tensor that the step replaces is still state as long as its getter finds the new one. Device
-        tensors from before the step that have no name here become "state.tensors.<i>".
-    modules: the path of each module, for provenance and layers.
-    collect_outputs: called with the step's result; returns name and device tensor of everything that the user will see.
+    Args:
+        function: One whole step; its argument is the batch with device tensors instead of CPU tensors.
+        batch: Any pytree; its tensors are named "input_<i>" in flatten order.
+        states: The getter of each state, by name; it returns the tensor that is the state at the time of the call. So a
+            tensor that the step replaces is still the state if the getter returns the new one. Other device tensors
+            from before the step become "state.tensors.<i>".
+        modules: The path of each module, for provenance and layers.
+        collect_outputs: Takes the result of the step, and returns name and device tensor of each output.
 
-    Raises TraceError for whatever cannot be traced, with the line of the user's script in the message.
+    Raises:
+        TraceError: The step cannot be traced; the message has the line of the script.
     """
     recording = OpenTrace(batch, states, modules)
     try:
@@ -55,9 +57,11 @@ def trace_step(
 
 
 class OpenTrace:
-    """A step that is being recorded: all that this thread does from the making of the object to `finish` or `close`.
+    """A step that is being recorded: all calls of this thread from the construction to `finish` or `close`.
 
-    Arguments and errors are those of `trace_step`. batch: the batch with device tensors in the place of CPU tensors.
+    Arguments and errors are those of `trace_step`.
+
+    batch: The batch with device tensors instead of CPU tensors.
     """
 
     def __init__(self, batch: Any, states: Mapping[str, Getter], modules: Mapping[nn.Module, str]) -> None:
@@ -65,16 +69,16 @@ class OpenTrace:
             raise TraceError(
                 "a traced step was called within another traced step; call the inner function without @trace"
             )
-        # A constant of an earlier trace that the step made a buffer of a module: no state, as it has no value before.
+        # Constants of an earlier trace may be buffers of a module now; they have no value before the step.
         self._states = states = {name: getter for name, getter in states.items() if not _is_remade(getter())}
         self._before = {name: _state_tensor(name, getter) for name, getter in states.items()}
-        self._handles = {name: tensor._handle for name, tensor in self._before.items()}  # that `p.data = v` replaces
+        self._handles = {name: tensor._handle for name, tensor in self._before.items()}  # `p.data = v` replaces them
         self._recorder = recorder = Recorder(Scopes(modules, _owners(modules)))
         for name, tensor in self._before.items():
             _add_state(recorder, name, tensor)
         self._inputs: list[LazyTensor] = []
         self.batch = pytree.tree_map(self._place, batch)
-        # References to what the step makes must not outlive it here: what is alive afterwards is what the user kept.
+        # This object must not keep tensors of the step alive: those that are alive afterwards are the user's.
         self._optimizers: list[torch.optim.Optimizer] = []
         optimizers = self._optimizers
         self._hook = register_optimizer_step_post_hook(lambda optimizer, args, kwargs: optimizers.append(optimizer))
@@ -93,7 +97,7 @@ class OpenTrace:
         return self._inputs[-1]
 
     def finish(self, result: Any, collect_outputs: Callable[[Any], Sequence[tuple[str, torch.Tensor]]]) -> Trace:
-        """Ends the recording and returns it as a graph."""
+        """Ends the recording and returns it as a graph. Arguments and errors are those of `trace_step`."""
         recorder, states, before = self._recorder, self._states, self._before
         try:
             outputs = list(collect_outputs(result))
@@ -114,7 +118,7 @@ class OpenTrace:
                     if (refusal := recorder.known_values.states_read.get(state.cell)) is not None:
                         raise messages.changed_state_read(state.name, refusal)
                     state.cell.changes_in_steps = True
-                    if (error := recorder.taken_as_fixed.get(id(state.cell))) is not None:
+                    if (error := recorder.assumed_constant.get(id(state.cell))) is not None:
                         raise error
             keep_recipes(recorder.made, recorder.calls, recorder.arguments)
         finally:
@@ -143,8 +147,8 @@ def _output_info(name: str, tensor: torch.Tensor) -> OutputInfo:
 
 
 def _state_ends(recorder: Recorder, states: Mapping[str, Getter], handles: Mapping[str, Handle]) -> dict[int, int]:
-    """The value of each state at the start of the step -> the value that is the state at its end."""
-    ends: dict[int, tuple[int, str]] = {}  # with the name of the state that has said so
+    """Returns the value of each state at the end of the step, by its value at the start."""
+    ends: dict[int, tuple[int, str]] = {}  # with the name of the first state that has the storage
     for name, getter in states.items():
         tensor = getter()
         if not isinstance(tensor, LazyTensor):
@@ -165,9 +169,9 @@ def _state_ends(recorder: Recorder, states: Mapping[str, Getter], handles: Mappi
 
 @dataclass(frozen=True, slots=True)
 class _StepEnd:
-    """A recording that has come to its end, of which graphs with more or fewer outputs can be made.
+    """A complete recording, from which graphs with more or fewer outputs can be made.
 
-    ends: the value of each state at the start of the step -> the value that is the state at its end.
+    ends: The value of each state at the end of the step, by its value at the start.
     """
 
     recorder: Recorder
@@ -177,10 +181,10 @@ class _StepEnd:
     kept_gradients: tuple[str, ...]
 
     def trace(self, outputs: Sequence[tuple[OutputInfo, int]]) -> Trace:
-        """Functionalises the recording, and leaves out the state that the step does not touch.
+        """Returns the recording as a graph of pure functions, without the states that the step does not use.
 
         Args:
-            outputs: with the value of each.
+            outputs: Each output and its value in the recording.
         """
         arguments = self.recorder.arguments
         state_arguments = [argument for argument in arguments if argument.kind == "state"]
@@ -216,7 +220,7 @@ class _StepEnd:
 
 
 def _leave_out_untouched(graph: fx.Graph, state_arguments: Sequence[Argument]) -> list[StateInfo]:
-    """Erases the states that the step does not touch; returns the others."""
+    """Erases the states that the step does not use; returns the others."""
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     end = graph.output_node()
     results: list[Any] = list(end.args[0])  # type: ignore[arg-type]
@@ -228,7 +232,7 @@ def _leave_out_untouched(graph: fx.Graph, state_arguments: Sequence[Argument]) -
             _check_same_type(argument.name, start, final)
             kept.append(final)
         elif len(start.users) == 1 and start not in results[len(state_arguments) :]:
-            continue  # used by the output node only, as itself
+            continue  # only the output node uses it, as the unchanged state
         infos.append(StateInfo(name=argument.name, cell=argument.cell, changed=changed))
     end.args = ((*kept, *results[len(state_arguments) :]),)
     names = {info.name for info in infos}
@@ -248,7 +252,7 @@ def _check_same_type(name: str, start: fx.Node, final: fx.Node) -> None:
 
 
 def _settle(states: Mapping[str, Getter], handles: Mapping[str, Handle]) -> None:
-    """Give each tensor that replaced a state the state's cell, also one that was another state before."""
+    """Gives each tensor that replaced a state the state's cell, even if it was another state before."""
     for name, getter in states.items():
         try:
             tensor, handle = getter(), handles[name]
@@ -259,7 +263,7 @@ def _settle(states: Mapping[str, Getter], handles: Mapping[str, Handle]) -> None
 
 
 def _drop_gradients(recorder: Recorder, parameters: Iterable[torch.Tensor]) -> None:
-    """Gradients that the step made are values of the step: each traced step begins without them."""
+    """Removes the gradients that the step made, since each traced step begins without gradients."""
     for parameter in parameters:
         gradient = parameter.grad if parameter.is_leaf else None
         if isinstance(gradient, LazyTensor) and gradient._handle.trace == recorder.number:
@@ -268,7 +272,7 @@ def _drop_gradients(recorder: Recorder, parameters: Iterable[torch.Tensor]) -> N
 
 def _add_state(recorder: Recorder, name: str, tensor: LazyTensor) -> None:
     cell, meta = _cell(tensor), tensor._handle.meta
-    if not recorder.knows(cell) and meta.is_contiguous() and meta.numel() == cell.numel:
+    if not recorder.is_state(cell) and meta.is_contiguous() and meta.numel() == cell.numel:
         cell.reshape(tuple(meta.shape))  # made as a view of a temporary, such as torch.arange(6).view(2, 3)
     recorder.add_state(name, cell)
 
@@ -296,7 +300,7 @@ def _cell(tensor: torch.Tensor) -> Cell:
 
 
 def _owners(modules: Mapping[nn.Module, str]) -> dict[int, str]:
-    """The id of each parameter's cell -> the path of the module that owns it."""
+    """Returns the path of the module that owns each parameter, by the id of the parameter's cell."""
     owners: dict[int, str] = {}
     for module, path in modules.items():
         for parameter in module._parameters.values():

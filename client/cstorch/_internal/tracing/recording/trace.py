@@ -1,4 +1,4 @@
-"""A traced step: the parts of its recording, its graph of pure functions, and what goes into it and comes out."""
+"""A traced step: the parts of its recording, its graph of pure functions, its states, inputs and outputs."""
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +12,7 @@ from cstorch._internal.tracing.cell import Cell
 from cstorch._internal.tracing.tensor import LazyTensor
 from waferbox.cirh.dialect.source import Source
 
-# --- What a recording consists of -------------------------------------------------------------------------------------
+# --- The parts of a recording -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Ref:
 
 
 def refs(nest: Any) -> Iterator[Ref]:
-    """The values of the recording in the arguments of a call: nested lists, tuples and dictionaries."""
+    """Yields the values of the recording in the arguments of a call: nested lists, tuples and dictionaries."""
     if isinstance(nest, Ref):
         yield nest
     elif isinstance(nest, (list, tuple)):
@@ -36,9 +36,13 @@ def refs(nest: Any) -> Iterator[Ref]:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """`results` numbers the tensors returned, in order; None stands for a result that is an argument written in place
-    or is no tensor. `draw`: its place among the random operations of the step. `like`: the meta tensor of the first
-    argument, where the operation takes the shape of that alone."""
+    """One recorded call.
+
+    results: The number of each returned tensor; None for an argument that was written in place, and for no tensor.
+    source: The line and the module of the call.
+    draw: The index among the random operations of the step.
+    like: The meta tensor of the first argument, if the operation reads only its shape and type.
+    """
 
     func: Callable[..., Any]
     args: tuple[Any, ...]
@@ -51,9 +55,9 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Argument:
-    """A value that the recording starts from: state (with its cell), an input of the step, or a small constant.
+    """A value that the recording starts from: a state (with its cell), an input of the step, or a small constant.
 
-    digest: of the bytes of a CPU tensor that the step takes as it is, be it a small constant or travel as state.
+    digest: The digest of the bytes of a CPU tensor that the step uses, as a constant or as a state that never changes.
     """
 
     kind: str
@@ -67,7 +71,7 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class UnannouncedTensor:
-    """A tensor that was not announced as state: which one, and the line that first used it."""
+    """A tensor that was not announced as a state, its description, and the line that first used it."""
 
     tensor: "weakref.ref[LazyTensor]"
     description: str
@@ -82,12 +86,12 @@ class Made:
     source: Source
 
 
-# --- A traced step: a graph of pure functions, and what goes into it and comes out ------------------------------------
+# --- The traced step --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateInfo:
-    """A loop-carried tensor that the step reads or changes. `changed`: it has a new value after each step."""
+    """A state that the step reads or changes. `changed`: whether it has a new value after each step."""
 
     name: str
     cell: Cell
@@ -96,7 +100,7 @@ class StateInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputInfo:
-    """A tensor of the batch, in flatten order."""
+    """A tensor of the batch."""
 
     name: str
     shape: tuple[int, ...]
@@ -105,7 +109,7 @@ class InputInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputInfo:
-    """A tensor whose value goes to the user after each step: the value that it has at the end of the step."""
+    """A tensor whose value at the end of each step is sent to the script."""
 
     name: str
     tensor: LazyTensor
@@ -115,15 +119,16 @@ class OutputInfo:
 class Trace:
     """A traced step as a graph of pure ATen functions.
 
-    number: of the recording, which no other one in the process has; its tensors bear it.
-
-    The placeholders of `graph` are the states and then the inputs, in these orders; its results are the new values of
-    the changed states and then the outputs. `result` is what the step returned, `optimizers` those that stepped in it.
-    `kept_gradients` names the parameters to whose gradients plain PyTorch would add those of the next step.
-    `repeats` is what every step that repeats it does in Python.
-    `with_outputs` makes the same trace with more outputs: tensors of the trace, or whole states, as they are at the end
-    of the step.
-    `calls` and `arguments` are the recording that the graph was made of: all that was called, used or not.
+    number: The number of the recording, unique in the process; its tensors have it as well.
+    graph: Its placeholders are the states and then the inputs; its results are the new values of the changed states and
+        then the outputs.
+    states, inputs, outputs: In the order of the graph; inputs in flatten order of the batch.
+    result: The result of the step's function.
+    calls, arguments: The recording from which the graph was made: all calls, used or not.
+    optimizers: The optimizers that stepped.
+    repeats: The Python functions that every step that repeats the trace calls.
+    with_outputs: Returns the same trace with more outputs: tensors of the trace, or whole states, at the step's end.
+    kept_gradients: The parameters to whose gradients plain PyTorch would add those of the next step.
     """
 
     number: int

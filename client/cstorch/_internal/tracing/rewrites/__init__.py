@@ -1,1 +1,1 @@
-"""Operations that are traced in another form than that in which torch has them."""
+"""Operations that are traced in another form than torch's."""

@@ -1,8 +1,7 @@
 """Scaled dot-product attention stays one operation in a traced step, forward and backward.
 
-Left alone, torch takes it apart for a device that has no attention of its own. Here it becomes the operation that torch
-uses on a CPU, which knows its gradient. What that operation cannot do (dropout, a mask that needs a gradient) is taken
-apart as before.
+torch would decompose it for a device without an attention kernel. Here it becomes the operation that torch uses on a
+CPU, which has a gradient. The cases that this operation lacks (dropout, a mask that needs a gradient) are decomposed.
 """
 
 import torch
@@ -40,7 +39,7 @@ def attention(
 def _is_regular(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, is_causal: bool
 ) -> bool:
-    """Whether the one operation can do it: batches of heads, as many keys as values, a mask without a gradient."""
+    """Whether the operation has the case: batches of heads, as many keys as values, a mask without a gradient."""
     if query.dim() != 4 or key.shape != value.shape or key.dim() != 4 or not query.dtype.is_floating_point:
         return False
     if query.shape[:2] != key.shape[:2] or query.shape[3] != key.shape[3] or 0 in (*query.shape, *key.shape):
@@ -49,7 +48,7 @@ def _is_regular(
 
 
 def _of_one_batch(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The tensors with as many samples and heads each: those of one are shared."""
+    """Returns the tensors with equal numbers of samples and heads; a single one is expanded."""
     if len({tensor.shape[:-2] for tensor in tensors}) == 1:
         return tensors
     shape = torch.broadcast_shapes(*(tensor.shape[:-2] for tensor in tensors))  # type: ignore[no-untyped-call]
@@ -57,14 +56,14 @@ def _of_one_batch(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def _additive(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-    """A mask of truth values (True: attended to) as numbers that are added to the scores."""
+    """Returns a mask as numbers to add to the scores; True in a boolean mask means attention."""
     if mask.dtype is torch.bool:
         return torch.zeros_like(mask, dtype=query.dtype).masked_fill(mask.logical_not(), -torch.inf)
     return mask.to(query.dtype)
 
 
 def _repeated(heads: torch.Tensor, count: int) -> torch.Tensor:
-    """Each key or value head in the place of all query heads that share it."""
+    """Returns key or value heads, each repeated for all query heads that share it."""
     batch, shared, *rest = heads.shape
     repeated = heads.unsqueeze(2).expand(batch, shared, count // shared, *rest)
     return repeated.reshape(batch, count, *rest)

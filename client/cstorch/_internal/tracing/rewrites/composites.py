@@ -1,6 +1,6 @@
 """Functions of torch that are recorded as simpler operations, with the same values and gradients.
 
-Their own operations take the batch in a form in which it cannot be cut, or say with values what others say with shapes.
+Their own operations take the batch in a form that cannot be split, or depend on values where others depend on shapes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,7 @@ def _embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> torch.Tensor:
-    """With a dense gradient, which has the same numbers as a sparse one."""
+    """functional.embedding with a dense gradient, which has the same numbers as a sparse one."""
     if max_norm is not None:
         with torch.no_grad():
             _limit_rows(weight, input, max_norm, norm_type)
@@ -32,7 +32,7 @@ def _embedding(
 
 
 def _limit_rows(weight: torch.Tensor, indices: torch.Tensor, max_norm: float, norm_type: float) -> None:
-    """torch.embedding_renorm_: the rows that are looked up are shortened in place to a norm of max_norm."""
+    """torch.embedding_renorm_: limits the norm of the used rows to max_norm, in place."""
     norms = torch.linalg.vector_norm(weight, norm_type, 1, keepdim=True)
     shortened = torch.where(norms > max_norm, weight * (max_norm / (norms + 1e-7)), weight)
     ones = torch.ones(indices.shape, dtype=weight.dtype, device=weight.device).flatten()
@@ -53,7 +53,7 @@ def _embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> torch.Tensor:
-    """Bags of one size: the rows of a matrix of indices."""
+    """functional.embedding_bag for bags of one size: the rows of a matrix of indices."""
     if offsets is not None or input.dim() != 2:
         raise TraceError(
             f"at {user_line()} embedding_bag is given bags of different sizes. The Cerebras backend needs a tensor "
@@ -81,7 +81,7 @@ def _embedding_bag(
 
 
 def _largest(rows: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
-    """Of a bag of nothing but padding: zeros."""
+    """Returns the maxima of the bags; zeros for a bag of padding only."""
     if kept is None:
         return rows.max(1).values
     largest = rows.masked_fill(~kept, -torch.inf).max(1).values
@@ -91,7 +91,7 @@ def _largest(rows: torch.Tensor, kept: torch.Tensor | None) -> torch.Tensor:
 def _multinomial(
     input: torch.Tensor, num_samples: int, replacement: bool = False, *, generator: torch.Generator | None = None
 ) -> torch.Tensor:
-    """As torch draws: the largest of weights over exponential numbers. Weights are not looked at."""
+    """torch.multinomial: the largest of weights over exponential numbers, as torch draws. Weights are not checked."""
     rows = input.unsqueeze(-2).expand(*input.shape[:-1], num_samples, input.shape[-1]) if replacement else input
     chances = rows / torch.empty_like(rows).exponential_(generator=generator)
     return chances.argmax(-1) if replacement else chances.topk(num_samples, -1).indices
@@ -112,7 +112,7 @@ _COMPOSITES: Mapping[Callable[..., Any], Callable[..., Any]] = {
 
 
 def recorded_function(function: Callable[..., Any], arguments: Sequence[Any]) -> Callable[..., Any]:
-    """What to call for a torch function that the user called: itself, unless it has another form on the device."""
+    """Returns the function to call instead of a torch function: another form for the device, or the function itself."""
     composite = _COMPOSITES.get(function)
     if composite is None or not any(isinstance(argument, LazyTensor) for argument in arguments):
         return function

@@ -1,4 +1,4 @@
-"""Operations for which the script has a function of its own, which is traced in their place."""
+"""Decompositions of the script: functions that are traced instead of operations."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,12 +11,12 @@ _running: set[OpOverload] = set()
 
 
 def applies(func: OpOverload) -> bool:
-    """Whether there is one for an operation, and it is not the one that calls the operation."""
+    """Whether an operation has a decomposition, and is not called by it."""
     return func in TABLE and func not in _running
 
 
 def run(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Calls the script's function."""
+    """Calls the decomposition of an operation."""
     _running.add(func)
     try:
         return TABLE[func](*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Operations on lists of tensors (`torch._foreach_*`) as operations on one tensor after the other."""
+"""Operations on lists of tensors (`torch._foreach_*`), traced as operations on single tensors."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,14 +10,14 @@ _PREFIX = "aten::_foreach_"
 
 
 def applies(func: OpOverload) -> bool:
-    """Whether it is such an operation."""
+    """Whether an operation is one on lists of tensors."""
     return func._schema.name.startswith(_PREFIX)
 
 
 def run(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor] | None:
-    """The results, or None for an operation that writes to its first list."""
+    """Returns the results; None for an operation that writes to its first list."""
     name = func._schema.name.removeprefix(_PREFIX)
-    if name == "zero_":  # by this operation it is known that a step clears its gradients
+    if name == "zero_":  # stays this operation, by which `kept_gradients` finds that a step clears its gradients
         for tensor in args[0]:
             tensor.zero_()
         return None
@@ -51,7 +51,7 @@ def _extreme(of_tensors: Callable[..., torch.Tensor], of_number: Callable[..., t
 
 
 def _lerp_(self: Sequence[torch.Tensor], tensors1: Sequence[torch.Tensor], weight: Any) -> None:
-    """torch._foreach_lerp_, which makes a number of a weight that is a tensor."""
+    """torch._foreach_lerp_ for a weight that is a tensor, of which torch would make a number."""
     for index, (tensor, other) in enumerate(zip(self, tensors1, strict=True)):
         part = _item(weight, index)
         tensor.lerp_(other, part.to(tensor.dtype) if isinstance(part, torch.Tensor) else part)
@@ -69,5 +69,5 @@ _FUNCTIONS: Mapping[str, Callable[..., torch.Tensor]] = {
     "clamp_min": torch.clamp_min,
     "clamp_max": torch.clamp_max,
     "norm": lambda tensor, ord=2, dtype=None: torch.linalg.vector_norm(tensor, ord, dtype=dtype),
-    "zero": torch.zeros_like,  # of the form that is not in place
+    "zero": torch.zeros_like,  # of _foreach_zero, which is not in place
 }

@@ -1,7 +1,8 @@
-"""Products of halves that the script made with weights in float32: the weights follow, as on the real system.
+"""Products of half precision tensors with weights in float32: the weights are cast, as on the real system.
 
-torch refuses operands of different types. Here the float32 ones are cast to the half, above autograd, so that their
-gradients are cast back. Losses of a half and a float32 tensor torch computes in float32, and so do these.
+torch raises an error for operands of different types. Here the float32 operands are cast to the half type, above
+autograd, so that their gradients are cast back. Losses of a half and a float32 tensor are computed in float32, as in
+torch.
 """
 
 from collections.abc import Callable
@@ -23,7 +24,7 @@ _FUNCTIONALS = "linear bilinear multi_head_attention_forward scaled_dot_product_
 
 
 def in_one_type(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function on operands of one type: where some are halves, so are all."""
+    """Returns the function with float32 operands cast to the half type, if there are operands of one half type."""
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -43,7 +44,7 @@ def in_one_type(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def in_widest_type(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function on operands of the type to which torch promotes them."""
+    """Returns the function with both operands cast to the type to which torch promotes them."""
 
     @wraps(function)
     def call(input: torch.Tensor, target: torch.Tensor, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Losses that torch computes by operations of their own, which read values or know no parts, as simpler operations."""
+"""Losses as simpler operations, in place of torch's own, which read values or have no decomposition."""
 
 import math
 
@@ -7,7 +7,7 @@ import torch
 from cstorch._internal.tracing.provenance import user_line
 from cstorch.errors import TraceError
 
-# Stands for minus infinity, whose differences have no gradient.
+# Used for minus infinity, whose differences would have no gradient.
 _NEVER = -1e30
 
 
@@ -29,7 +29,7 @@ def gaussian_nll_loss(
     eps: float = 1e-6,
     reduction: str = "mean",
 ) -> torch.Tensor:
-    """As torch, but negative variances are not noticed: they count as eps."""
+    """functional.gaussian_nll_loss, except that negative variances are no error: they count as eps."""
     if not isinstance(var, torch.Tensor):
         if var < 0:
             raise ValueError("var has negative entry/entries")
@@ -55,7 +55,7 @@ def multi_margin_loss(
     reduce: bool | None = None,
     reduction: str = "mean",
 ) -> torch.Tensor:
-    """As torch, for a batch of samples."""
+    """functional.multi_margin_loss for a batch of samples."""
     if p not in (1, 2):
         raise ValueError("only p == 1 and p == 2 supported")
     if input.dim() != 2 or size_average is not None or reduce is not None:
@@ -82,7 +82,7 @@ def ctc_loss(
     reduction: str = "mean",
     zero_infinity: bool = False,
 ) -> torch.Tensor:
-    """As torch, for a matrix of targets and tensors of lengths. Takes operations for each time: keep sequences short.
+    """functional.ctc_loss for a matrix of targets and tensors of lengths, with some operations for each time step.
 
     The gradient is that of the log probabilities themselves; torch adds their exponentials, which log_softmax removes.
     """

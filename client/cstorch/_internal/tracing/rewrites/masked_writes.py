@@ -1,4 +1,4 @@
-"""`x[mask] = value`: which elements are written depends on values, but not the shape. So it is a choice by the mask."""
+"""`x[mask] = value` as torch.where: the written elements depend on values, but the shape of the result does not."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -47,7 +47,7 @@ def _is_mask(part: Any) -> bool:
 def _chosen(
     tensor: torch.Tensor, parts: Sequence[Any], value: Any, *, accumulate: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The part of the tensor that lies under the mask's dimensions, and its new value."""
+    """Returns the view of the tensor that the other indices select, and its new value."""
     masks = [part for part in parts if _is_mask(part)]
     if len(masks) > 1 or any(isinstance(part, (torch.Tensor, list)) and not _is_mask(part) for part in parts):
         raise TraceError(
@@ -73,7 +73,7 @@ def _chosen(
 
 
 def _dimensions_behind(view: torch.Tensor, mask: torch.Tensor, before: Sequence[Any], after: Sequence[Any]) -> int:
-    """How many dimensions of the view follow those of the mask."""
+    """Returns the number of dimensions of the view after those of the mask."""
     if Ellipsis in [part for part in before if part is Ellipsis]:
         return sum(not isinstance(part, int) for part in after)
     return view.dim() - mask.dim() - sum(not isinstance(part, int) for part in before)

@@ -1,4 +1,4 @@
-"""Methods of torch that read values of states to choose what they do: while a step is traced they compute with them."""
+"""Methods of torch that branch on values of states, replaced while a step is traced by forms without branches."""
 
 import contextlib
 import functools
@@ -21,7 +21,7 @@ Function = Callable[..., Any]
 
 @contextlib.contextmanager
 def patched() -> Iterator[None]:
-    """Within it, this thread has these methods in the place of torch's."""
+    """Context that replaces the methods; only threads that trace call the replacements."""
     with contextlib.ExitStack() as stack:
         for owner, name, replacement in (*_PATCHES, *_of_transformers()):
             original = getattr(owner, name)
@@ -39,7 +39,7 @@ def _while_tracing(replacement: Function, original: Function) -> Function:
 
 
 def _batch_norm(original: Function, self: _BatchNorm, input: torch.Tensor) -> Any:
-    """With momentum=None the running statistics are means over all steps: of their number torch makes a float."""
+    """With momentum=None the running statistics are means over all steps, whose number torch would read."""
     count, mean, variance = self.num_batches_tracked, self.running_mean, self.running_var
     if self.momentum is not None or not self.training or count is None or mean is None or variance is None:
         return original(self, input)
@@ -54,12 +54,12 @@ def _batch_norm(original: Function, self: _BatchNorm, input: torch.Tensor) -> An
 
 
 def _sync_batch_norm(original: Function, self: nn.SyncBatchNorm, input: torch.Tensor) -> Any:
-    """All wafers together have the statistics of the whole batch anyway; torch's own form wants GPUs."""
+    """All wafers together have the statistics of the whole batch anyway; torch's form requires GPUs."""
     return _BatchNorm.forward(self, input)
 
 
 def _update_parameters(original: Function, self: AveragedModel, model: nn.Module) -> None:
-    """The first update copies the model: a choice by `n_averaged`, which is carried from step to step."""
+    """The first update copies the model: torch.where on `n_averaged`, which is a state."""
     averaged = [tensor.detach() for tensor in _tensors(self.module, self.use_buffers)]
     current = [tensor.detach() for tensor in _tensors(model, self.use_buffers)]
     is_first = self.n_averaged == 0
@@ -90,17 +90,17 @@ def _tensors(module: nn.Module, with_buffers: bool) -> Iterator[torch.Tensor]:
 def _is_causal_mask(
     original: Function, mask: torch.Tensor | None, is_causal: bool | None = None, size: int | None = None
 ) -> bool:
-    """Asked only for a quicker way; the mask itself is right in any case."""
+    """torch uses the result only for a faster algorithm; the mask itself is applied in any case."""
     return is_causal is True
 
 
 def _has_foreach(original: Function, device: torch.device) -> bool:
-    """Lists of tensors are taken one after the other."""
+    """True, since `foreach` traces operations on lists of tensors."""
     return True
 
 
 def _of_transformers() -> Iterator[tuple[Any, str, Function]]:
-    """Mixtures of experts of a transformers that is imported: the shapes in its other forms depend on values."""
+    """Mixtures of experts of transformers, if imported: the shapes in its other forms depend on values."""
     experts: Any = sys.modules.get("transformers.integrations.moe")
     if hasattr(experts, "ExpertsInterface") and hasattr(experts, "batched_mm_experts_forward"):
         batched = experts.batched_mm_experts_forward
