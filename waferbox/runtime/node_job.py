@@ -60,7 +60,7 @@ class JobContext:
         self.emit(node_pb2.AttachResponse(failed=failure))
 
     def open_links(self, specs: Iterable[node_pb2.LinkSpec], cancellation: CancellationToken) -> dict[LinkKey, Link]:
-        """Opens all links of a Load. Raises LinkLost, with the peer: a link is not opened in time, or it is cancelled."""
+        """Opens all links of a Load. Raises LinkLost, with the peer: a link does not open in time, or is cancelled."""
         specs = list(specs)
         deadline = time.monotonic() + deadlines.LINKS.open
         opened: dict[LinkKey, Link] = {}
