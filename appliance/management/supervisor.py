@@ -131,7 +131,7 @@ class Supervisor:
         self._end(job, management_pb2.JOB_PHASE_FAILED, f"a defect in the management service: {error!r}")
 
     def _watch_coordinators(self, job: JobEntry, ingress: str) -> None:
-        """Watches a job's coordinator and its successors: the end of the last one ends the job, whatever it reported."""
+        """Watches a job's coordinator and its successors: the end of the last ends the job, whatever it reported."""
         while (process := job.process) is not None:
             try:
                 status = process.wait()
