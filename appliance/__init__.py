@@ -1,1 +1,1 @@
-"""The control plane: management, coordinators, the compiler, the way in and the page."""
+"""The control plane: management, coordinators, the compiler, the ingress and the page."""

@@ -62,16 +62,16 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--announce-fd",
         type=int,
         metavar="N",
-        help="write the addresses to this descriptor, as a line of JSON, for the owner of the cluster: who ends this "
-        "process by a signal ends the cluster, so the jobs end too, and another line says so",
+        help="write the addresses to this descriptor, as a line of JSON, for the owner of the cluster: a signal from "
+        "the owner ends the jobs too, and a second line reports their end",
     )
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until SIGTERM, SIGINT or a Shutdown call.
+    """Serves until SIGTERM, SIGINT or a Shutdown call.
 
-    A Shutdown ends the jobs; the signals leave them to a successor, unless they come from the owner of the cluster.
+    A Shutdown ends the jobs; the signals leave them to a successor, unless the owner of the cluster sends them.
     """
     options = parse_arguments(argv)
     set_up_logging()
@@ -92,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     service = ManagementService(settings, lambda: over.put(True), defect)
     with contextlib.ExitStack() as open_parts:
         server = AsyncServer(on_defect=defect, owner_of=service.owner_of)
-        # Whoever listens to the announcement sees its end, and ends the nodes; their streams are what this waits for.
+        # Last to run: the reader of the announcement sees its end and ends the nodes, whose streams the stop waits for.
         open_parts.callback(server.stop, STOP_SECONDS)
         host = split_address(options.listen, any_port=True)[0]
         try:
@@ -130,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         if page is not None:
             page.start(ServiceSource(service))
-        # Now, since the cluster waits for management, and coordinators come later.
+        # Here, since the cluster waits for management, and coordinators start later.
         open_parts.enter_context(own_fork_server(COORDINATOR_PRELOAD))
         announce_to = os.devnull if options.announce_fd is None else options.announce_fd
         with open(announce_to, "w", encoding="utf-8") as announce:

@@ -10,21 +10,21 @@ _Found = TypeVar("_Found")
 
 
 class Changes:
-    """The condition variable of coroutines. Thread-safe."""
+    """A condition variable of coroutines. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting: dict[asyncio.Event, asyncio.AbstractEventLoop] = {}
 
     def notify(self) -> None:
-        """Have all who wait look again. Never blocks."""
+        """Makes all waiting coroutines check their conditions. Never blocks."""
         with self._lock:
             for event, loop in self._waiting.items():
                 with contextlib.suppress(RuntimeError):  # the loop has ended
                     loop.call_soon_threadsafe(event.set)
 
     async def wait_for(self, condition: Callable[[], _Found], seconds: float) -> _Found:
-        """What condition() returns once it is true, or after so many seconds."""
+        """Waits until condition() is true; returns its last value, at the latest after this many seconds."""
         event = asyncio.Event()
         with self._lock:
             self._waiting[event] = asyncio.get_running_loop()

@@ -1,7 +1,7 @@
-"""What has been seen of one job: the last of each kind, for whoever looks, and what comes, for whoever watches.
+"""The history of one job: the last events of each kind, and a stream of new ones for watchers.
 
-The management service has one of each job. The job's coordinator has one too, and tells all of it to a management
-service that may know nothing of the job: by the numbers of events this one knows which are new.
+The management service has one history of each job. The job's coordinator has another, which it sends to a restarted
+management service: the numbers of the events show which are new.
 """
 
 import heapq
@@ -18,36 +18,36 @@ from wsc.v1 import management_pb2, observation_pb2
 KINDS = ("report", "log", "scalar")
 MAX_REPORTS = 1000
 MAX_LOGS = 2000
-MAX_POINTS = 1000  # of a curve
+MAX_POINTS = 1000  # points of a curve
 MAX_CURVES = 64
 MAX_TEXT = 10_000  # characters of a message
 MAX_NAME = 256  # characters of the name of a node, a logger or an output
-MAX_NODES = 1 << 16  # whose last reports are kept
-MAX_FIGURES = 64  # of a kind in a report
-MAX_BEHIND = 1000  # batches that a watcher may not have taken
+MAX_NODES = 1 << 16  # nodes whose last reports are kept
+MAX_FIGURES = 64  # figures of a kind in a report
+MAX_BEHIND = 1000  # unread batches of a watcher
 BATCH_EVENTS = 500
 BATCH_BYTES = 1 << 20
-_MAX_NUMBER = 1 << 62  # beyond it nobody counts
+_MAX_NUMBER = 1 << 62  # larger numbers are invalid
 
 _Numbered: TypeAlias = tuple[int, observation_pb2.JobEvent]
 
 
 class TooSlow(Exception):
-    """A watcher does not take what happens as fast as it does."""
+    """Raised when a watcher reads events more slowly than they happen."""
 
 
 class Watcher:
-    """Somebody who follows a job, in an event loop. batches() ends with the job; the rest is for any thread."""
+    """A reader of a job's events, in an event loop. batches() ends with the job; the rest is thread-safe."""
 
     def __init__(self, kinds: Sequence[str], after: int) -> None:
-        """after: log records up to this number are known to the watcher."""
+        """after: log records up to this number are skipped."""
         self._kinds = frozenset(kinds)
         self._after = after
         self._batches: Mailbox[list[observation_pb2.JobEvent]] = Mailbox()
         self._dropped = False
 
-    def tell(self, events: list[observation_pb2.JobEvent]) -> None:
-        """Never blocks."""
+    def put(self, events: list[observation_pb2.JobEvent]) -> None:
+        """Adds events. Never blocks."""
         if self._dropped:
             return
         if len(self._batches) >= MAX_BEHIND:
@@ -63,11 +63,11 @@ class Watcher:
         return kind in self._kinds and not (kind == "log" and event.number <= self._after)
 
     def end(self) -> None:
-        """Nothing more will come."""
+        """Ends batches()."""
         self._batches.close()
 
     async def batches(self) -> AsyncIterator[list[observation_pb2.JobEvent]]:
-        """As they come. Raises TooSlow."""
+        """Yields batches of events. Raises TooSlow."""
         async for batch in self._batches.messages():
             if self._dropped:
                 break
@@ -77,7 +77,7 @@ class Watcher:
 
 
 class Curve:
-    """One scalar of a job from its beginning on: where there are too many points, every second one, and so on."""
+    """One scalar of a job since its beginning. Above MAX_POINTS every second point is dropped, again and again."""
 
     def __init__(self) -> None:
         self._points: list[_Numbered] = []
@@ -95,14 +95,14 @@ class Curve:
         self._last = point
 
     def points(self) -> Sequence[_Numbered]:
-        """The last is always among them."""
+        """Returns the points, always with the last one."""
         if self._last is None or self._points[-1] is self._last:
             return self._points
         return [*self._points, self._last]
 
 
 class JobHistory:
-    """Thread-safe."""
+    """The last events of a job, with the watchers of new ones. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -116,16 +116,16 @@ class JobHistory:
         self._ended = False
 
     def add(self, events: Sequence[observation_pb2.JobEvent]) -> None:
-        """What has happened. An event without a number gets the next of its kind; one that is known has no effect."""
+        """Adds events. An event without a number gets the next of its kind; a known one is ignored."""
         with self._lock:
             new = [event for event in events if self._is_new(event)]
             for event in new:
                 self._keep(event)
             for watcher in self._watchers:
-                watcher.tell(new)
+                watcher.put(new)
 
     def end(self, report: management_pb2.JobReport) -> None:
-        """The job is over; why it did not succeed is the last line of its log."""
+        """Ends the job; if it did not succeed, its error becomes the last log record."""
         phase = report.phase
         if phase != management_pb2.JOB_PHASE_SUCCEEDED:
             level = 40 if phase == management_pb2.JOB_PHASE_FAILED else 30
@@ -144,18 +144,18 @@ class JobHistory:
                 watcher.end()
 
     def kept(self, kinds: Sequence[str]) -> list[observation_pb2.JobEvent]:
-        """What is kept, in the order in which it came."""
+        """Returns the kept events, in order."""
         with self._lock:
             return self._history(kinds)
 
     def watch(self, kinds: Sequence[str], after: int = 0) -> Watcher:
-        """A watcher that gets what is kept, and then what comes; no log records up to the number `after`.
+        """Returns a watcher of the kept events and all later ones; without log records up to the number `after`.
 
-        To be called in the event loop that reads it, and given back with unwatch.
+        To be called in the event loop that reads it, and ended with unwatch.
         """
         watcher = Watcher(kinds, after)
         with self._lock:
-            watcher.tell(self._history(kinds))
+            watcher.put(self._history(kinds))
             if self._ended:
                 watcher.end()
             else:

@@ -1,4 +1,4 @@
-"""The process of one job's coordinator, which management starts, or an ingress."""
+"""The process of one job's coordinator, started by management or an ingress."""
 
 import logging
 import os
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve one job until it is over."""
+    """Serves one job until it is over."""
     set_up_logging()
     let_wafers_compute()
     settings = read_settings(FIRST_FD)
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CutOff:
         logger.warning("the script was cut off: another coordinator waits for it")
         logging.shutdown()
-        os._exit(CUT_OFF_STATUS)  # as if it had died, with all threads
+        os._exit(CUT_OFF_STATUS)  # ends all threads at once, as a crash would
 
 
 if __name__ == "__main__":

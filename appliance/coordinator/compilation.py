@@ -1,4 +1,4 @@
-"""The compiler as the coordinator uses it: a step's CIRH in, a plan out, from the cache where it was made before."""
+"""The compiler as the coordinator uses it: a step's CIRH in; a plan out, compiled or from the cache."""
 
 import os
 from collections.abc import Mapping
@@ -9,11 +9,11 @@ from wsc.v1 import plan_pb2
 
 
 class CompileRefused(ValueError):
-    """The step has no plan on this cluster; the message names the op, its source line and the way out."""
+    """Raised for a step without a plan on this cluster; the message names the operation, its line and a remedy."""
 
 
 class Compile(Protocol):
-    """Returns hash, plan, and whether it came from the cache. Raises CompileRefused."""
+    """Compiles a step. Returns hash, plan, and whether it came from the cache. Raises CompileRefused."""
 
     def __call__(
         self,
@@ -24,11 +24,11 @@ class Compile(Protocol):
         options: plan_pb2.CompileOptions,
         /,
     ) -> tuple[str, plan_pb2.Plan, bool]:
-        """placed: the shard of each state that has its place in the job already."""
+        """placed: the shard of each state that the job has placed already."""
 
 
 def cached_compiler(folder: Path, root: Path) -> Compile:
-    """The real one, with its artifacts in a folder. root: the cluster's cache root, which has the key of plans."""
+    """Returns the real compiler, with artifacts in a folder. root: the cache root, which has the key of the plans."""
     from appliance.compiler.artifacts import Artifacts
     from appliance.compiler.core.target import DEFAULT_WAFER_MEMORY_BYTES, ExecutionStrategy, MicroBatching
     from appliance.compiler.pipeline import CompileError, KernelLibrary, Precision, Target
@@ -50,7 +50,7 @@ def cached_compiler(folder: Path, root: Path) -> Compile:
                 execution_strategy=ExecutionStrategy.from_proto(options.execution_strategy),
                 num_replicas=options.num_replicas or 1,
                 asynchronous_updates=options.asynchronous_updates,
-                # Wafers' hosts are taken to be like this one.
+                # The hosts of wafers are assumed to be like this one.
                 wafer_cores=len(os.sched_getaffinity(0)),
             )
         except ValueError as error:
@@ -65,14 +65,14 @@ def cached_compiler(folder: Path, root: Path) -> Compile:
 
 
 def notes_of(plan: plan_pb2.Plan) -> list[str]:
-    """What the user is told of a plan, in lines."""
+    """Returns the notes of a plan for the user, one a line."""
     from appliance.compiler.report.report import micro_batch_notes
 
     return micro_batch_notes(plan)
 
 
 def report_of(folder: Path, artifact: str) -> str:
-    """The page of an artifact's report; empty where there is none."""
+    """Returns the page of an artifact's report; empty if there is none."""
     from appliance.compiler.artifacts import REPORT_PAGE
 
     page = folder / artifact / REPORT_PAGE

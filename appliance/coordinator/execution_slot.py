@@ -1,4 +1,4 @@
-"""The executions of a job, one after the other, and those that another coordinator had begun."""
+"""The executions of a job, one after the other, with those that an earlier incarnation began."""
 
 import threading
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class MakeExecution(Protocol):
 
 
 class ExecutionSlot:
-    """At most one at a time. Thread-safe."""
+    """The current execution of a job, at most one at a time. Thread-safe."""
 
     def __init__(self, make: MakeExecution, plans: Plans, record: JobRecord) -> None:
         self._make = make
@@ -33,28 +33,28 @@ class ExecutionSlot:
         self._record = record
         self._lock = threading.Lock()
         self._current: CoordinatedExecution | None = None
-        self._restoring: CoordinatedExecution | None = None  # puts back the states of the last
+        self._restoring: CoordinatedExecution | None = None  # restores the states of the last execution
         self._last_epoch = record.last_epoch
         last = record.execution
         self._index = last.index if last is not None else 0
-        # Begun with the coordinator before this one, and not over: the client goes on with it.
+        # The earlier incarnation began it and it is not over: the client will continue it.
         self.is_awaited = last is not None and not last.over
-        self._restores_states = record.incarnation > 0  # what the nodes kept for that coordinator is gone
+        self._restores_states = record.incarnation > 0  # the nodes have discarded their states
 
     @property
     def current(self) -> CoordinatedExecution | None:
         return self._current
 
     def live(self) -> Sequence[CoordinatedExecution]:
-        """Those that hear of the nodes."""
+        """Returns the executions that receive messages of the nodes."""
         return [execution for execution in (self._current, self._restoring) if execution is not None]
 
     def restore(self) -> None:
-        """Between executions: put the states back on the nodes. Raises as CoordinatedExecution.restore."""
+        """Restores the states of the last execution if none runs. Raises as CoordinatedExecution.restore."""
         with self._lock:
             last = self._record.execution
             if self._current is not None:
-                self._current.restore_initial_states()  # it has begun just now
+                self._current.restore_initial_states()  # it began during the recovery
             if last is None or self._current is not None:
                 return
             execution = self._make(
@@ -68,7 +68,7 @@ class ExecutionSlot:
             self._restoring = None
 
     def begin(self, begin: coordinator_pb2.Begin) -> CoordinatedExecution | None:
-        """A new one, or the one that the client goes on with; None while there is another. KeyError: artifact."""
+        """Begins or resumes an execution; None while there is another. Raises KeyError for an unknown artifact."""
         with self._lock:
             if self._current is not None:
                 return None
@@ -81,7 +81,7 @@ class ExecutionSlot:
             else:
                 self._index += 1
                 last = self._record.began(self._index, begin)
-            # What the nodes keep is not known while it is put back, or where that has failed.
+            # The nodes' states are undefined during a restore, and after one that failed.
             loses_states = self._restores_states or self._restoring is not None
             self._current = self._make(
                 last.index, begin, progress, follows_left=last.follows_left, loses_states=loses_states
@@ -90,7 +90,7 @@ class ExecutionSlot:
             return self._current
 
     def end(self, execution: CoordinatedExecution) -> bool:
-        """An execution is over; False if that is known."""
+        """Records the end of an execution; False if it was recorded before."""
         with self._lock:
             if self._current is not execution:
                 return False
@@ -99,7 +99,7 @@ class ExecutionSlot:
         return True
 
     def next_epoch(self) -> int:
-        """The number of an epoch that begins now."""
+        """Returns the number of a new epoch."""
         with self._lock:
             self._last_epoch += 1
             self._record.began_epoch(self._last_epoch)

@@ -1,4 +1,4 @@
-"""A job: its nodes, its plans, its executions, one after the other, and how it ends."""
+"""A job as its coordinator runs it: its nodes, its plans, its executions, one after the other, and its end."""
 
 import contextlib
 import logging
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class CoordinatedJob:
-    """Everything about one job but the service. Thread-safe."""
+    """A job as its coordinator runs it, without the service. Thread-safe."""
 
     def __init__(
         self,
@@ -51,10 +51,17 @@ class CoordinatedJob:
         on_over: Callable[[], None],
         on_cut_off: Callable[[], None],
     ) -> None:
-        """record: with what another coordinator has kept, if there was one.
+        """Makes the parts of the job; start begins to get nodes.
 
-        From any thread: on_over() is called when the job has come to an end: close it; on_cut_off() when this process
-        is to end as if it died, for another one to take up the job.
+        Args:
+            settings: of the coordinator.
+            request: of the client.
+            management: the link to management.
+            listener: accepts links.
+            compile_step: the compiler.
+            record: the job's record; after a take-over with the entries of earlier incarnations.
+            on_over: called, from any thread, when the job has ended: close must follow.
+            on_cut_off: called, from any thread, when this process must end at once, so that a successor takes over.
         """
         self._on_over = on_over
         self._on_cut_off = on_cut_off
@@ -83,7 +90,7 @@ class CoordinatedJob:
             self._node_lost,
             self.verdict.report_defect,
         )
-        self.observation = Observation(management.tell, self._nodes.send_all, self._advise)
+        self.observation = Observation(management.send, self._nodes.send_all, self._advise)
         self._silence = SilenceWatch(HANG_SECONDS.get() / IDLE_PARTS)
         self._executions = ExecutionSlot(self._make_execution, self.plans, record)
         self._points = JobPoints(self._nodes, record, self.observation.pace, lambda: self._executions.current)
@@ -103,15 +110,15 @@ class CoordinatedJob:
         self._ready = False
         self._over = False
         self._terminated = False
-        self.is_finished = False  # the script is done with the job
-        self._advised: set[str] = set()  # what need not be said again
+        self.is_finished = False  # the script has announced its end
+        self._advised: set[str] = set()  # advice that is not repeated
         self._succeeded = False
         self._acquiring = GuardedThread(
             self._acquire_nodes, name="acquiring-nodes", on_defect=self.verdict.report_defect
         )
 
     def start(self) -> None:
-        """Begin to get nodes, and to listen to management."""
+        """Begins to get nodes and to receive management's messages."""
         self._management.listen(
             ManagementEvents(
                 nodes=self._nodes,
@@ -129,11 +136,11 @@ class CoordinatedJob:
         self.session.expect()
 
     def tick(self) -> None:
-        """To be called once a second."""
+        """Does periodic work; to be called once a second."""
         self.observation.tick()
         self._record.touch()
         if (status := self.recovery.long_wait()) is not None:
-            self.session.tell(coordinator_pb2.SessionResponse(queue=status))
+            self.session.send(coordinator_pb2.SessionResponse(queue=status))
         execution = self._executions.current
         silent = self._silence.tick(execution.reporting() if execution is not None else ())
         for name in silent[:1]:
@@ -141,17 +148,17 @@ class CoordinatedJob:
         if self._recovers:
             self._points.tick()
 
-    # --- what the client asks for -------------------------------------------------------------------------------------
+    # --- calls of the client ------------------------------------------------------------------------------------------
 
     def client_left(self) -> None:
-        """The session has ended, and so has the job."""
+        """Ends the job after the end of the session."""
         self.session.end(is_finished=self.is_finished)
         with self._changed:
             self._succeeded = self._ready and self.is_finished and self.verdict.failure is None
             self._end()
 
     def _client_cut_off(self) -> bool:
-        """Whether another coordinator is to wait for the script, as it cannot be known whether it lives."""
+        """Whether a successor must wait for the script, because it may be alive behind a broken connection."""
         if self._over or self.is_finished or not self._recovers:
             return False
         self._record.cut_off()
@@ -159,19 +166,19 @@ class CoordinatedJob:
         return True
 
     def wait_for_nodes(self) -> JobMembers:
-        """The nodes, once all are attached. Raises JobFailed."""
+        """Returns the nodes, once all are attached. Raises JobFailed."""
         self._wait_until(lambda: self._ready)
         return self._nodes
 
     def prepare_input(self, prepared: node_pb2.PrepareInput) -> None:
-        """Hand the client's input to all workers. Raises JobFailed."""
+        """Sends the client's input to all workers. Raises JobFailed."""
         self.wait_for_nodes()
         self.recovery.wait_until_live()
         self._record.prepared(prepared)
         self._inputs.prepare(prepared)
 
     def shards(self, step: int) -> list[coordinator_pb2.StateShard]:
-        """Where MemoryX is reached, when it has the states, or the snapshot of a step. Raises JobFailed."""
+        """Returns where the state keepers are, once they have the states, or a step's snapshot. Raises JobFailed."""
         nodes = self.wait_for_nodes()
         self.recovery.wait_until_live()
         self._wait_until(lambda: not self._executions.is_awaited)
@@ -181,18 +188,18 @@ class CoordinatedJob:
         return nodes.state_shards()
 
     def compile(self, cirh: str, options: plan_pb2.CompileOptions) -> tuple[str, plan_pb2.Plan, bool]:
-        """Hash, plan, and whether it came from the cache. Raises JobFailed; what the compiler raises."""
+        """Returns hash, plan, and whether it came from the cache. Raises JobFailed, and as the compiler."""
         asked, leased = (each.execution_strategy == PIPELINE for each in (options, self.request))
         if asked != leased:
             raise CompileRefused("the step has another execution strategy than the job, which has the nodes for one")
         return self.plans.compile(cirh, options, self.wait_for_nodes().topology, self._reporter.compiling)
 
     def begin(self, begin: coordinator_pb2.Begin) -> CoordinatedExecution | None:
-        """A new execution, or None while there is another. Raises JobFailed; KeyError for an unknown artifact."""
+        """Begins an execution; None while there is another. Raises JobFailed; KeyError for an unknown artifact."""
         self.wait_for_nodes()
         self._wait_until(
             lambda: self._executions.current is None, deadlines.ATTACHMENT.left_execution
-        )  # the client has left the last just now
+        )  # the client may have just left the previous execution
         execution = self._executions.begin(begin)
         with self._changed:
             self._changed.notify_all()
@@ -235,7 +242,7 @@ class CoordinatedJob:
         )
 
     def end_execution(self, execution: CoordinatedExecution) -> None:
-        """The execution is over; the job can take another one. To be called once or more."""
+        """Ends an execution, so that the job can begin another; idempotent."""
         if self._executions.end(execution):
             execution.close()
             with self._changed:
@@ -248,7 +255,7 @@ class CoordinatedJob:
 
     @property
     def _recovers(self) -> bool:
-        """Whether a death does not end the job."""
+        """Whether the job survives a death."""
         return self._nodes.is_leased and self.request.max_num_restarts > 0
 
     def _recovered(self, restart: management_pb2.Restart, message: str) -> None:
@@ -256,14 +263,14 @@ class CoordinatedJob:
         self._advise(message)
         self._reporter.add_restart(restart)
 
-    # --- how it ends --------------------------------------------------------------------------------------------------
+    # --- end of the job -----------------------------------------------------------------------------------------------
 
     def cancel(self) -> None:
-        """Somebody has cancelled the job."""
+        """Ends the job at a user's request."""
         self._cancelled(f"{self.name} was cancelled")
 
     def terminate(self) -> None:
-        """This process is told to end."""
+        """Ends the job, as this process must end."""
         self._terminated = True
         lost = self._management.lost_within(deadlines.RECOVERY.deaths)
         if lost:
@@ -275,7 +282,7 @@ class CoordinatedJob:
         )
 
     def close(self) -> None:
-        """Let all nodes go; report how the job ended."""
+        """Releases all nodes and reports the job's end."""
         failure = self.verdict.failure
         self.session.close()
         self.verdict.close()
@@ -286,7 +293,7 @@ class CoordinatedJob:
             self._points.drop()
         late = self._nodes.close()
         if late:
-            logger.warning("%s had not dropped %s in time", ", ".join(late), self.name)
+            logger.warning("%s did not release %s in time", ", ".join(late), self.name)
         self.observation.flush()
         doing = "ran" if self._ready else "waited for nodes"
         self._reporter.end_with(failure, succeeded=self._succeeded, doing=doing)
@@ -296,7 +303,7 @@ class CoordinatedJob:
         self.recovery.close()
 
     def _wait_until(self, ready: Callable[[], bool], seconds: float | None = None) -> None:
-        """Until then, for so many seconds at most. Raises JobFailed."""
+        """Waits for a condition, at most this many seconds. Raises JobFailed."""
         with self._changed:
             self._changed.wait_for(lambda: self.verdict.failure is not None or self._over or ready(), seconds)
             if self.verdict.failure is not None:
@@ -306,7 +313,7 @@ class CoordinatedJob:
                 raise JobFailed(node_pb2.Failure(kind=node_pb2.Failure.KIND_CANCELLED, message=message))
 
     def _failed(self) -> None:
-        """There is a verdict."""
+        """Ends the job after a verdict."""
         failure = self.verdict.failure
         assert failure is not None
         level = logging.INFO if failure.kind == node_pb2.Failure.KIND_CANCELLED else logging.ERROR
@@ -339,21 +346,21 @@ class CoordinatedJob:
             self.verdict.report(failure)
 
     def _died(self, name: str, message: str) -> None:
-        """A node is gone, or given up."""
+        """Handles the death of a node, or of one that is given up."""
         member = next((member for member in self._nodes.live_members() if member.name == name), None)
         if self._recovers and member is not None:
             self.recovery.died(member, message)
         else:
             self._report_failure(node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, node=name, message=message))
 
-    # --- what nodes say -----------------------------------------------------------------------------------------------
+    # --- messages of nodes --------------------------------------------------------------------------------------------
 
     def _acquire_nodes(self) -> None:
         is_first = not self._record.incarnation
         if is_first:
             self._reporter.phase(management_pb2.JOB_PHASE_QUEUED)
         try:
-            with contextlib.suppress(NodesDied):  # the recovery attaches to others
+            with contextlib.suppress(NodesDied):  # recovery attaches to replacements
                 self._nodes.acquire(attaches=is_first)
         except (ManagementLost, TimeoutError) as error:
             self.verdict.report(node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, message=str(error)))
@@ -368,10 +375,10 @@ class CoordinatedJob:
                 self._ready = True
                 self._changed.notify_all()
             self.recovery.start()
-            self.session.tell(coordinator_pb2.SessionResponse(ready=coordinator_pb2.JobReady()))
+            self.session.send(coordinator_pb2.SessionResponse(ready=coordinator_pb2.JobReady()))
 
     def _responded(self, member: Member, response: node_pb2.AttachResponse) -> None:
-        self._silence.heard(member.name)
+        self._silence.note_message(member.name)
         if self.observation.responded(member, response) or self._points.responded(member.name, response):
             return
         if response.WhichOneof("kind") != "failed":
@@ -389,7 +396,7 @@ class CoordinatedJob:
     def _node_lost(self, member: Member, reason: str) -> None:
         message = f"{self._nodes.describe(member.name)} died or was cut off: {reason}"
         if not self._recovers:
-            lost = self._management.lost_within(deadlines.RECOVERY.deaths)  # all go when a cluster does
+            lost = self._management.lost_within(deadlines.RECOVERY.deaths)  # the end of a cluster takes all nodes down
             if lost:
                 message += f"; {lost}"
         if self._nodes.has(member):
@@ -401,4 +408,4 @@ class CoordinatedJob:
             self._advise(advice)
 
     def _advise(self, advice: str) -> None:
-        self.session.tell(coordinator_pb2.SessionResponse(advice=advice))
+        self.session.send(coordinator_pb2.SessionResponse(advice=advice))

@@ -1,4 +1,4 @@
-"""What the management service says to a job, and whom in it that concerns."""
+"""Management's messages to a job, dispatched to the parts of the job."""
 
 from collections.abc import Callable, Iterator
 
@@ -14,7 +14,7 @@ from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, observation_pb2
 
 
 class ManagementEvents:
-    """The listener of a job's link to management."""
+    """The listener of a job's link to management: forwards each message to the part of the job that handles it."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class ManagementEvents:
         on_lost: Callable[[Member, str], None],
         on_failure: Callable[[node_pb2.Failure], None],
     ) -> None:
-        """on_lost(member, reason): a node is gone. on_failure: management will not have the job."""
+        """on_lost(member, reason): called for a lost node. on_failure: called when management refuses the job."""
         self._nodes = nodes
         self._session = session
         self._recovery = recovery
@@ -41,34 +41,34 @@ class ManagementEvents:
         self.cancel = on_cancel
 
     def trace(self, request: observation_pb2.TraceJobRequest) -> None:
-        """Somebody wants a trace."""
+        """Starts a trace."""
         self._observation.trace(request)
 
     def history(self) -> Iterator[observation_pb2.JobEvents]:
-        """What has been seen of the job until now."""
+        """Returns the observations of the job so far."""
         return self._observation.history()
 
     def known_as(self, management: str, hello: management_pb2.CoordinatorHello) -> None:
-        """What the next start of the management service at this address would be told."""
+        """Records the hello for a restarted management service at this address."""
         self._record.known_as(management, hello)
 
     def queued(self, status: management_pb2.QueueStatus) -> None:
-        """The job has another place in the queue, or waits for a node in the place of another."""
+        """Handles a change of the job's position in the queue, or of the nodes that it lacks."""
         if self._nodes.is_leased and not status.position:
             self._recovery.waits_for(status)
         else:
-            self._session.tell(coordinator_pb2.SessionResponse(queue=status))
+            self._session.send(coordinator_pb2.SessionResponse(queue=status))
 
     def lease_lost(self, node: management_pb2.NodeInfo) -> None:
-        """Management has lost a node."""
+        """Handles the loss of a leased node."""
         member = self._nodes.member_at(node.address)
         if member is not None:
             self._on_lost(member, "the management service has lost it")
 
     def management_lost(self, reason: str) -> None:
-        """Management will not have the job."""
+        """Fails the job, as management refuses it."""
         self._on_failure(node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, node=roles.MANAGEMENT.name, message=reason))
 
     def defect(self, error: Exception) -> None:
-        """The link to management has ended by an exception that it did not expect."""
+        """Handles an unexpected exception in the link's thread."""
         self._verdict.report_defect(error)

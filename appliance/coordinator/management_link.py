@@ -1,7 +1,7 @@
-"""The coordinator's stream to management: asks for nodes, reports how the job goes, is told what concerns the job.
+"""The coordinator's stream to management: sends requests for nodes and reports, receives nodes and notices.
 
-The job does not depend on it: when the stream breaks, another is opened as soon as management, or another start of it,
-answers at the same address, and its hello says all that management must know.
+The job does not depend on the stream. When it breaks, the link opens another as soon as a management service answers at
+the same address. Its hello has all that a restarted service needs.
 """
 
 import collections
@@ -31,61 +31,64 @@ _Stream: TypeAlias = "grpc.CallIterator[management_pb2.CoordinateResponse]"
 
 
 class ManagementLost(NodesRefused):
-    """The management service is gone, or refuses."""
+    """Raised when management does not answer, or refuses the job."""
 
 
 class Listener(Protocol):
-    """Callbacks for what management says, called in a thread of the link."""
+    """Callbacks for management's messages, called in a thread of the link."""
 
     def cancel(self) -> None:
-        """Somebody has cancelled the job."""
+        """A user has cancelled the job."""
 
     def lease_lost(self, node: management_pb2.NodeInfo) -> None:
-        """A node is gone."""
+        """Management has lost a node of the job."""
 
     def known_as(self, management: str, hello: management_pb2.CoordinatorHello) -> None:
-        """What the next start of the management service at this address would be told."""
+        """The hello for a restarted management service at this address has changed."""
 
     def queued(self, status: management_pb2.QueueStatus) -> None:
-        """The job waits at this position; at position 0 it has stopped waiting."""
+        """The job waits at this position; at position 0 it no longer waits."""
 
     def trace(self, request: observation_pb2.TraceJobRequest) -> None:
-        """Somebody wants a trace."""
+        """A user has requested a trace."""
 
     def history(self) -> Iterable[observation_pb2.JobEvents]:
-        """What has been seen of the job until now."""
+        """Returns the observations of the job so far."""
 
     def management_lost(self, reason: str) -> None:
-        """Management is there, but will not have the job: another attempt would not change it."""
+        """Management is up and refuses the job: another attempt would not change that."""
 
     def defect(self, error: Exception) -> None:
-        """The thread of the link has ended by an exception that it did not expect."""
+        """The thread of the link has ended with an unexpected exception."""
 
 
 @dataclass(slots=True, eq=False)
 class _NodeRequest:
-    """A request for nodes, until somebody has taken its answer."""
+    """A request for nodes, until its answer is taken."""
 
     request: management_pb2.CoordinateRequest
     answer: management_pb2.Acquired | None = None
-    abandoned: bool = False  # nobody waits for the answer any more
+    abandoned: bool = False  # no thread waits for the answer
 
 
 class ManagementLink:
-    """Owns the thread that reads the stream. acquire(), replace(), report() and lost_within() from any thread."""
+    """The coordinator's stream to management, with the thread that reads it.
+
+    acquire, replace, reduce, report, send and lost_within can be called from any thread.
+    """
 
     def __init__(self, settings: CoordinatorSettings, address: str) -> None:
-        """address: the coordinator's own."""
+        """address: of this coordinator."""
         self._settings = settings
         self._address = address
         self._changed = threading.Condition()
         self._requests: queue.SimpleQueue[management_pb2.CoordinateRequest | None] | None = None  # None: no stream
-        self._request: management_pb2.CreateJobRequest | None = None  # what management said last that the job is
+        self._request: management_pb2.CreateJobRequest | None = None  # the job, as management sent it last
         self._report = management_pb2.JobReport(phase=management_pb2.JOB_PHASE_STARTING)
-        self._asked: collections.deque[_NodeRequest] = collections.deque()  # in this stream, and not answered yet
-        self._nodes: Sequence[management_pb2.NodeInfo] = ()  # that the job has
+        self._unanswered: collections.deque[_NodeRequest] = collections.deque()  # unanswered requests, in order
+        self._nodes: Sequence[management_pb2.NodeInfo] = ()  # of the job
         self._started = 0.0
-        self._lost = ""  # why there is no stream
+        self._lost = ""  # reason why there is no stream
         self._lost_at = 0.0
         self._closing = False
         self._over = threading.Event()
@@ -93,12 +96,12 @@ class ManagementLink:
         self._channel, self._call = self._open()
 
     def hello(self) -> management_pb2.CreateJobRequest:
-        """What the job is. Raises ManagementLost."""
+        """Returns the job as management describes it. Raises ManagementLost."""
         timer = GuardedTimer(
             deadlines.JOB_CREATION.hello,
             self._channel.close,
             name="hello-timeout",
-            on_defect=lambda error: None,  # it is logged, and management ends a coordinator of which it hears nothing
+            on_defect=lambda error: None,  # it is logged, and management ends a coordinator that sends nothing
         )
         timer.start()
         try:
@@ -114,7 +117,7 @@ class ManagementLink:
         return first.job
 
     def listen(self, listener: Listener) -> None:
-        """Begin to pass on what management says."""
+        """Begins to pass management's messages to a listener."""
         self._send_hello(listener)
 
         def on_defect(error: Exception) -> None:
@@ -127,39 +130,44 @@ class ManagementLink:
         self._thread.start()
 
     def acquire(self, wanted: management_pb2.Acquire) -> management_pb2.Acquired:
-        """Ask for nodes; waits as long as the job is in the queue. Raises ManagementLost. Once."""
-        return self._ask(management_pb2.CoordinateRequest(acquire=wanted), None)
+        """Requests nodes; waits as long as the job is in the queue. Raises ManagementLost. To be called once."""
+        return self._await_nodes(management_pb2.CoordinateRequest(acquire=wanted), None)
 
     def replace(
         self, lost: Iterable[management_pb2.NodeInfo], timeout_seconds: float | None = None
     ) -> management_pb2.Acquired:
-        """All nodes of the job, with others in place of the lost ones; waits until there are enough.
+        """Returns all nodes of the job, with replacements for the lost ones; waits until there are enough.
 
-        lost: nodes as they were acquired, which management takes from the job where it has not missed them yet.
         Requests that wait at the same time are answered together.
+
+        Args:
+            lost: nodes as they were acquired. Management takes them from the job if it has not noticed their loss.
+            timeout_seconds: None: no limit.
 
         Raises:
             ManagementLost: management is away for long, or refuses; or the link was closed.
-            TimeoutError: it took longer. What management finds later belongs to the job, though nobody hears of it.
+            TimeoutError: the time is over. Nodes that management finds later belong to the job, without a notice.
         """
         request = management_pb2.CoordinateRequest(replace=management_pb2.Replace(nodes=lost))
-        return self._ask(request, timeout_seconds)
+        return self._await_nodes(request, timeout_seconds)
 
     def reduce(
         self, nodes: Iterable[management_pb2.NodeInfo], timeout_seconds: float | None = None
     ) -> management_pb2.Acquired:
-        """The job goes on with these nodes alone, as the members that they name. Returns and raises as replace."""
+        """Reduces the job to these nodes, as the members that they name. Returns and raises as replace."""
         request = management_pb2.CoordinateRequest(reduce=management_pb2.Reduce(nodes=nodes))
-        return self._ask(request, timeout_seconds)
+        return self._await_nodes(request, timeout_seconds)
 
-    def _ask(self, request: management_pb2.CoordinateRequest, timeout_seconds: float | None) -> management_pb2.Acquired:
-        asked = _NodeRequest(request)
+    def _await_nodes(
+        self, request: management_pb2.CoordinateRequest, timeout_seconds: float | None
+    ) -> management_pb2.Acquired:
+        pending = _NodeRequest(request)
         deadline = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
         with self._changed:
-            self._asked.append(asked)
+            self._unanswered.append(pending)
             self._put(request)
             try:
-                while asked.answer is None:
+                while pending.answer is None:
                     now = time.monotonic()
                     away_until = self._lost_at + deadlines.COORDINATION.management_away if self._lost else math.inf
                     if self._closing or away_until <= now:
@@ -169,23 +177,23 @@ class ManagementLink:
                     until = min(deadline, away_until)
                     self._changed.wait(None if until == math.inf else until - now)
             finally:
-                asked.abandoned = True
-            return asked.answer
+                pending.abandoned = True
+            return pending.answer
 
     def report(self, report: management_pb2.JobReport) -> None:
-        """Tell how the job goes."""
+        """Sends a report, now or with the next hello."""
         with self._changed:
             self._report = report
             self._put(management_pb2.CoordinateRequest(report=report))
 
     def lost_within(self, seconds: float) -> str:
-        """Why there is no management service, if there is none, or none any more after so long; else empty."""
+        """Waits up to this many seconds for the loss of management; returns its reason, or an empty text."""
         with self._changed:
             self._changed.wait_for(lambda: self._lost, seconds)
             return self._lost
 
     def close(self, *, wait: bool) -> None:
-        """End the stream, after what was reported has been sent. wait: for management, if it is away."""
+        """Ends the stream after all reports were sent. wait: for management, if it is away."""
         with self._changed:
             self._closing = True
             seconds = deadlines.END.report if wait else 0.0 if self._lost else deadlines.END.report_present
@@ -199,25 +207,25 @@ class ManagementLink:
         if self._thread is not None:
             self._thread.join()
 
-    def tell(self, request: management_pb2.CoordinateRequest) -> bool:
-        """Say something that the next hello would not say; False if management is away."""
+    def send(self, request: management_pb2.CoordinateRequest) -> bool:
+        """Sends a message that is not part of the hello; False if management is away."""
         with self._changed:
             self._put(request)
             return self._requests is not None
 
     def _put(self, request: management_pb2.CoordinateRequest) -> None:
-        if self._requests is not None:  # else the next hello says it
+        if self._requests is not None:  # otherwise the next hello contains it
             self._requests.put(request)
 
     def _open(self, history: Iterable[observation_pb2.JobEvents] = ()) -> tuple[grpc.Channel, _Stream]:
-        """A stream that begins with what management must be told. Its channel is new: one that failed waits longer."""
+        """Opens a stream, beginning with the hello, on a new channel: a channel that failed waits longer."""
         requests: queue.SimpleQueue[management_pb2.CoordinateRequest | None] = queue.SimpleQueue()
         settings = self._settings
         with self._changed:
             requests.put(management_pb2.CoordinateRequest(hello=self._hello()))
-            self._asked = collections.deque(asked for asked in self._asked if not asked.abandoned)
-            for asked in self._asked:
-                requests.put(asked.request)
+            self._unanswered = collections.deque(pending for pending in self._unanswered if not pending.abandoned)
+            for pending in self._unanswered:
+                requests.put(pending.request)
             for events in history:
                 requests.put(management_pb2.CoordinateRequest(events=events))
             if self._closing:
@@ -227,7 +235,7 @@ class ManagementLink:
         return channel, management_pb2_grpc.ManagementStub(channel).Coordinate(iter(requests.get, None))
 
     def _hello(self) -> management_pb2.CoordinatorHello:
-        """All that a management service must know which has been started anew."""
+        """Returns all that a restarted management service needs."""
         settings = self._settings
         hello = management_pb2.CoordinatorHello(job=settings.job, address=self._address, token=settings.token)
         if self._request is not None:
@@ -240,19 +248,19 @@ class ManagementLink:
         return hello
 
     def _keep_stream(self, listener: Listener) -> None:
-        """One stream after the other."""
+        """Reads one stream after the other."""
         while True:
             try:
                 for response in self._call:
                     self._dispatch(response, listener)
                 if self._closing:
-                    return  # management has received all that was reported
+                    return  # management has received all reports
                 self._break("has ended")
             except grpc.RpcError as error:
                 assert isinstance(error, grpc.Call)
                 self._break("died or was cut off")
                 if error.code() in REFUSALS or error.code() == grpc.StatusCode.NOT_FOUND:
-                    listener.management_lost(f"{self._named()} does not know the job any more: {error.details()}")
+                    listener.management_lost(f"{self._named()} does not know the job: {error.details()}")
                     return
             self._channel.close()
             if self._over.wait(deadlines.COORDINATION.retry):
@@ -288,9 +296,9 @@ class ManagementLink:
         listener.known_as(self._settings.management, hello)
 
     def _take(self, acquired: management_pb2.Acquired) -> None:
-        """What management was asked for first is answered first."""
-        if self._asked:
-            self._asked.popleft().answer = acquired
+        """Hands nodes to the oldest request: management answers in order."""
+        if self._unanswered:
+            self._unanswered.popleft().answer = acquired
         if acquired.nodes:
             self._nodes = acquired.nodes
             self._started = self._started or time.time()
@@ -298,7 +306,7 @@ class ManagementLink:
     def _break(self, what: str) -> None:
         with self._changed:
             assert self._requests is not None
-            self._requests.put(None)  # ends gRPC's thread that waits for them
+            self._requests.put(None)  # ends gRPC's thread that waits for requests
             self._requests = None
             if not self._lost:
                 self._lost, self._lost_at = f"{self._named()} {what}", time.monotonic()

@@ -1,4 +1,4 @@
-"""The plans of a job: steps compiled once, and states that keep the shard that the first plan gave them."""
+"""The plans of a job: each step is compiled once, and states keep the shard that the first plan gave them."""
 
 import hashlib
 import logging
@@ -16,18 +16,18 @@ logger = logging.getLogger(__name__)
 
 
 class Plans:
-    """Thread-safe; one step is compiled at a time."""
+    """The plans of a job. Thread-safe; one step is compiled at a time."""
 
     def __init__(self, cache: Path, compile_step: Compile, record: JobRecord) -> None:
-        """cache: the folder of the artifacts. record: keeps what is compiled here or by another coordinator."""
+        """cache: the folder of the artifacts. record: of the job, with the plans of earlier incarnations."""
         self._cache = cache
         self._compile = compile_step
         self._record = record
         self._lock = threading.Lock()
         self._plans = dict(record.plans)
-        self._steps = dict(record.steps)  # what they are plans of
-        self._artifacts = dict(record.artifacts)  # by what was asked for
-        self._placed = dict(record.placed)  # shard of each state that has a place, which it keeps
+        self._steps = dict(record.steps)  # the requests that the plans were compiled from
+        self._artifacts = dict(record.artifacts)  # by the hash of the request
+        self._placed = dict(record.placed)  # shard of each placed state, which is final
 
     def compile(
         self,
@@ -36,13 +36,13 @@ class Plans:
         topology: Topology,
         compiling: Callable[[], AbstractContextManager[None]],
     ) -> tuple[str, plan_pb2.Plan, bool]:
-        """Hash, plan, and whether it came from the cache. Raises what the compiler raises.
+        """Returns hash, plan, and whether it came from the cache. Raises as the compiler.
 
-        compiling: is entered while the compiler works.
+        compiling: a context that is entered while the compiler works.
         """
         asked = hashlib.sha256(options.SerializeToString(deterministic=True) + b"\n" + cirh.encode()).digest()
         with self._lock:
-            # The cache's key says which states have a place: now those of this very step do, where its plan put them.
+            # The key of the cache depends on the placed states, which now include those of this step.
             if (known := self._artifacts.get(asked)) is not None:
                 return known, self._plans[known], True
             with compiling():
@@ -60,7 +60,7 @@ class Plans:
         return artifact, plan, cached
 
     def divide(self, num_csx: int, num_shards: int) -> str:
-        """Plan all steps for so many wafers; returns why that cannot be, if it cannot: then nothing has changed."""
+        """Plans all steps for this many wafers; returns the reason if that is impossible, with nothing changed."""
         with self._lock:
             divided = {}
             for artifact, step in self._steps.items():
@@ -75,20 +75,20 @@ class Plans:
         return ""
 
     def __getitem__(self, artifact: str) -> plan_pb2.Plan:
-        """A plan that was compiled. KeyError for an unknown artifact."""
+        """Returns a compiled plan. Raises KeyError for an unknown artifact."""
         return self._plans[artifact]
 
     def report(self, artifact: str) -> str:
-        """The file of an artifact's report; empty where there is none."""
+        """Returns the file of an artifact's report; empty if there is none."""
         return report_of(self._cache, artifact)
 
 
 def placements(plan: plan_pb2.Plan) -> list[coordinator_pb2.StatePlacement]:
-    """Where the states of a plan live; a state that every shard keeps is named once for each."""
+    """Returns the shards of a plan's states; a state that every shard keeps is listed once for each."""
     return [coordinator_pb2.StatePlacement(name=slot.name, type=slot.type, shard=shard) for shard, slot in _slots(plan)]
 
 
 def _slots(plan: plan_pb2.Plan) -> Iterator[tuple[int, plan_pb2.StateSlot]]:
-    """All states of a plan, each with its shard: in layer pipelined mode the wafer is the one shard."""
+    """Yields all states of a plan, each with its shard; in layer pipelined mode the wafer is the only shard."""
     yield from ((0, slot) for slot in plan.pipeline.states)
     yield from ((shard.shard, slot) for shard in plan.memoryx for slot in shard.states)

@@ -1,6 +1,4 @@
-"""When a job's recovery points are made, what the nodes report of them, who keeps copies, and from which one the job
-would continue.
-"""
+"""The recovery points of a job: their schedule, their copies, and the nodes' responses about them."""
 
 import time
 from collections import Counter
@@ -17,23 +15,22 @@ from appliance.coordinator.record import JobRecord
 from waferbox import deadlines, settings
 from wsc.v1 import node_pb2
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Which member keeps copies of whose recovery points: the next that does not keep its own in the same folder
+# --- Copies of point shares -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareHolder:
-    """A member that has kept its own file of a point."""
+    """A member that has written its point share."""
 
     name: str
     host: str
-    folder: str  # equal for those who share it; empty: not known
+    folder: str  # equal for members with the same folder; empty: unknown
 
 
 def choose_copiers(keepers: Sequence[ShareHolder]) -> Mapping[str, str]:
-    """Who keeps a copy, by the name of the member whose file it is; without those for whom there is nobody.
+    """Returns the member that copies each share, by the name of the share's owner; without shares that none can copy.
 
-    On another host if there is one, and no one more copies than need be. keepers: in the order of their numbers.
+    A copy is on another host if there is one. Copies are spread evenly. keepers: in the order of their numbers.
     """
     chosen: dict[str, str] = {}
     load: Counter[str] = Counter()
@@ -41,22 +38,21 @@ def choose_copiers(keepers: Sequence[ShareHolder]) -> Mapping[str, str]:
         following = [*keepers[number + 1 :], *keepers[:number]]
         others = [other for other in following if keeper.folder and other.folder not in ("", keeper.folder)]
         if others:
-            # The first of the least, in this order.
+            # Among equals the first in this order.
             copier = min(others, key=lambda other: (other.host == keeper.host, load[other.name]))
             chosen[keeper.name] = copier.name
             load[copier.name] += 1
     return chosen
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# When recovery points are made while steps run: every so many seconds, after a step that nobody has reached yet
+# --- The schedule of recovery points ----------------------------------------------------------------------------------
 
 
 class PointSchedule:
-    """Used by one thread."""
+    """The schedule of recovery points while steps run, by seconds. Used by one thread."""
 
     def __init__(self, pace: Pace, keep: Callable[[int], bool]) -> None:
-        """keep(step): have one made after this step; False if the execution has no such step."""
+        """keep(step): requests a point after this step; False if the execution has no such step."""
         self._pace = pace
         self._keep = keep
         self._interval = settings.RECOVERY_SECONDS.get()
@@ -64,7 +60,7 @@ class PointSchedule:
         self._epoch = 0
 
     def tick(self, epoch: int) -> None:
-        """To be called once a second while an execution runs, with the number of its epoch."""
+        """Requests a point if one is due; to be called once a second during an execution. epoch: its number."""
         now = time.monotonic()
         if epoch != self._epoch:
             self._epoch, self._last = epoch, now
@@ -75,15 +71,14 @@ class PointSchedule:
             self._last = now
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The recovery points of a job: when they are made, what the nodes say of them, which one it would go on from
+# --- All recovery points of a job -------------------------------------------------------------------------------------
 
 
 ALL_POINTS: Final = (1 << 64) - 1
 
 
 class JobPoints:
-    """tick from one thread, the rest from any."""
+    """The recovery points of a job, with schedule and copies. One thread calls tick; the rest is thread-safe."""
 
     def __init__(
         self,
@@ -92,7 +87,7 @@ class JobPoints:
         pace: Pace,
         current_execution: Callable[[], CoordinatedExecution | None],
     ) -> None:
-        """record: knows the last that was complete with another coordinator, and is told of each that is."""
+        """record: has the last complete point of an earlier incarnation, and records each new one."""
         self.points = RecoveryPoints(record.point, self._copy, self._completed, self._forgotten)
         self._nodes = nodes
         self._record = record
@@ -100,7 +95,7 @@ class JobPoints:
         self._schedule = PointSchedule(pace, self._keep)
 
     def tick(self) -> None:
-        """To be called once a second."""
+        """Does periodic work; to be called once a second."""
         execution = self._current_execution()
         if execution is not None:
             execution.settle_point()
@@ -108,7 +103,7 @@ class JobPoints:
                 self._schedule.tick(execution.number)
 
     def responded(self, member: str, response: node_pb2.AttachResponse) -> bool:
-        """What a member says; False if it is not of recovery points."""
+        """Handles a member's response about recovery points; False if it is another."""
         kept, copied = response.recovery_point_kept, response.recovery_point_copied
         match response.WhichOneof("kind"):
             case "recovery_point_kept" if kept.given_up:
@@ -123,7 +118,7 @@ class JobPoints:
         return True
 
     def drop(self, before: int = ALL_POINTS) -> None:
-        """Have the nodes remove those before this one."""
+        """Makes the nodes remove the points before this one."""
         drop = node_pb2.AttachRequest(drop_recovery_points=node_pb2.DropRecoveryPoints(before=before))
         self._nodes.send(self._nodes.topology.state_keepers, lambda _: drop)
 
@@ -137,7 +132,7 @@ class JobPoints:
             execution.settle_point()
 
     def _copy(self, kept: Mapping[str, node_pb2.RecoveryPointKept]) -> Collection[str]:
-        """If all keep a point, have copies made where a disk may be lost alone; returns the members of whose files."""
+        """Orders copies of shares on one disk only, once all are written; returns the owners of these shares."""
         members = {member.name: member for member in self._nodes.topology.state_keepers}
         if not members.keys() <= kept.keys():
             return ()

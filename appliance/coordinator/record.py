@@ -1,7 +1,7 @@
-"""What a job's coordinator keeps on disk while the job lasts: by it another coordinator takes up the job.
+"""The record of a job on disk, from which a coordinator's successor takes over the job.
 
-The folder is `jobs/<job>` below the cache root, for this user alone. A file is written whole or not at all; it has to
-outlive the process, not the host, so nothing waits until it is on the disk. Whoever has the job holds a lock there.
+The folder is `jobs/<job>` below the cache root, readable for this user alone. A file is written whole or not at all.
+It must outlive the process, not the host, so no write waits for the disk. The coordinator of a job holds a lock there.
 """
 
 import contextlib
@@ -26,41 +26,44 @@ from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, plan_pb2, record_p
 RECORDS: Final = "jobs"
 RECORD: Final = "record"
 LOCK: Final = "lock"
-SWEPT_SECONDS: Final = 24 * 3600.0  # after so long without any change a record has no owner
+SWEPT_SECONDS: Final = 24 * 3600.0  # a record without a change for so long has no owner
 
 logger = logging.getLogger(__name__)
 
 
 class RecordLost(RuntimeError):
-    """What the coordinator before this one had kept is not there, or cannot be read."""
+    """Raised when the record of an earlier incarnation is missing or unreadable."""
 
 
 class RecordTaken(RuntimeError):
-    """Another process has the job."""
+    """Raised when another process has the job."""
 
 
 class JobRecord:
-    """Thread-safe. What cannot be written is told in the log, once; then the job ends with its coordinator."""
+    """The record of a job, as its coordinator writes and reads it. Thread-safe.
+
+    The first write that fails is logged; from then on the job ends with its coordinator.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._is_kept = False
-        self._held: int | None = None  # descriptor of the file that is locked
+        self._held: int | None = None  # descriptor of the locked file
         self._lock = threading.Lock()
         self._record = record_pb2.JobRecord()
-        self.plans: dict[str, plan_pb2.Plan] = {}  # that another coordinator had, by artifact
-        self.steps: dict[str, coordinator_pb2.CompileRequest] = {}  # likewise
-        self.inputs: list[node_pb2.PrepareInput] = []  # likewise
-        self.was_cut_off = False  # the coordinator before this one, from its script
+        self.plans: dict[str, plan_pb2.Plan] = {}  # of the earlier incarnation, by artifact
+        self.steps: dict[str, coordinator_pb2.CompileRequest] = {}  # of the earlier incarnation
+        self.inputs: list[node_pb2.PrepareInput] = []  # of the earlier incarnation
+        self.was_cut_off = False  # whether the earlier coordinator lost the connection to its script
 
-    # --- what is read by the one that takes up the job ----------------------------------------------------------------
+    # --- read by a successor ------------------------------------------------------------------------------------------
 
     def hold(self) -> None:
-        """Be the one process that has the job, until close or the process' end. Raises RecordTaken."""
+        """Locks the job for this process, until close or the end of the process. Raises RecordTaken."""
         try:
             held = os.open(self._folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         except OSError:
-            return  # then there is no record either
+            return  # without a folder there is no record
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -69,18 +72,18 @@ class JobRecord:
         self._held = held
 
     def touch(self) -> None:
-        """The job is alive; to be called every few seconds."""
+        """Marks the job as alive; to be called every few seconds."""
         if self._held is not None:
             os.utime(self._held)
 
     def close(self) -> None:
-        """Another process may have the job."""
+        """Unlocks the job for another process."""
         held, self._held = self._held, None
         if held is not None:
             os.close(held)
 
     def take_over(self) -> None:
-        """Have what another coordinator had kept, in its place; after hold. Raises RecordLost."""
+        """Reads the record of an earlier incarnation, after hold. Raises RecordLost."""
         self._is_kept = True
         try:
             check_private(self._folder)
@@ -93,7 +96,7 @@ class JobRecord:
                 self.inputs.append(node_pb2.PrepareInput.FromString((self._folder / _input_file(loader)).read_bytes()))
         except (OSError, DecodeError) as error:
             self._is_kept = False
-            raise RecordLost(f"what its coordinator had kept in {self._folder} cannot be read: {error}") from error
+            raise RecordLost(f"its record in {self._folder} cannot be read: {error}") from error
 
         self.was_cut_off = self._record.cut_off
 
@@ -104,21 +107,21 @@ class JobRecord:
         self._change(change)
 
     def cause_of_incarnation(self, job: str) -> str:
-        """Why this coordinator has taken up the job, for the user."""
+        """The reason of this take-over, for the user."""
         cut_off = f"the connection between the script and the coordinator of {job} broke"
         cause = cut_off if self.was_cut_off else f"the coordinator of {job} died"
-        return f"{cause}, and another has taken up the job"
+        return f"{cause}, and another has taken over the job"
 
     @property
     def session_seconds(self) -> float:
-        """Until the script must have come."""
+        """Seconds within which the script must open a session."""
         if self.was_cut_off:
             return deadlines.COORDINATION.session_return
         return settings.REPLACEMENT_SECONDS.get() if self.incarnation else deadlines.JOB_CREATION.session
 
     @property
     def incarnation(self) -> int:
-        """How many coordinators the job had before."""
+        """Number of coordinators that the job had before."""
         return self._record.incarnation
 
     @property
@@ -127,12 +130,12 @@ class JobRecord:
 
     @property
     def causes(self) -> Sequence[str]:
-        """Of restarts since the job has got further."""
+        """The causes of the restarts since the last progress."""
         return list(self._record.causes)
 
     @property
     def execution(self) -> record_pb2.RecordedExecution | None:
-        """The last that was begun."""
+        """The latest execution."""
         if not self._record.HasField("execution"):
             return None
         execution = record_pb2.RecordedExecution()
@@ -141,7 +144,7 @@ class JobRecord:
 
     @property
     def point(self) -> RecoveryPoint | None:
-        """The last recovery point that was complete."""
+        """The last complete recovery point."""
         if not self._record.HasField("point"):
             return None
         point = self._record.point
@@ -151,33 +154,33 @@ class JobRecord:
 
     @property
     def artifacts(self) -> Mapping[bytes, str]:
-        """By the hash of what was asked for."""
+        """The artifacts by the hash of the request."""
         return {recorded.asked: recorded.artifact for recorded in self._record.artifacts}
 
     @property
     def placed(self) -> Mapping[str, int]:
-        """The shard of each state that has a place."""
+        """The shard of each placed state."""
         return self._record.placed
 
-    # --- what is kept -------------------------------------------------------------------------------------------------
+    # --- written ------------------------------------------------------------------------------------------------------
 
     def begin(self, *, is_kept: bool) -> None:
-        """A coordinator begins with the job. is_kept: False where the job ends with it anyway. Raises RecordTaken."""
+        """Begins the record. is_kept: False if the job ends with its coordinator anyway. Raises RecordTaken."""
         self._is_kept = is_kept
         if is_kept:
-            with contextlib.suppress(OSError):  # it will be told of by the first write
+            with contextlib.suppress(OSError):  # the first write reports it
                 self._folder.parent.mkdir(parents=True, exist_ok=True)
                 self._folder.mkdir(mode=0o700, exist_ok=True)
             self.hold()
         self._change(lambda record: None)
 
     def known_as(self, management: str, hello: management_pb2.CoordinatorHello) -> None:
-        """What a management service that is started anew at this address must know of the job."""
+        """Records the hello for a restarted management service at this address."""
 
         def change(record: record_pb2.JobRecord) -> None:
             record.management = management
             record.hello.CopyFrom(hello)
-            record.hello.ClearField("token")  # whoever may use it can make it
+            record.hello.ClearField("token")  # whoever may use the token can derive it
 
         self._change(change)
 
@@ -188,7 +191,7 @@ class JobRecord:
         self._change(change)
 
     def restarted(self, causes: Sequence[str]) -> None:
-        """causes: of all restarts since the job has got further."""
+        """Records the causes of all restarts since the last progress."""
 
         def change(record: record_pb2.JobRecord) -> None:
             record.causes[:] = causes
@@ -196,7 +199,7 @@ class JobRecord:
         self._change(change)
 
     def began(self, index: int, begin: coordinator_pb2.Begin) -> record_pb2.RecordedExecution:
-        """An execution was begun; the inputs that were prepared before its own are not needed any more."""
+        """Records a new execution; inputs that were prepared before its own are dropped."""
         before = self.execution
         execution = record_pb2.RecordedExecution(
             index=index, begin=begin, follows_left=before is not None and before.left
@@ -215,7 +218,7 @@ class JobRecord:
         return execution
 
     def started(self, index: int) -> None:
-        """Nothing that the client has sent for an execution can be lost any more."""
+        """Records that nothing that the client has sent for an execution can be lost."""
 
         def change(record: record_pb2.JobRecord) -> None:
             record.execution.started |= record.execution.index == index
@@ -223,7 +226,7 @@ class JobRecord:
         self._change(change)
 
     def ended(self, index: int, *, left: bool) -> None:
-        """An execution is over. left: by its client, before its end."""
+        """Records the end of an execution. left: by its client, before its end."""
 
         def change(record: record_pb2.JobRecord) -> None:
             if record.execution.index == index:
@@ -232,7 +235,7 @@ class JobRecord:
         self._change(change)
 
     def completed(self, point: RecoveryPoint) -> None:
-        """The job would go on from this point."""
+        """Records a complete recovery point."""
 
         def change(record: record_pb2.JobRecord) -> None:
             del record.causes[:]
@@ -248,11 +251,11 @@ class JobRecord:
         self._change(change)
 
     def drop_point(self) -> None:
-        """There is none that the job could go on from."""
+        """Removes the recovery point: the job cannot resume."""
         self._change(lambda record: record.ClearField("point"))
 
     def divided(self, artifact: str, plan: plan_pb2.Plan) -> None:
-        """A step has a plan for fewer wafers."""
+        """Records a plan for fewer wafers."""
         self._keep(_plan_file(artifact), plan.SerializeToString)
 
     def compiled(
@@ -263,7 +266,7 @@ class JobRecord:
         step: coordinator_pb2.CompileRequest,
         placed: Mapping[str, int],
     ) -> None:
-        """A step has a plan, which has given places to states."""
+        """Records a plan, and the shards that it gave to states."""
         self._keep(_step_file(artifact), step.SerializeToString)
         self._keep(_plan_file(artifact), plan.SerializeToString)
 
@@ -274,7 +277,7 @@ class JobRecord:
         self._change(change)
 
     def prepared(self, prepared: node_pb2.PrepareInput) -> None:
-        """The workers are given an input."""
+        """Records an input that was sent to the workers."""
         self._keep(_input_file(prepared.loader), prepared.SerializeToString)
 
         def change(record: record_pb2.JobRecord) -> None:
@@ -284,7 +287,7 @@ class JobRecord:
         self._change(change)
 
     def cut_off(self) -> None:
-        """The connection to the script broke, and another coordinator is to take up the job as it is now."""
+        """Records that the connection to the script broke, so that a successor must take over the job."""
 
         def change(record: record_pb2.JobRecord) -> None:
             record.cut_off = True
@@ -293,14 +296,14 @@ class JobRecord:
         self._is_kept = False
 
     def remove(self) -> None:
-        """The job has ended."""
+        """Removes the record at the end of the job."""
         with self._lock:
             if self._is_kept:
                 self._is_kept = False
                 shutil.rmtree(self._folder, ignore_errors=True)
         self.close()
 
-    # --- parts --------------------------------------------------------------------------------------------------------
+    # --- files --------------------------------------------------------------------------------------------------------
 
     def _change(self, change: Callable[[record_pb2.JobRecord], object]) -> None:
         with self._lock:
@@ -320,18 +323,18 @@ class JobRecord:
             write_whole(self._folder / name, data, durable=False)
         except OSError as error:
             self._is_kept = False
-            shutil.rmtree(self._folder, ignore_errors=True)  # nobody is to go on from what was
+            shutil.rmtree(self._folder, ignore_errors=True)  # an outdated record must not be used
             why = why_not_kept(self._folder, len(data), error.strerror)
             logger.warning("the job will end with this process, as its record cannot be kept in %s", why)
 
 
 def record_folder(cache_root: Path, job: str) -> Path:
-    """Where the record of a job lies."""
+    """Folder of a job's record."""
     return cache_root / RECORDS / job
 
 
 def orphaned_records(cache_root: Path, management: str) -> dict[str, management_pb2.CoordinatorHello]:
-    """What coordinators of this management service have kept of jobs of which there was news of late, by job."""
+    """Returns the hellos of jobs of this management service whose records changed recently, by job."""
     hellos = {}
     newest = time.time() - deadlines.COORDINATION.left
     with contextlib.suppress(OSError):
@@ -346,12 +349,12 @@ def orphaned_records(cache_root: Path, management: str) -> dict[str, management_
 
 
 def is_kept(cache_root: Path, job: str) -> bool:
-    """Whether another coordinator could take up the job."""
+    """Whether another coordinator could take over the job."""
     return (record_folder(cache_root, job) / RECORD).exists()
 
 
 def is_held(cache_root: Path, job: str) -> bool:
-    """Whether a process has the job of this record."""
+    """Whether a process holds the lock of this record."""
     try:
         found = os.open(record_folder(cache_root, job) / LOCK, os.O_RDWR | os.O_NOFOLLOW)
     except OSError:
@@ -366,7 +369,7 @@ def is_held(cache_root: Path, job: str) -> bool:
 
 
 def sweep_records(cache_root: Path, older_than_seconds: float = SWEPT_SECONDS) -> None:
-    """Remove the records of jobs that have no owner any more: in whose folder nothing was changed for so long."""
+    """Removes the records of jobs without an owner: those whose folder has not changed for this many seconds."""
     newest = time.time() - older_than_seconds
     with contextlib.suppress(OSError):
         for folder in list((cache_root / RECORDS).iterdir()):
@@ -386,20 +389,22 @@ def _input_file(loader: str) -> str:
     return f"input-{hashlib.sha256(loader.encode()).hexdigest()[:32]}"
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Jobs whose coordinators died with whoever would have started others: a management service, or an ingress as well
+# --- Orphaned jobs ----------------------------------------------------------------------------------------------------
 
 
 class OrphanedJobs:
-    """Found by what their coordinators had kept on this host. For one thread at a time."""
+    """Jobs whose coordinator died with the process that would have replaced it, found by their records on this host.
+
+    A management service may have died, or an ingress. Used by one thread at a time.
+    """
 
     def __init__(self, cache_root: Path, management: str, ingress: str = "") -> None:
-        """Look for them, once.
+        """Finds the records.
 
         Args:
-            cache_root: below which their records lie.
-            management: the address of the service that they belonged to.
-            ingress: the address of the one that ran the coordinators; empty: whoever did.
+            cache_root: the records are below it.
+            management: address of the service that the jobs belonged to.
+            ingress: address of the ingress that ran the coordinators; empty: any, or none.
         """
         self._cache_root = cache_root
         left = orphaned_records(cache_root, management)
@@ -407,13 +412,13 @@ class OrphanedJobs:
         self._until = time.monotonic() + deadlines.COORDINATION.left
 
     def __bool__(self) -> bool:
-        """Whether there may be one still."""
+        """Whether there may still be one."""
         return bool(self._hellos) and time.monotonic() < self._until
 
     def take(self, is_known: Callable[[str], bool] = lambda job: False) -> Sequence[management_pb2.CoordinatorHello]:
-        """Those that have no coordinator any more, as they would have told of themselves; each once.
+        """Returns the hellos of jobs without a coordinator; each once.
 
-        is_known: whether a coordinator has told of a job itself, or it has ended.
+        is_known: whether a coordinator of the job has sent its hello, or the job has ended.
         """
         if not self:
             self._hellos.clear()

@@ -1,4 +1,4 @@
-"""What management is told of the job: its phase and step, in the order in which they came about."""
+"""Reports of the job to management: its phase and step, in order."""
 
 import contextlib
 import threading
@@ -6,36 +6,36 @@ from collections.abc import Callable, Iterator
 
 from wsc.v1 import management_pb2, node_pb2
 
-MAX_ARTIFACTS = 4  # of the job's executions, that are told of
-MAX_RESTARTS = 20  # that are told of
+MAX_ARTIFACTS = 4  # executions in a report
+MAX_RESTARTS = 20  # restarts in a report
 
 
 class JobReporter:
-    """Thread-safe. Reports are sent in the order of the calls, and none after the last."""
+    """The sender of a job's reports, in the order of the calls and none after the last. Thread-safe."""
 
     def __init__(self, send: Callable[[management_pb2.JobReport], None]) -> None:
-        """send must not block; it is called with a lock held, so that reports cannot overtake each other."""
+        """send must not block; it is called with a lock held, so that reports keep their order."""
         self._send = send
         self._lock = threading.Lock()
         self._report = management_pb2.JobReport(phase=management_pb2.JOB_PHASE_STARTING)
         self._is_over = False
 
     def phase(self, phase: "management_pb2.JobPhase.ValueType", step: int = 0, num_steps: int = 0) -> None:
-        """The job is in a phase; step and num_steps: of the execution that runs, or else 0."""
+        """Reports a phase; step and num_steps: of the current execution, 0 without one."""
         with self._lock:
             if num_steps:
                 self._report.step, self._report.num_steps = step, num_steps
             self._send_phase(phase)
 
     def add_artifact(self, artifact: str) -> None:
-        """An execution of it begins; goes with the next report."""
+        """Adds the artifact of an execution to the next report."""
         with self._lock:
             others = [other for other in self._report.artifacts if other != artifact]
             del self._report.artifacts[:]
             self._report.artifacts.extend([*others[1 - MAX_ARTIFACTS :], artifact])
 
     def add_restart(self, restart: management_pb2.Restart) -> None:
-        """It has gone on after a death."""
+        """Reports a restart."""
         with self._lock:
             kept = [*self._report.restarts, restart][-MAX_RESTARTS:]
             del self._report.restarts[:]
@@ -45,7 +45,7 @@ class JobReporter:
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:
-        """While a step is compiled."""
+        """Reports the phase of compilation while the context is open."""
         self.phase(management_pb2.JOB_PHASE_COMPILING)
         try:
             yield
@@ -53,14 +53,14 @@ class JobReporter:
             self.phase(management_pb2.JOB_PHASE_IDLE)
 
     def end(self, phase: "management_pb2.JobPhase.ValueType", message: str) -> None:
-        """How the job ended: the last report."""
+        """Sends the last report."""
         with self._lock:
             self._report.message = message
             self._send_phase(phase)
             self._is_over = True
 
     def end_with(self, failure: node_pb2.Failure | None, *, succeeded: bool, doing: str) -> None:
-        """The same, by why it ended. doing: what the job did when the client left, if it had not succeeded by then."""
+        """Sends the last report, by the failure that ended the job. doing: activity of a job that the client left."""
         if failure is not None:
             cancelled = failure.kind == node_pb2.Failure.KIND_CANCELLED
             phase = management_pb2.JOB_PHASE_CANCELLED if cancelled else management_pb2.JOB_PHASE_FAILED

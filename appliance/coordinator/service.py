@@ -1,4 +1,4 @@
-"""The coordinator as its client sees it."""
+"""The service of a coordinator for its client."""
 
 import contextlib
 import hmac
@@ -22,7 +22,7 @@ from wsc.v1 import coordinator_pb2, coordinator_pb2_grpc, node_pb2
 
 logger = logging.getLogger(__name__)
 
-MAX_DETAILS_BYTES = 4000  # of an error's message: it travels in headers, which gRPC limits to 8 KiB
+MAX_DETAILS_BYTES = 4000  # of an error's message, which is sent in headers that gRPC limits to 8 KiB
 
 _STATUS = {
     node_pb2.Failure.KIND_NODE: grpc.StatusCode.FAILED_PRECONDITION,
@@ -33,7 +33,7 @@ _STATUS = {
 
 
 class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
-    """Serves Coordinator for one job. The failure of the job comes on the streams; unary calls fail with it too."""
+    """Serves Coordinator for one job. A failure of the job is sent on the streams; unary calls fail with it too."""
 
     def __init__(self, job: CoordinatedJob) -> None:
         self._job = job
@@ -44,7 +44,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         self._check(request.token, context)
         if not self._job.session.open():
             if request.cut_off and self._job.session.reconnects():
-                context.abort(grpc.StatusCode.UNAVAILABLE, "another coordinator takes up the job")
+                context.abort(grpc.StatusCode.UNAVAILABLE, "another coordinator takes over the job")
             context.abort(grpc.StatusCode.ALREADY_EXISTS, "the job has a session")
         self._when_over(context, self._job.client_left)
         yield coordinator_pb2.SessionResponse(opened=coordinator_pb2.SessionOpened())
@@ -74,7 +74,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             _abort(context, error.failure)
         except CompileRefused as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, _fitting(str(error)))
-        except Exception as error:  # a defect of the compiler: the client gets its end, the log all of it
+        # A defect of the compiler: the log gets the whole traceback, the client its end.
+        except Exception as error:
             logger.exception("the compiler failed")
             lines = traceback.format_exception(error)
             context.abort(grpc.StatusCode.INTERNAL, _fitting(f"{type(error).__name__}: {error}\n{''.join(lines[-3:])}"))
@@ -128,7 +129,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             return
         if execution is None:
             context.abort(
-                grpc.StatusCode.FAILED_PRECONDITION, "the job is in an execution: it can take the next after it"
+                grpc.StatusCode.FAILED_PRECONDITION, "the job is in an execution: begin the next one after its end"
             )
             return
 
@@ -144,7 +145,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             pass
         except JobFailed as error:
             failure = error.failure
-        except Exception as error:  # a defect in here must end the job, and be seen
+        # A defect here must end the job and be visible.
+        except Exception as error:
             logger.exception("the execution failed")
             failure = internal_failure(error)
             self._job.verdict.report(failure)
@@ -170,8 +172,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             else:
                 yield from self._load_and_start(execution)
             yield from execution.responses()
-            self._finish(execution)  # so that the client can begin the next at once
-        except GeneratorExit:  # gRPC drops a generator whose client is gone
+            self._finish(execution)  # the client may begin the next one at once
+        except GeneratorExit:  # gRPC does not finish the generator of a call that the client left
             self._job.session.check_connection()
             with contextlib.suppress(JobFailed, TimeoutError):
                 self._stop(execution)
@@ -182,7 +184,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         yield execution.finished()
 
     def _load_and_start(self, execution: CoordinatedExecution) -> Iterator[coordinator_pb2.ExecuteResponse]:
-        """Until the steps run and nothing that the client has sent can be lost."""
+        """Loads the plan and starts the steps; returns when nothing that the client has sent can be lost."""
         while True:
             try:
                 with self._job.recovery.lock:
@@ -196,7 +198,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 self._job.recovery.wait_until_live()
 
     def _finish(self, execution: CoordinatedExecution) -> None:
-        """Wait for the end, and stop all nodes there, and not in steps that are run again after a death."""
+        """Waits for the end and stops all nodes; not during steps that run again after a death."""
         while True:
             execution.wait_until_done()
             with self._job.recovery.lock:
@@ -206,12 +208,12 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                     return
 
     def _stop(self, execution: CoordinatedExecution) -> None:
-        with self._job.recovery.lock:  # the recovery finds it running, or not at all
+        with self._job.recovery.lock:  # the recovery sees a running execution, or none
             execution.stop()
             self._job.end_execution(execution)
 
     def _when_over(self, context: grpc.ServicerContext, left: Callable[[], None]) -> None:
-        """Have this called when the call has ended: in a thread, as it may wait for the ends of other calls."""
+        """Calls this in a thread after the end of the call, as it may wait for the ends of other calls."""
 
         def over() -> None:
             GuardedThread(left, name="client-left", on_defect=self._job.verdict.report_defect).start()
@@ -220,13 +222,13 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             over()
 
     def _check(self, token: str, context: grpc.ServicerContext) -> None:
-        # As bytes: of text, it takes ASCII only.
+        # compare_digest takes non-ASCII text only as bytes
         if not hmac.compare_digest(token.encode(), self._job.token.encode()):
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "this is the coordinator of another job")
 
 
 def _read_requests(execution: CoordinatedExecution, requests: Iterator[coordinator_pb2.ExecuteRequest]) -> None:
-    """What the client says while the execution runs, in a thread of its own."""
+    """Reads the client's requests during the execution, in a thread of its own."""
     try:
         for request in requests:
             match request.WhichOneof("kind"):
@@ -238,7 +240,7 @@ def _read_requests(execution: CoordinatedExecution, requests: Iterator[coordinat
                     execution.checkpoint_released(request.checkpoint_released.step)
         execution.requests_ended()
     except grpc.RpcError:
-        pass  # the call is over, which the execution hears of otherwise
+        pass  # the request stream may end first; the end of the call is handled elsewhere
 
 
 def _abort(context: grpc.ServicerContext, failure: node_pb2.Failure) -> NoReturn:
@@ -248,7 +250,7 @@ def _abort(context: grpc.ServicerContext, failure: node_pb2.Failure) -> NoReturn
 
 
 def _fitting(text: str) -> str:
-    """As much of a message as an error can carry: percent-encoded, non-ASCII characters take three bytes a byte."""
+    """Cuts a message to an error's limit: percent-encoded, a byte of a non-ASCII character takes three."""
     cost = 0
     for position, character in enumerate(text):
         cost += 1 if " " <= character <= "~" else 3 * len(character.encode())

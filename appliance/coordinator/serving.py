@@ -1,4 +1,4 @@
-"""What a coordinator's process does: serve one job, from its start to its last report."""
+"""The work of a coordinator's process: serves one job, from its start to its last report."""
 
 import enum
 import logging
@@ -24,19 +24,19 @@ logger = logging.getLogger(__name__)
 
 
 class Event(enum.Enum):
-    """What the main thread of a coordinator waits for."""
+    """An event that the main thread of a coordinator waits for."""
 
-    TERMINATE = enum.auto()  # somebody wants the process to end
+    TERMINATE = enum.auto()  # the process must end
     OVER = enum.auto()  # the job is over
-    CUT_OFF = enum.auto()  # from the script, for which another process is to wait
+    CUT_OFF = enum.auto()  # the connection to the script broke, and a successor must wait for the script
 
 
 class CutOff(Exception):
-    """The process is to end at once, and leave everything as it is."""
+    """Raised when the process must end at once and leave everything as it is."""
 
 
 def serve_job(settings: CoordinatorSettings, compile_step: Compile, events: "queue.SimpleQueue[Event]") -> int:
-    """Serve the job until it is over; returns the exit status. Raises CutOff."""
+    """Serves the job until it is over; returns the exit status. Raises CutOff."""
     server = make_server(for_scripts=True, job=settings.job)
     address = bind(server, settings.listen)
     listener = LinkListener(address, lambda defect: job.verdict.report_defect(defect))
@@ -46,7 +46,8 @@ def serve_job(settings: CoordinatorSettings, compile_step: Compile, events: "que
         if settings.restarted:
             record.hold()
         else:
-            record.begin(is_kept=settings.may_restart)  # before anybody can know of us: there is one whenever we die
+            # Before the address is sent, so that there is a record whenever this process dies.
+            record.begin(is_kept=settings.may_restart)
         management = ManagementLink(settings, address)
         request = management.hello()
     except (ManagementLost, RecordTaken) as error:
@@ -96,7 +97,7 @@ def serve_job(settings: CoordinatorSettings, compile_step: Compile, events: "que
 
 
 def _next(events: "queue.SimpleQueue[Event]") -> Event | None:
-    """The next event; None when there is none for a while."""
+    """Returns the next event; None if there is none within a second."""
     try:
         return events.get(timeout=TICK_SECONDS)
     except queue.Empty:

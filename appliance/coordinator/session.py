@@ -1,4 +1,4 @@
-"""The client's session: what the client is told while the job lasts, and whether it is there at all."""
+"""The client's session: the messages to the client, and the detection of its end."""
 
 import queue
 import socket
@@ -12,7 +12,7 @@ from wsc.v1 import coordinator_pb2
 
 
 class ClientSession:
-    """At most one session, of one client. Thread-safe."""
+    """The session of a job's client; at most one. Thread-safe."""
 
     def __init__(
         self,
@@ -22,10 +22,15 @@ class ClientSession:
         ingress: str = "",
         on_cut_off: Callable[[], bool] | None = None,
     ) -> None:
-        """on_missing(message): no client has come within so many seconds. on_defect(error): of what waits.
+        """Makes a session that is not open.
 
-        ingress: the address of the one that runs this process; empty: none does. on_cut_off: for a client
-        that can be cut off; its connection broke. True: this process is about to end, and another waits for the client.
+        Args:
+            on_missing: called with a message if no client has come within `seconds`.
+            on_defect: called with an unexpected exception of the timer.
+            seconds: until the client must open the session.
+            ingress: address of the ingress that runs this process; empty: none does.
+            on_cut_off: called when the connection to a client on another host broke. Returns True if this process is
+                about to end and a successor waits for the client.
         """
         self._ingress = ingress
         self._on_cut_off = on_cut_off
@@ -36,17 +41,17 @@ class ClientSession:
         self._messages: queue.SimpleQueue[coordinator_pb2.SessionResponse | None] = queue.SimpleQueue()
         self._timeout = GuardedTimer(
             seconds,
-            lambda: on_missing(f"the client did not come within {seconds:g} s"),
+            lambda: on_missing(f"the client did not open a session within {seconds:g} s"),
             name="session-timeout",
             on_defect=on_defect,
         )
 
     def expect(self) -> None:
-        """Give the client its time to come."""
+        """Starts the client's time."""
         self._timeout.start()
 
     def open(self) -> bool:
-        """The client is here; False if it was before."""
+        """Opens the session; False if it was opened before."""
         self._timeout.cancel()
         with self._lock:
             if self._opened.is_set():
@@ -55,19 +60,18 @@ class ClientSession:
         return True
 
     def end(self, *, is_finished: bool) -> None:
-        """The client's stream has ended. is_finished: as the client had said that it would."""
+        """Notes the end of the client's stream. is_finished: whether the client had announced it."""
         self._ended.set()
         if not is_finished:
             self.check_connection()
 
     def check_connection(self) -> None:
-        """To be called before the end of a stream is taken for the client's wish.
+        """Blocks if a stream may have ended against the client's intention; to be called before the job ends for it.
 
-        Where the ingress has died, or the client was cut off, it was not: then this process is about to be ended as
-        well, which is waited for here.
+        If the ingress has died or the client was cut off, this process is about to be ended: the call waits for that.
         """
         if self._ingress:
-            # While it dies its port may take connections still. This process is ended with it, before the wait is over.
+            # The port of a dying ingress may still accept connections. This process is ended with it, during the wait.
             self._closed.wait(deadlines.COORDINATION.ingress_dying)
         is_orphaned = bool(self._ingress) and not _listens(self._ingress)
         if is_orphaned or self._is_cut_off():
@@ -77,30 +81,30 @@ class ClientSession:
         return self._on_cut_off is not None and self._ended.wait(deadlines.COORDINATION.together) and self._on_cut_off()
 
     def reconnects(self) -> bool:
-        """The client has noticed that its connection broke, and we have not; whether another process waits for it."""
+        """Handles a client that reconnects before its loss was noticed; True if a successor waits for it."""
         return self._on_cut_off is not None and self._on_cut_off()
 
     def wait_until_open(self, seconds: float) -> None:
-        """For a client that is on its way."""
+        """Waits for the client to open the session."""
         self._opened.wait(seconds)
 
-    def tell(self, message: coordinator_pb2.SessionResponse) -> None:
-        """Queue a message to the client. Never blocks."""
+    def send(self, message: coordinator_pb2.SessionResponse) -> None:
+        """Queues a message to the client. Never blocks."""
         self._messages.put(message)
 
     def messages(self) -> Iterator[coordinator_pb2.SessionResponse]:
-        """What the client is to know, as it comes, until close."""
+        """Yields the messages to the client, until close."""
         yield from iter(self._messages.get, None)
 
     def close(self) -> None:
-        """Nothing more is told."""
+        """Ends the messages."""
         self._closed.set()
         self._timeout.cancel()
         self._messages.put(None)
 
 
 def _listens(address: str) -> bool:
-    """Whether somebody takes connections there, on this host."""
+    """Whether a process of this host accepts connections at this address."""
     host, port = split_address(address)
     try:
         socket.create_connection((host.strip("[]"), port), deadlines.COORDINATION.listens).close()

@@ -1,4 +1,4 @@
-"""What a coordinator is told when its process is started, and how: as JSON on a pipe, which is its descriptor 3."""
+"""The settings of a coordinator, passed to its process as JSON on a pipe, which is its descriptor 3."""
 
 import dataclasses
 import json
@@ -10,13 +10,13 @@ from typing import Final
 from waferbox.launch.spawn import Child, spawn
 from wsc.v1 import ingress_pb2
 
-CUT_OFF_STATUS: Final = 74  # exit status of one whose script was cut off, and for which another is to wait
-TAKEN_STATUS: Final = 75  # exit status of one that finds the job to be another process'
+CUT_OFF_STATUS: Final = 74  # exit status of a coordinator whose script was cut off, and is awaited by a successor
+TAKEN_STATUS: Final = 75  # exit status of a coordinator whose job another process holds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorSettings:
-    """What a coordinator knows of its job before management tells it the rest."""
+    """The settings that a coordinator's process starts with."""
 
     job: str
     token: str
@@ -24,26 +24,26 @@ class CoordinatorSettings:
     management: str
     listen: str  # host:port; port 0 for any
     cache: Path  # folder of the compiled artifacts
-    cache_root: Path  # takes the key that these are authenticated with
-    terminated: str  # what has happened if the process is told to end, for the user: "its cluster went down"
-    ingress: str = ""  # the address of the one that runs it; empty: management does
-    restarted: bool = False  # in place of one that has ended by no wish of anybody
-    may_restart: bool = False  # another is to take up the job where it ends so
+    cache_root: Path  # cache root, with the key that authenticates the artifacts
+    terminated: str  # cause, for the user, if the process is ended: "its cluster went down"
+    ingress: str = ""  # address of the ingress that runs it; empty: management does
+    restarted: bool = False  # whether it replaces a coordinator that ended unexpectedly
+    may_restart: bool = False  # whether a successor takes over the job if this one ends unexpectedly
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorHome:
-    """What the coordinators that one process starts have in common."""
+    """The common settings of all coordinators that one process starts."""
 
-    management: str  # the address that they dial
-    host: str  # where they listen
+    management: str  # address of the management service
+    host: str  # the address where a coordinator listens
     cache_root: Path
-    compile_root: Path | None  # below which scripts may name folders of their own; None: the cache root alone
-    terminated: str  # as in their settings
-    ingress: str = ""  # likewise; they do not outlive an ingress
+    compile_root: Path | None  # scripts may name folders below it; None: below the cache root only
+    terminated: str  # as in CoordinatorSettings
+    ingress: str = ""  # as in CoordinatorSettings; coordinators do not outlive an ingress
 
     def start(self, request: ingress_pb2.RunCoordinatorRequest) -> Child:
-        """A coordinator in a process of its own. Raises SpawnError, or FolderRefused."""
+        """Starts a coordinator in a process of its own. Raises SpawnError, FolderRefused."""
         settings = CoordinatorSettings(
             job=request.job,
             token=request.token,
@@ -61,18 +61,19 @@ class CoordinatorHome:
 
 
 class FolderRefused(ValueError):
-    """A script has named a folder that the cluster does not write to."""
+    """Raised for a folder that the cluster does not write to."""
 
 
 def cache_directory(cache_root: Path, compile_root: Path | None, compile_dir: str) -> Path:
-    """Where the artifacts of a job lie: below the cache root, or where else the owner of the cluster allows it.
+    """Returns the folder of a job's artifacts: below the cache root, or below the folder that the owner allows.
 
     Args:
-        compile_root: below which a script may name folders too, by absolute paths; None: nowhere.
-        compile_dir: what the script has named; relative to the cache root.
+        cache_root: of the cluster.
+        compile_root: absolute paths below it are allowed too; None: none are.
+        compile_dir: as the script names it; relative to the cache root.
 
     Raises:
-        FolderRefused: it lies elsewhere, also where a link leads there.
+        FolderRefused: it lies elsewhere, possibly by a symbolic link.
     """
     roots = [cache_root] if compile_root is None else [cache_root, compile_root]
     problem = "" if "\0" not in compile_dir else "it has a null character in it"
@@ -90,7 +91,7 @@ def cache_directory(cache_root: Path, compile_root: Path | None, compile_dir: st
 
 
 def _start(settings: CoordinatorSettings, *, outlives: bool) -> Child:
-    # Over a pipe: other users of the machine can read the arguments of a process.
+    # Over a pipe, as other users of the machine can read the arguments of a process.
     reader, writer = os.pipe()
     try:
         with open(writer, "w", encoding="utf-8") as pipe:
@@ -101,7 +102,7 @@ def _start(settings: CoordinatorSettings, *, outlives: bool) -> Child:
 
 
 def read_settings(fd: int) -> CoordinatorSettings:
-    """What the process was given."""
+    """Returns the settings of this process."""
     with open(fd, encoding="utf-8") as pipe:
         settings = json.load(pipe)
     folders = {name: Path(settings[name]) for name in ("cache", "cache_root")}

@@ -1,1 +1,1 @@
-"""The ingress: the one way in from outside, and where coordinators run."""
+"""The ingress: the single entry to a cluster from outside, and the home of its coordinators."""

@@ -1,4 +1,4 @@
-"""`python -m appliance.ingress`: the way into a cluster from outside, and the home of its coordinators."""
+"""`python -m appliance.ingress`: the entry to a cluster from outside, and the home of its coordinators."""
 
 from waferbox.launch.installation import begin_process
 
@@ -43,7 +43,7 @@ def parse_arguments(argv: Sequence[str] | None) -> IngressSettings:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until SIGTERM or SIGINT, which end the coordinators too."""
+    """Serves until SIGTERM or SIGINT, which also end the coordinators."""
     settings = parse_arguments(argv)
     with own_fork_server(COORDINATOR_PRELOAD):
         return serve(lambda: Ingress(settings))

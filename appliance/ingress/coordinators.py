@@ -1,6 +1,6 @@
-"""The coordinators that this ingress runs: management asks for them, and they go on when it dies, but end with us.
+"""The coordinators that an ingress runs, at the request of management. They outlive management, but not the ingress.
 
-Where we end or die, management has the ingress that is started in our place run others, which take up the jobs.
+After the end of an ingress, management lets the next one run successors, which take over the jobs.
 """
 
 import asyncio
@@ -25,21 +25,21 @@ class Coordinators(ingress_pb2_grpc.IngressServicer):
     """Serves Ingress, in an event loop: a coordinator costs a task, not a thread."""
 
     def __init__(self, home: CoordinatorHome) -> None:
-        """home: theirs; they do not outlive this process."""
+        """home: for the coordinators; these do not outlive this process."""
         self._home = home
         self._runs: dict[str, asyncio.Task[int]] = {}  # by job
-        self._children: dict[str, Child] = {}  # those of them that have been started
+        self._children: dict[str, Child] = {}  # the processes of those that have been started
         self._closing = False
 
     def count(self) -> int:
-        """How many run. From any thread."""
+        """Returns the number of running coordinators. Thread-safe."""
         return len(self._children)
 
     async def RunCoordinator(
         self, request: ingress_pb2.RunCoordinatorRequest, context: Context
     ) -> ingress_pb2.RunCoordinatorResponse:
         try:
-            # The coordinator goes on where the call breaks off.
+            # The coordinator outlives the call.
             status = await asyncio.shield(self._begin(request))
         except (SpawnError, FolderRefused) as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
@@ -48,7 +48,7 @@ class Coordinators(ingress_pb2_grpc.IngressServicer):
     def _begin(self, request: ingress_pb2.RunCoordinatorRequest) -> "asyncio.Task[int]":
         job = request.job
         if self._closing:
-            raise SpawnError("the ingress is going down")
+            raise SpawnError("the ingress is shutting down")
         if request.restarted and job in self._runs:
             return self._runs[job]
         if job in self._runs:
@@ -64,7 +64,7 @@ class Coordinators(ingress_pb2_grpc.IngressServicer):
         return run
 
     async def _run(self, request: ingress_pb2.RunCoordinatorRequest) -> int:
-        """The exit status of a coordinator, once it has ended."""
+        """Runs a coordinator; returns its exit status."""
         child = await asyncio.to_thread(self._home.start, request)
         logger.info("the coordinator of %s has pid %d", request.job, child.pid)
         self._children[request.job] = child
@@ -90,7 +90,7 @@ class Coordinators(ingress_pb2_grpc.IngressServicer):
         return ingress_pb2.EndCoordinatorResponse()
 
     async def close(self) -> None:
-        """End all coordinators, and start no more; jobs that others can take up wait for those."""
+        """Ends all coordinators and starts no more; a job that can be taken over is left to a successor."""
         self._closing = True
         for job, child in self._children.items():
             if is_kept(self._home.cache_root, job):
@@ -106,7 +106,7 @@ class Coordinators(ingress_pb2_grpc.IngressServicer):
 
 
 async def _readable(descriptor: int) -> None:
-    """Waits until there is something to read."""
+    """Waits until the descriptor is readable."""
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
     loop.add_reader(descriptor, ready.set)
@@ -116,15 +116,14 @@ async def _readable(descriptor: int) -> None:
         loop.remove_reader(descriptor)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The ingress before this one has died with its coordinators: management is told of their jobs, should it not know
+# --- Orphaned jobs of an earlier ingress, reported to management ------------------------------------------------------
 
 
-LOOK_SECONDS: Final = 0.5  # between looks for coordinators that have ended
+LOOK_SECONDS: Final = 0.5  # between searches for coordinators that have ended
 
 
 async def report_orphaned_jobs(left: OrphanedJobs, management: grpc.aio.Channel) -> None:
-    """Until management has been told of all; it may have died too, and not be back yet."""
+    """Reports all orphaned jobs to management, which may have died too: waits for its return."""
     stub: management_pb2_grpc.ManagementAsyncStub = management_pb2_grpc.ManagementStub(management)
     while left:
         await asyncio.gather(*(_report_orphan(hello, stub) for hello in await asyncio.to_thread(left.take)))
@@ -140,4 +139,4 @@ async def _report_orphan(
         await stub.AdoptJob(request, timeout=deadlines.COORDINATION.left, metadata=shown, wait_for_ready=True)
     except grpc.RpcError as error:
         reason = error.details() if isinstance(error, grpc.aio.AioRpcError) else error
-        logger.warning("%s is given up: management does not take it up: %s", hello.job, reason)
+        logger.warning("%s is given up: management does not adopt it: %s", hello.job, reason)

@@ -1,4 +1,4 @@
-"""The way in for clients that reach an ingress only: their calls are handed on, message by message, unread."""
+"""The entry for clients that reach only an ingress: their calls are forwarded, message by message, undecoded."""
 
 from collections.abc import AsyncIterator, Callable
 from typing import Final, TypeAlias
@@ -11,7 +11,7 @@ from waferbox.rpc.async_server import Context
 from waferbox.rpc.server import GATEWAY_KEY, INGRESS_KEY
 from waferbox.security.guard import TOKEN_KEY
 
-# What may be called without a target, on the management service, and with one, on coordinators and MemoryX nodes.
+# Methods that may be called without a target, on management, and with a target, on coordinators and MemoryX nodes.
 _MANAGEMENT_METHODS: Final = ("/wsc.v1.Management/", "/wsc.v1.Observation/")
 _TARGET_METHODS: Final = ("/wsc.v1.Coordinator/", "/wsc.v1.StateService/", METHOD)
 
@@ -19,7 +19,7 @@ _Metadata: TypeAlias = tuple[tuple[str, str | bytes], ...]
 
 
 class Gateway(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic for mypy only
-    """Serves calls that are for the management service, or bear the address they are for; in an event loop."""
+    """A forwarder of calls to management, or to the address that a call names; in an event loop."""
 
     def __init__(self, management: str, channel: grpc.aio.Channel, targets: Targets) -> None:
         """channel: to the management service at that address."""
@@ -28,14 +28,14 @@ class Gateway(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic for 
         self._targets = targets
 
     def add_to_server(self, server: grpc.aio.Server) -> None:
-        """Before the server starts."""
+        """Adds the handlers; to be called before the server starts."""
         server.add_generic_rpc_handlers((self,))
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> "grpc.RpcMethodHandler[bytes, bytes] | None":
         method = handler_call_details.method
         metadata = dict(handler_call_details.invocation_metadata)
         target = str(metadata.pop(GATEWAY_KEY, ""))
-        # The caller's own token, and never this process's: what he may do is not more by coming this way.
+        # Only the caller's own token, never this process's: an ingress adds no rights.
         own = tuple((key, value) for key, value in metadata.items() if key.startswith("wsc-") or key == TOKEN_KEY)
 
         async def to_management(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
@@ -67,7 +67,7 @@ class Gateway(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic for 
         )
 
 
-# What grpc.aio says of a call whose connection has broken in the middle of an operation.
+# The details by grpc.aio of a call whose connection broke in the middle of an operation.
 _BROKEN: Final = "Internal error from Core"
 
 

@@ -1,4 +1,4 @@
-"""The Prometheus figures of an ingress. Imported only where they are wanted."""
+"""The Prometheus metrics of an ingress. Imported only if they are served."""
 
 from collections.abc import Callable, Iterator
 
@@ -8,10 +8,10 @@ from prometheus_client.registry import Collector
 
 
 class IngressCollector(Collector):
-    """Reads what there is when somebody asks."""
+    """The collector of an ingress's metrics, which reads the values at each scrape."""
 
     def __init__(self, coordinators: Callable[[], int]) -> None:
-        """coordinators: how many run here."""
+        """coordinators: returns the number of those that run here."""
         self._coordinators = coordinators
 
     def collect(self) -> Iterator[Metric]:

@@ -1,4 +1,4 @@
-"""The process of an ingress: its server, its place at management, its coordinators."""
+"""The process of an ingress: its server, its registration, its coordinators."""
 
 import asyncio
 import os
@@ -25,21 +25,21 @@ from wsc.v1 import ingress_pb2_grpc, management_pb2, node_pb2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngressSettings:
-    """What an ingress is told when it is started."""
+    """The settings that an ingress starts with."""
 
     management: str  # host:port
-    cache_root: Path  # artifacts of the compiler lie below it
-    compile_root: Path | None = None  # below which scripts may name folders of their own; None: the cache root alone
+    cache_root: Path  # the artifacts of the compiler are below it
+    compile_root: Path | None = None  # scripts may name folders below it; None: below the cache root only
     listen: str = "127.0.0.1:0"
     metrics_port: int | None = None  # 0: any; None: no endpoint
 
 
 class Ingress:
-    """An waferbox.runtime.node.Serving. Raises OSError if it cannot listen."""
+    """An ingress, as a waferbox.runtime.node.Serving. Raises OSError if it cannot listen."""
 
     def __init__(self, settings: IngressSettings) -> None:
         self.refusal = ""
-        self._reporting: asyncio.Task[None] | None = None  # management, of jobs that were left
+        self._reporting: asyncio.Task[None] | None = None  # of orphaned jobs, to management
         self._over = threading.Event()
         self._closed = False
         self._server = AsyncServer(on_defect=self._defect, max_message_bytes=LARGE_MESSAGE_BYTES, for_scripts=True)
@@ -60,7 +60,7 @@ class Ingress:
         ingress_pb2_grpc.add_IngressServicer_to_server(self._coordinators, server)
         Gateway(settings.management, self._channel, self._targets).add_to_server(server)
         health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)  # type: ignore[attr-defined]  # not in the stubs
-        self._left = OrphanedJobs(settings.cache_root, settings.management, self.address)
+        self._orphaned = OrphanedJobs(settings.cache_root, settings.management, self.address)
         self._metrics = None
         if settings.metrics_port is not None:
             from appliance.ingress.metrics import IngressCollector
@@ -81,7 +81,7 @@ class Ingress:
         self._over.wait()
 
     def close(self) -> None:
-        """End the coordinators, whose clients are told through this process, then all else; once."""
+        """Ends the coordinators, whose clients are notified through this process, then all else; idempotent."""
         self._registration.close()
         if not self._closed:
             self._closed = True
@@ -91,13 +91,13 @@ class Ingress:
             self._metrics.close()
 
     async def _start_reporting(self) -> None:
-        def told(task: "asyncio.Task[None]") -> None:
+        def reported(task: "asyncio.Task[None]") -> None:
             error = None if task.cancelled() else task.exception()
             if isinstance(error, Exception):
                 self._defect(error)
 
-        self._reporting = asyncio.create_task(report_orphaned_jobs(self._left, self._channel))
-        self._reporting.add_done_callback(told)
+        self._reporting = asyncio.create_task(report_orphaned_jobs(self._orphaned, self._channel))
+        self._reporting.add_done_callback(reported)
 
     async def _end_calls(self) -> None:
         if self._reporting is not None:
@@ -126,6 +126,6 @@ class Ingress:
 
 
 async def _reach(management: str) -> tuple[grpc.aio.Channel, Targets]:
-    """A channel to management, and what management names; made where they are used."""
+    """Makes a channel to management, and the targets that management lists; in the event loop that uses them."""
     channel = make_async_channel(management)
     return channel, Targets(channel)

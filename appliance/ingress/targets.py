@@ -1,6 +1,6 @@
-"""Where the calls of clients may go: to the coordinators and MemoryX nodes that the management service names.
+"""The targets of clients' calls: the coordinators and MemoryX nodes that the management service lists.
 
-What it has named stays open while it is away, and for a while after it is back, until those have come back to it too.
+A listed target stays open while management is away, and for a while after its restart, until the target has registered.
 """
 
 import asyncio
@@ -19,8 +19,8 @@ from waferbox.security.guard import bearer
 from waferbox.security.tokens import Kind, cluster_secret
 from wsc.v1 import management_pb2, management_pb2_grpc, node_pb2
 
-FRESH_SECONDS: Final = 2.0  # how long an answer counts
-RETURN_SECONDS: Final = 10.0  # how long a target that management has not named any more stays open
+FRESH_SECONDS: Final = 2.0  # validity of an answer
+RETURN_SECONDS: Final = 10.0  # a target stays open for so long after management no longer lists it
 
 logger = logging.getLogger(__name__)
 
@@ -28,12 +28,12 @@ logger = logging.getLogger(__name__)
 @dataclass(slots=True, kw_only=True)
 class _Target:
     channel: grpc.aio.Channel
-    calls: int = 0  # under way
+    calls: int = 0  # in progress
     missing_since: float | None = None  # monotonic
 
 
 class Targets:
-    """Owns a channel to each target. For one event loop."""
+    """A cache of targets with a channel to each. Used in one event loop."""
 
     def __init__(self, management: grpc.aio.Channel) -> None:
         self._management: management_pb2_grpc.ManagementAsyncStub = management_pb2_grpc.ManagementStub(management)
@@ -43,12 +43,12 @@ class Targets:
 
     @contextlib.asynccontextmanager
     async def channel(self, address: str) -> AsyncIterator[grpc.aio.Channel | None]:
-        """The channel to an address, for one call; None where no client has any business."""
+        """Yields the channel to an address, for one call; None if clients must not call it."""
         called = time.monotonic()
         if self._is_stale(address):
             async with self._query_lock:
                 if self._last_query < called:
-                    await self._ask()
+                    await self._query()
         target = self._targets.get(address)
         if target is None:
             yield None
@@ -62,14 +62,14 @@ class Targets:
                 await target.channel.close(None)
 
     async def close(self) -> None:
-        """End all calls."""
+        """Ends all calls."""
         await asyncio.gather(*(target.channel.close(None) for target in self._targets.values()))
 
     def _is_stale(self, address: str) -> bool:
         return address not in self._targets or time.monotonic() - self._last_query >= FRESH_SECONDS
 
-    async def _ask(self) -> None:
-        """Learn from management what there is; if it does not answer, what was known counts."""
+    async def _query(self) -> None:
+        """Queries management for the targets; without an answer the known ones stay."""
         self._last_query = time.monotonic()
         shown = (bearer(cluster_secret().token(Kind.NODE)),)
         try:
@@ -79,7 +79,7 @@ class Targets:
                 self._management.ListNodes(management_pb2.ListNodesRequest(), timeout=seconds, metadata=shown),
             )
         except grpc.RpcError as error:
-            logger.debug("management names no targets: %s", error)
+            logger.debug("management lists no targets: %s", error)
             return
         named = {job.coordinator for job in answers[0].jobs if job.coordinator}
         named |= {node.address for node in answers[1].nodes if node.role == node_pb2.ROLE_MEMORYX}

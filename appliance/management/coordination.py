@@ -1,6 +1,4 @@
-"""Management's end of a coordinator's stream: requests for nodes and reports come in, nodes with their leases and
-notices go out.
-"""
+"""Management's side of a coordinator's stream: receives requests and reports, sends leased nodes and notices."""
 
 import threading
 import time
@@ -14,36 +12,35 @@ from waferbox.rpc.async_server import Mailbox
 from waferbox.security.tokens import Kind, cluster_secret
 from wsc.v1 import management_pb2, observation_pb2
 
-# --- The tokens by which a coordinator shows a node that management gave it to the coordinator's job ------------------
+# --- Lease tokens: they show a node that management gave it to the coordinator's job ----------------------------------
 
 
 def with_lease(node: management_pb2.NodeInfo, job: str) -> management_pb2.NodeInfo:
-    """The same node, with the token of a lease that is later than all before."""
+    """Returns the node with the token of a new lease, which is later than all before."""
     leased = management_pb2.NodeInfo()
     leased.CopyFrom(node)
     leased.lease = cluster_secret().token(Kind.LEASE, job, node.instance, str(time.time_ns()))
     return leased
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Management's end of a coordinator's stream: requests for nodes and reports come in, nodes and notices go out
+# --- Management's side of the stream ----------------------------------------------------------------------------------
 
 
 class BadRequest(ValueError):
-    """A coordinator has sent what it must not."""
+    """Raised for an invalid message of a coordinator."""
 
 
 class Coordination:
-    """One Coordinate stream, and the Waiter of its job. responses() ends when the stream does.
+    """Management's side of one Coordinate stream, and the Waiter of its job. responses() ends with the stream.
 
-    Read and iterated over in the event loop of the stream; the rest is for any thread, and never blocks.
+    read and responses run in the event loop of the stream; the rest is thread-safe and never blocks.
     """
 
     def __init__(self, job: JobEntry, registry: NodeRegistry) -> None:
         self._job = job
         self._registry = registry
         self._lock = threading.Lock()
-        self._take: Callable[[observation_pb2.Spans | None], None] | None = None  # the spans of the trace under way
+        self._take: Callable[[observation_pb2.Spans | None], None] | None = None  # gets the spans of the current trace
         self._outbox: Mailbox[management_pb2.CoordinateResponse] = Mailbox()
         self.changed()
 
@@ -51,7 +48,7 @@ class Coordination:
         return self._outbox.messages()
 
     async def read(self, requests: AsyncIterator[management_pb2.CoordinateRequest]) -> None:
-        """Take in what the coordinator says, until it has said all. Raises BadRequest."""
+        """Handles the coordinator's messages until the end of the stream. Raises BadRequest."""
         try:
             async for request in requests:
                 match request.WhichOneof("kind"):
@@ -75,17 +72,17 @@ class Coordination:
             self.end()
 
     def changed(self) -> None:
-        """Tell the coordinator what the job is."""
+        """Sends the changed job to the coordinator."""
         request = management_pb2.CreateJobRequest()
         request.CopyFrom(self._job.request)
         self._outbox.put(management_pb2.CoordinateResponse(job=request))
 
     def cancel(self) -> None:
-        """Tell the coordinator to give up."""
+        """Sends the order to end the job."""
         self._outbox.put(management_pb2.CoordinateResponse(cancel=management_pb2.CancelNotice()))
 
     def lost(self, node: management_pb2.NodeInfo) -> None:
-        """Tell the coordinator that one of its nodes is gone."""
+        """Reports a lost node to the coordinator."""
         self._outbox.put(management_pb2.CoordinateResponse(lost=node))
 
     def queued(self, status: management_pb2.QueueStatus) -> None:
@@ -103,7 +100,10 @@ class Coordination:
     def trace(
         self, request: observation_pb2.TraceJobRequest, take: Callable[[observation_pb2.Spans | None], None]
     ) -> bool:
-        """Have some steps traced; False while others are. take(spans) is called as they come; None: no more will."""
+        """Requests a trace of some steps; False during another trace.
+
+        take(spans) is called with spans as they arrive, and with None at the end.
+        """
         with self._lock:
             if self._take is not None:
                 return False
@@ -120,7 +120,7 @@ class Coordination:
             take(spans)
 
     def end(self) -> None:
-        """The stream is over: the job waits no more, and responses() ends."""
+        """Ends the stream: the job leaves the queue, and responses() ends."""
         self._traced(None)
         self._registry.leave(self._job.name, self)
         self._outbox.close()
@@ -132,7 +132,7 @@ class Coordination:
 
     def _report(self, report: management_pb2.JobReport) -> None:
         if report.phase in ENDED:
-            # Its coordinator has a while to go: a job that is seen to have ended must not keep others waiting so long.
+            # The coordinator still runs for a while, but an ended job must not hold up others in the queue.
             self._registry.leave(self._job.name, self)
         self._job.report = report
 

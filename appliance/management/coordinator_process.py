@@ -1,4 +1,4 @@
-"""The process of a job's coordinator, as management knows it: a child, one of its predecessor's, or an ingress'."""
+"""The process of a job's coordinator as management sees it: a child, a child of an earlier service, or an ingress's."""
 
 import logging
 import threading
@@ -17,40 +17,40 @@ logger = logging.getLogger(__name__)
 
 
 class ProcessLost(RuntimeError):
-    """Nobody can say how the process goes, or how it ended."""
+    """Raised when neither the state nor the exit status of the process can be determined."""
 
 
 class CoordinatorProcess(Protocol):
-    """A waferbox.launch.spawn.Child, or something that behaves like one."""
+    """The process of a coordinator: a waferbox.launch.spawn.Child, or an object with the same methods."""
 
     @property
     def cause(self) -> str:
-        """What ended it, once wait has returned, where it ended with another process; else empty."""
+        """After wait: the cause, if the process ended together with another one; else empty."""
 
     def wait(self) -> int:
-        """Its exit status, once it has ended. Raises ProcessLost."""
+        """Returns the exit status, once it has ended. Raises ProcessLost."""
 
     def terminate(self) -> None: ...
 
     def kill(self) -> None: ...
 
     def close(self, deadline_seconds: float = ...) -> object:
-        """End it, if it still runs, and forget it."""
+        """Ends the process if it still runs, and releases all resources."""
 
 
 class IngressProcess:
-    """A coordinator that an ingress runs. Where this object is not closed it goes on when this process ends."""
+    """A coordinator that an ingress runs. Without a call of close it outlives this process. Thread-safe."""
 
     cause = ""
 
     def __init__(self, ingress: str, request: ingress_pb2.RunCoordinatorRequest) -> None:
-        """ingress: its address. That the process could not be started is what wait raises."""
+        """Requests the start; wait raises ProcessLost if it failed. ingress: its address."""
         self._ingress = ingress
         self._job = request.job
         self._channel = make_channel(ingress, cluster_secret().token(Kind.MANAGEMENT))
         self._stub = ingress_pb2_grpc.IngressStub(self._channel)
         self._call = self._stub.RunCoordinator.future(request)
-        self._lock = threading.Lock()  # of the channel, once it may be closed
+        self._lock = threading.Lock()  # of the channel against close
 
     def wait(self) -> int:
         try:
@@ -73,7 +73,7 @@ class IngressProcess:
             except grpc.FutureTimeoutError:
                 self.kill()
             except (grpc.RpcError, grpc.FutureCancelledError):
-                pass  # nobody is there to be asked
+                pass  # the ingress is gone
         with self._lock:
             self._channel.close()
 
@@ -89,7 +89,7 @@ class IngressProcess:
 
 
 def process_of(hello: management_pb2.CoordinatorHello) -> Child | None:
-    """A coordinator that an earlier management service had started; None where it has ended, or is not on this host."""
+    """Returns a coordinator that an earlier management service started; None if it has ended or is elsewhere."""
     if hello.ingress or hello.host != host_id():
         return None
     return Child.find("appliance.coordinator", hello.process_id, hello.process_started)

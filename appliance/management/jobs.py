@@ -1,4 +1,4 @@
-"""The jobs that management knows: those under way, and the last ones that ended."""
+"""The jobs of a management service: live ones, and the last that ended."""
 
 import collections
 import secrets
@@ -22,32 +22,32 @@ ENDED = frozenset(
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class JobEntry:
-    """One job. Each field has one writer at a time: the service, or the coordination that the job has."""
+    """A job as management sees it. Each field has one writer at a time: the service, or the job's coordination."""
 
     name: str
     request: management_pb2.CreateJobRequest
-    token: str  # what the coordinator shows us, and the client shows the coordinator
+    token: str  # shown by the coordinator to management, and by the client to the coordinator
     created: float = field(default_factory=time.time)  # this and the next two: seconds since 1970
-    started: float = 0.0  # 0: it has had no nodes yet
-    ended: float = 0.0  # 0: it has not
-    coordinator: str = ""  # its address, once it has said hello
-    process: CoordinatorProcess | None = None  # the coordinator's, as far as it is known
+    started: float = 0.0  # 0: no nodes yet
+    ended: float = 0.0  # 0: it is live
+    coordinator: str = ""  # its address, after its hello
+    process: CoordinatorProcess | None = None  # the coordinator's, if known
     report: management_pb2.JobReport = field(
         default_factory=lambda: management_pb2.JobReport(phase=management_pb2.JOB_PHASE_STARTING)
     )
-    nodes: Sequence[management_pb2.NodeInfo] = ()  # that it was given
+    nodes: Sequence[management_pb2.NodeInfo] = ()  # granted to it
     cancelled: bool = False
-    losses: list[float] = field(default_factory=list)  # monotonic: when coordinators of it ended by no wish of anybody
-    away_since: float | None = None  # monotonic: when the coordinator, which has no stream to us, was last heard of
-    restarted_at: float | None = None  # monotonic: of the coordinator, until it has said hello
+    losses: list[float] = field(default_factory=list)  # monotonic: unexpected ends of its coordinators
+    away_since: float | None = None  # monotonic: end of the coordinator's last stream; None: it has one
+    restarted_at: float | None = None  # monotonic: last restart of the coordinator, until its hello
     history: JobHistory = field(default_factory=JobHistory)
-    started_or_over: Changes = field(default_factory=Changes)  # of `coordinator` and `over`
+    started_or_over: Changes = field(default_factory=Changes)  # changes of `coordinator` and `over`
     over: threading.Event = field(default_factory=threading.Event)
 
     def describe(
         self, status: management_pb2.QueueStatus, held: Callable[[str], Sequence[management_pb2.NodeInfo]]
     ) -> management_pb2.JobInfo:
-        """status: where it is in the queue. held: the nodes that a job leases, where it was not told of them."""
+        """Describes the job. status: its position in the queue. held: returns the nodes that a job leases."""
         request = self.request
         return management_pb2.JobInfo(
             job=self.name,
@@ -73,7 +73,7 @@ class JobEntry:
         )
 
     def label(self, add: Sequence[str], remove: Sequence[str]) -> None:
-        """add: "key=value", each in place of a label with its key; remove: keys."""
+        """Changes labels. add: "key=value", each replaces the label with its key; remove: keys."""
         labels = {label.partition("=")[0]: label for label in self.request.labels}
         for key in remove:
             labels.pop(key, None)
@@ -83,11 +83,11 @@ class JobEntry:
 
 
 class TooManyJobs(RuntimeError):
-    """There are as many jobs as a cluster may have."""
+    """Raised when there are as many jobs as a cluster may have."""
 
 
 class JobTable:
-    """Thread-safe."""
+    """The jobs of a management service: live ones, and the last that ended. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -95,7 +95,10 @@ class JobTable:
         self._finished: collections.deque[JobEntry] = collections.deque(maxlen=MAX_FINISHED)
 
     def create(self, request: management_pb2.CreateJobRequest, token: Callable[[str], str]) -> JobEntry:
-        """A job with a fresh name, and the token for it. Raises TooManyJobs."""
+        """Adds a job with a fresh name. Raises TooManyJobs.
+
+        make_token: returns the token of a job by its name.
+        """
         with self._lock:
             self._check_room()
             name = f"job-{secrets.token_hex(4)}"
@@ -106,9 +109,10 @@ class JobTable:
         return job
 
     def adopt(self, hello: management_pb2.CoordinatorHello) -> JobEntry:
-        """The job that a coordinator of an earlier management service tells of; the same again if it is known.
+        """Adds a job that an earlier management service created; returns the existing entry if there is one.
 
-        Raises TooManyJobs.
+        Raises:
+            TooManyJobs: there are as many jobs as a cluster may have.
         """
         with self._lock:
             self._check_room()
@@ -123,18 +127,18 @@ class JobTable:
             return self._live.setdefault(hello.job, job)
 
     def live(self, name: str) -> JobEntry | None:
-        """The job, if it has not ended."""
+        """Returns the job if it is live."""
         with self._lock:
             return self._live.get(name)
 
     def find(self, name: str) -> JobEntry | None:
-        """The job, also if it ended not long ago."""
+        """Returns the job if it is live or ended recently."""
         with self._lock:
             finished = (job for job in self._finished if job.name == name)
             return self._live.get(name) or next(finished, None)
 
     def end(self, job: JobEntry, report: management_pb2.JobReport) -> bool:
-        """The job is over; no effect, and False, if it was already."""
+        """Ends a job; False, without effect, if it had ended."""
         with self._lock:
             if self._live.pop(job.name, None) is None:
                 return False
@@ -149,7 +153,7 @@ class JobTable:
             return list(self._live.values())
 
     def all(self) -> Sequence[JobEntry]:
-        """Newest first, those under way before those that ended."""
+        """Returns live jobs, then ended ones, each newest first."""
         with self._lock:
             return [*reversed(self._live.values()), *reversed(self._finished)]
 

@@ -1,4 +1,4 @@
-"""The Prometheus figures of the management service: nodes, jobs, the queue, and how each running job goes."""
+"""The Prometheus metrics of the management service: nodes, jobs, the queue, and the progress of running jobs."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -12,16 +12,16 @@ from waferbox import roles
 from waferbox.runtime.metrics import report_metrics
 from wsc.v1 import management_pb2
 
-JOB = "cluster_job"  # `job` is taken: Prometheus calls so what it asks
+JOB = "cluster_job"  # `job` is the name of Prometheus itself for a scraped target
 
 
 class ManagementCollector(Collector):
-    """Reads what there is when somebody asks."""
+    """The collector of management's metrics, which reads the values at each scrape."""
 
     def __init__(
         self, nodes: Callable[[], Sequence[management_pb2.NodeInfo]], jobs: Callable[[], Sequence[JobEntry]]
     ) -> None:
-        """jobs: those under way, and those that are remembered."""
+        """jobs: live ones, and the last that ended."""
         self._nodes = nodes
         self._jobs = jobs
 

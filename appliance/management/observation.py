@@ -1,4 +1,4 @@
-"""The service Observation: what can be seen of a job, while it runs and for a while afterwards."""
+"""The service Observation: reports, logs, scalars and traces of a job, while it runs and for a while afterwards."""
 
 from collections.abc import AsyncIterator, Callable
 
@@ -18,7 +18,7 @@ class ObservationService(observation_pb2_grpc.ObservationServicer):
     """Serves Observation, in an event loop, for the jobs of a management service."""
 
     def __init__(self, jobs: JobTable, coordination_of: Callable[[str], Coordination | None]) -> None:
-        """coordination_of: the stream of a job's coordinator, by the job's name, while there is one."""
+        """coordination_of: returns the stream of a job's coordinator, if there is one, by the job's name."""
         self._jobs = jobs
         self._coordination_of = coordination_of
 
@@ -44,7 +44,7 @@ class ObservationService(observation_pb2_grpc.ObservationServicer):
                 for events in batches(batch):
                     yield events
         except TooSlow:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "more happens than this watcher takes")
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "this watcher is too slow: too many events wait")
 
     async def TraceJob(
         self,
@@ -58,7 +58,7 @@ class ObservationService(observation_pb2_grpc.ObservationServicer):
         if coordination is None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{request.job} is not running")
         taken: Mailbox[observation_pb2.Spans] = Mailbox()
-        # If the client leaves, the coordinator goes on to the end of the trace, and it is dropped.
+        # If the client leaves, the coordinator completes the trace, and the spans are dropped.
         when_over(context, taken.close)
         if not coordination.trace(request, lambda spans: taken.close() if spans is None else taken.put(spans)):
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{request.job} is being traced already")

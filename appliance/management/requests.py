@@ -1,4 +1,4 @@
-"""What management accepts of what clients ask for."""
+"""Checks of the requests to management."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -16,28 +16,28 @@ MAX_JOB_NODES = 16_384
 MAX_LABELS = 64
 MAX_TEXT = 256  # characters of a label, a name or an address
 MAX_FOLDER = 4096  # characters of a path
-MAX_MESSAGE = 10_000  # characters of what a job reports
-MAX_ARTIFACTS = 64  # that a job names
-MAX_KEYS = 1024  # labels that one call takes away
+MAX_MESSAGE = 10_000  # characters of a job's message in a report
+MAX_ARTIFACTS = 64  # artifacts in a report
+MAX_KEYS = 1024  # labels that one call removes
 
-# What a node says of itself, and what a coordinator says of one.
+# The texts by which a node describes itself, and those of a node in a coordinator's message.
 _OWN_TEXTS = ("address", "host", "version", "job", "member", "metrics", "instance")
 _NODE_TEXTS = ("node_id", *_OWN_TEXTS)
 
 
 def complete(request: management_pb2.CreateJobRequest) -> None:
-    """Fill in what the client left to us."""
+    """Sets the defaults of fields that the client left out."""
     request.run_ahead_steps = request.run_ahead_steps or DEFAULT_RUN_AHEAD_STEPS
     request.priority = request.priority or DEFAULT_PRIORITY
 
 
 def is_artifact(name: str) -> bool:
-    """Whether it can be the key of a plan, and so the name of a folder in the cache: it comes from a coordinator."""
+    """Whether this can be the key of a plan, and so the name of a folder in the cache: it comes from a coordinator."""
     return re.fullmatch("[0-9A-Za-z-]{1,128}", name) is not None
 
 
 def problem_of_job(request: management_pb2.CreateJobRequest) -> str:
-    """What is wrong with what a client asks for; empty if nothing is."""
+    """Returns a problem of a client's request for a job; empty if there is none."""
     for name, value, least, most in (
         ("num_csx", request.num_csx, 1, MAX_WAFERS),
         ("min_num_csx", request.min_num_csx, 0, request.num_csx),
@@ -57,7 +57,7 @@ def problem_of_job(request: management_pb2.CreateJobRequest) -> str:
 
 
 def problem_of_node(hello: management_pb2.RegisterRequest) -> str:
-    """What is wrong with what a node says of itself; empty if nothing is."""
+    """Returns a problem of a node's hello; empty if there is none."""
     if not roles.is_registered(hello.role):
         return f"there is no role {hello.role}"
     if not hello.address:
@@ -69,7 +69,7 @@ def problem_of_node(hello: management_pb2.RegisterRequest) -> str:
 
 
 def problem_of_acquire(wanted: management_pb2.Acquire) -> str:
-    """What is wrong with what a coordinator asks for; empty if nothing is."""
+    """Returns a problem of a coordinator's request for nodes; empty if there is none."""
     for name, value, least, most in (
         ("num_wafers", wanted.num_wafers, 1, MAX_WAFERS),
         ("num_workers_per_wafer", wanted.num_workers_per_wafer, 1, MAX_WORKERS_PER_WAFER),
@@ -80,7 +80,7 @@ def problem_of_acquire(wanted: management_pb2.Acquire) -> str:
 
 
 def problem_of_nodes(nodes: Sequence[management_pb2.NodeInfo]) -> str:
-    """What is wrong with what a coordinator says of the nodes of its job; empty if nothing is."""
+    """Returns a problem of a coordinator's list of nodes; empty if there is none."""
     if len(nodes) > MAX_JOB_NODES:
         return f"a job has at most {MAX_JOB_NODES} nodes, not {len(nodes)}"
     if len({node.member for node in nodes}) < len(nodes):
@@ -96,31 +96,31 @@ def problem_of_nodes(nodes: Sequence[management_pb2.NodeInfo]) -> str:
 
 
 def problem_of_report(report: management_pb2.JobReport) -> str:
-    """What is wrong with what a coordinator reports; empty if nothing is. A message that is too long is cut."""
+    """Returns a problem of a coordinator's report; empty if there is none. Cuts a message that is too long."""
     report.message = report.message[:MAX_MESSAGE]
     if len(report.artifacts) > MAX_ARTIFACTS or max(map(len, report.artifacts), default=0) > MAX_TEXT:
         return f"a job names at most {MAX_ARTIFACTS} artifacts, each with at most {MAX_TEXT} characters"
     if len(report.restarts) > MAX_RESTARTS:
-        return f"a job tells of its last {MAX_RESTARTS} restarts, not of {len(report.restarts)}"
+        return f"a report has at most the last {MAX_RESTARTS} restarts, not of {len(report.restarts)}"
     for restart in report.restarts:
         restart.cause, restart.replaced = restart.cause[:MAX_MESSAGE], restart.replaced[:MAX_MESSAGE]
     return ""
 
 
 def problem_of_priority(priority: int) -> str:
-    """As problem_of_job."""
+    """Returns a problem of a priority; empty if there is none."""
     if FIRST_PRIORITY <= priority <= LAST_PRIORITY:
         return ""
     return f"priority must be {FIRST_PRIORITY} (first) to {LAST_PRIORITY}, not {priority}"
 
 
 def shown(text: str) -> str:
-    """A text from outside, for an error message: quoted, and cut where it is longer than any that is right."""
+    """Quotes a text from outside for an error message, and cuts it at the length of the longest valid one."""
     return repr(text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}...")
 
 
 def problem_of_labels(labels: Iterable[str]) -> str:
-    """As problem_of_job."""
+    """Returns a problem of a job's labels; empty if there is none."""
     labels = list(labels)
     if len(labels) > MAX_LABELS:
         return f"a job has at most {MAX_LABELS} labels, not {len(labels)}"

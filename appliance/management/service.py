@@ -1,10 +1,10 @@
-"""The management service: nodes register here, clients ask for jobs, coordinators ask for nodes.
+"""The management service: nodes register here, clients create jobs, coordinators request nodes.
 
-It keeps nothing on disk. When it ends, jobs go on; when it is started anew at the same address, nodes and coordinators
-come back and tell it what it must know.
+It stores nothing on disk. Jobs outlive it; after a restart at the same address, nodes and coordinators connect again
+and send their state.
 
-Calls are coroutines of one event loop, so that an open stream costs no thread; what they decide on is plain code under
-locks. What may block, as the start of a process does, is done in threads of the loop.
+Calls are coroutines of one event loop, so that an open stream costs no thread; their decisions are plain code under
+locks. Operations that may block, such as the start of a process, run in threads of the loop.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ _Request = TypeVar("_Request")
 
 
 class ManagementService(management_pb2_grpc.ManagementServicer):
-    """Serves Management, in an event loop. Its other methods are for any thread; coordinators may outlive it."""
+    """Serves Management, in an event loop. Its other methods are thread-safe; coordinators may outlive it."""
 
     def __init__(
         self,
@@ -56,13 +56,13 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
         on_shutdown: Callable[[], None],
         on_defect: Callable[[Exception], None],
     ) -> None:
-        """on_shutdown() is called when somebody asks for the end of the service. on_defect: see Supervisor."""
+        """on_shutdown: called at a user's request to end the service. on_defect: see Supervisor."""
         self._settings = settings
         self._supervisor = Supervisor(settings, on_defect)
         self._registry = self._supervisor.registry
         self._jobs = self._supervisor.jobs
         self.observation = ObservationService(self._jobs, self._supervisor.coordination_of)
-        self.metrics = ""  # where this process serves figures for Prometheus, as host:port; empty: nowhere
+        self.metrics = ""  # where this process serves metrics for Prometheus, as host:port; empty: nowhere
         self._on_shutdown = on_shutdown
 
     def start(self, home: CoordinatorHome) -> None:
@@ -74,15 +74,15 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
         self._supervisor.close(end_jobs=end_jobs)
 
     def nodes(self) -> Sequence[management_pb2.NodeInfo]:
-        """All that are there."""
+        """Returns all registered nodes."""
         return self._registry.nodes()
 
     def jobs(self) -> Sequence[JobEntry]:
-        """All that are under way, and the last that ended."""
+        """Returns live jobs, and the last that ended."""
         return self._jobs.all()
 
     def describe(self, jobs: Sequence[JobEntry]) -> Sequence[management_pb2.JobInfo]:
-        """The jobs as clients and pages are told of them."""
+        """Describes jobs for clients and pages."""
         queue = self._registry.queue_status()
         infos = []
         for job in jobs:
@@ -93,17 +93,17 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
         return infos
 
     def describe_one(self, name: str) -> management_pb2.JobInfo | None:
-        """A job of that name, if there is one."""
+        """Describes the job of this name, if there is one."""
         job = self._jobs.find(name)
         return None if job is None else self.describe([job])[0]
 
     def owner_of(self, name: str) -> str | None:
-        """The user whose job it is, if there is a job of that name."""
+        """Returns the user who owns this job, if there is one."""
         job = self._jobs.find(name)
         return None if job is None else job.request.user
 
     def history(self, name: str) -> JobHistory | None:
-        """What has been seen of a job of that name, if there is one."""
+        """Returns the history of this job, if there is one."""
         job = self._jobs.find(name)
         return None if job is None else job.history
 
@@ -122,13 +122,13 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
             node_id = self._registry.add(hello)
         except RegistryFull as error:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
-        # Called at once when the stream ends, however it does.
+        # Called at once at any end of the stream.
         when_over(context, lambda: self._registry.remove(node_id, "it left, or died"))
         logger.info("%s registered as %s", roles.role_of(hello.role).module, node_id)
         yield management_pb2.RegisterResponse(node_id=node_id, lease_seconds=self._settings.lease_seconds)
         async for heartbeat in request_iterator:
             if not self._registry.renew(node_id, heartbeat.job):
-                return  # too late; it will register anew
+                return  # too late; the node will register again
 
     async def ListNodes(
         self, request: management_pb2.ListNodesRequest, context: Context
@@ -152,7 +152,7 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
         wait_seconds = deadlines.JOB_CREATION.ingress_return if through_ingress else 0.0
         ingress = await self._registry.changes.wait_for(self._registry.ingress, wait_seconds)
         try:
-            # In one go, for a call may be cancelled while it waits.
+            # In one call, since this coroutine may be cancelled at any await.
             job = await asyncio.to_thread(self._supervisor.create, request, ingress)
         except TooManyJobs as error:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
@@ -200,7 +200,7 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
             raise error
 
     async def _job_of(self, hello: management_pb2.CoordinatorHello, context: Context) -> JobEntry:
-        """The job that a coordinator serves; one that an earlier start of this service had made is taken over."""
+        """Returns the job of a coordinator; adopts one that an earlier management service created."""
         await _check_own_job(hello, context)
         job = self._jobs.live(hello.job)
         if job is not None:
@@ -225,7 +225,7 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
         return management_pb2.AdoptJobResponse()
 
     async def _check_hello(self, hello: management_pb2.CoordinatorHello, context: Context) -> None:
-        """Of a job that this start of the service has not made."""
+        """Checks the hello of a job that an earlier management service created."""
         if hello.request.version != __version__:
             await _refuse_version(context, "this coordinator", hello.request.version)
         await self._check_job(hello.request, context)
@@ -286,12 +286,12 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
     async def Shutdown(
         self, request: management_pb2.ShutdownRequest, context: Context
     ) -> management_pb2.ShutdownResponse:
-        when_over(context, self._on_shutdown)  # after the answer: the server is about to stop
+        when_over(context, self._on_shutdown)  # after the answer: then the server stops
         return management_pb2.ShutdownResponse()
 
 
 async def _first(requests: AsyncIterator[_Request], context: Context) -> _Request:
-    """The first message of a stream."""
+    """Returns the first message of a stream."""
     try:
         async with asyncio.timeout(deadlines.JOB_CREATION.hello):
             return await anext(requests)

@@ -1,4 +1,4 @@
-"""The lives of jobs: their coordinators are started, watched, informed of what concerns them, and ended."""
+"""The supervision of jobs: starts, watches, restarts and ends their coordinators, and keeps the streams to them."""
 
 import logging
 import threading
@@ -19,17 +19,17 @@ from waferbox.launch.spawn import SpawnError
 from waferbox.security.tokens import Kind, cluster_secret
 from wsc.v1 import ingress_pb2, management_pb2
 
-# --- What a management service is told when it is started -------------------------------------------------------------
+# --- Settings of a management service ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManagementSettings:
-    cache_root: Path  # artifacts of the compiler lie below it
-    compile_root: Path | None = None  # below which scripts may name folders of their own; None: the cache root alone
+    cache_root: Path  # the artifacts of the compiler are below it
+    compile_root: Path | None = None  # scripts may name folders below it; None: below the cache root only
     lease_seconds: float = deadlines.REGISTRATION.lease
 
 
-# --- The lives of jobs: their coordinators are started, watched, told what concerns them, and ended -------------------
+# --- Supervision ------------------------------------------------------------------------------------------------------
 
 
 logger = logging.getLogger(__name__)
@@ -39,31 +39,31 @@ INGRESS_RETRY_SECONDS = 0.5
 
 
 class Supervisor:
-    """Owns the jobs, the registry of nodes, and the thread that watches both. Thread-safe."""
+    """The owner of the jobs, of the registry of nodes, and of the thread that watches both. Thread-safe."""
 
     def __init__(self, settings: ManagementSettings, on_defect: Callable[[Exception], None]) -> None:
-        """on_defect(error) is called when the watch has ended by a defect: management cannot go on."""
+        """on_defect(error): called when a defect has ended the watch; management must end then."""
         self.registry = NodeRegistry(settings.lease_seconds, self._node_lost)
         self.jobs = JobTable()
         self._lease_seconds = settings.lease_seconds
         self._coordinations: dict[str, Coordination] = {}
         self._lock = threading.Lock()
         self._home: CoordinatorHome | None = None
-        self._left: OrphanedJobs | None = None
-        self._taking_up = threading.Lock()  # while it is found out whether a job is known
+        self._orphaned: OrphanedJobs | None = None
+        self._adopting = threading.Lock()  # held while a job is looked up and added
         self._closing = threading.Event()
         self._watch = GuardedThread(self._keep_watch, name="watch", on_defect=on_defect)
 
     def start(self, home: CoordinatorHome) -> None:
-        """Begin. home: of the coordinators that no ingress runs, with the address of management."""
+        """Begins. home: for coordinators that no ingress runs, with the address of management."""
         self._home = home
         self.registry.address = home.management
-        self._left = OrphanedJobs(home.cache_root, home.management)
+        self._orphaned = OrphanedJobs(home.cache_root, home.management)
         self._adopt_orphans()
         self._watch.start()
 
     def close(self, *, end_jobs: bool) -> None:
-        """Stop to watch. end_jobs: end all jobs, with their coordinators; else they go on without us."""
+        """Ends the watch. end_jobs: also ends all jobs and their coordinators; otherwise they outlive this service."""
         self._closing.set()
         self._watch.join()
         jobs = self.jobs.all_live()
@@ -71,7 +71,7 @@ class Supervisor:
             if jobs:
                 names = ", ".join(job.name for job in jobs)
                 address = self.registry.address
-                logger.warning("%s: going on; a management service started at %s takes over", names, address)
+                logger.warning("%s: still running; a management service started at %s takes over", names, address)
             return
         for job in jobs:
             if (process := job.process) is not None:
@@ -87,9 +87,9 @@ class Supervisor:
     # --- the coordinator's process ------------------------------------------------------------------------------------
 
     def create(self, request: management_pb2.CreateJobRequest, ingress: str) -> JobEntry:
-        """A new job, whose coordinator is being started: at an ingress, or here where that is empty.
+        """Creates a job and starts its coordinator: at an ingress, or here if that is empty.
 
-        Blocks while a process is started. Raises TooManyJobs, or SpawnError when the job has ended already.
+        Blocks while a process is started. Raises TooManyJobs; SpawnError, with the job ended.
         """
         job = self.jobs.create(request, lambda name: cluster_secret().token(Kind.JOB, name))
         self.registry.open(job.name)
@@ -102,7 +102,7 @@ class Supervisor:
         return job
 
     def _start_coordinator(self, job: JobEntry, ingress: str, *, restarted: bool = False) -> CoordinatorProcess:
-        """Raises SpawnError."""
+        """Starts a coordinator. Raises SpawnError."""
         start = ingress_pb2.RunCoordinatorRequest(
             job=job.name,
             token=job.token,
@@ -117,7 +117,7 @@ class Supervisor:
         return self._home.start(start)
 
     def _begin_watch(self, job: JobEntry, ingress: str) -> None:
-        """Of a job whose coordinator's process is known."""
+        """Watches the coordinator of a job, in a thread."""
         GuardedThread(
             lambda: self._watch_coordinators(job, ingress),
             name=f"coordinator-{job.name}",
@@ -125,13 +125,13 @@ class Supervisor:
         ).start()
 
     def _watch_failed(self, job: JobEntry, error: Exception) -> None:
-        """A coordinator that nobody watches must not keep nodes."""
+        """Ends a job that is no longer watched, so that it holds no nodes."""
         if (process := job.process) is not None:
             process.kill()
         self._end(job, management_pb2.JOB_PHASE_FAILED, f"a defect in the management service: {error!r}")
 
     def _watch_coordinators(self, job: JobEntry, ingress: str) -> None:
-        """The job's coordinator, and those in its place: the end of the last is that of the job, whatever was said."""
+        """Watches a job's coordinator and its successors: the end of the last ends the job, whatever it reported."""
         while (process := job.process) is not None:
             try:
                 status = process.wait()
@@ -145,7 +145,7 @@ class Supervisor:
                     process.close()
             coordination = self.coordination_of(job.name)
             if coordination is not None and status == TAKEN_STATUS:
-                job.process = None  # the service before this one had started another just before it ended
+                job.process = None  # an earlier management service had started a successor just before its own end
                 break
             if coordination is not None:
                 coordination.end()
@@ -155,25 +155,25 @@ class Supervisor:
                 break
 
     def _replace_coordinator(self, job: JobEntry, ingress: str, how: str) -> bool:
-        """Start another; the nodes stay the job's. False: the job is not to go on."""
+        """Starts a successor; the job keeps its nodes. False if the job cannot continue."""
         now = time.monotonic()
         job.losses = [*(loss for loss in job.losses if now - loss < deadlines.COORDINATION.losses), now]
         while self._gets_successor(job) and len(job.losses) <= job.request.max_num_restarts:
-            job.restarted_at = time.monotonic()  # before the start: hello may come at once
+            job.restarted_at = time.monotonic()  # before the start: hello may arrive at once
             try:
                 job.process = self._start_coordinator(job, ingress, restarted=bool(job.coordinator))
             except SpawnError as error:
-                logger.warning("the coordinator of %s could not be started again: %s", job.name, error)
+                logger.warning("the coordinator of %s could not be restarted: %s", job.name, error)
                 if time.monotonic() - now > deadlines.COORDINATION.spawn or self._closing.wait(SPAWN_RETRY_SECONDS):
                     break
                 continue
-            logger.warning("%s: %s; another is started", job.name, how)
+            logger.warning("%s: %s; a successor is started", job.name, how)
             return True
         return False
 
     def _restart_on_ingress(self, job: JobEntry, ingress: str) -> bool:
-        """Have the ingress run the coordinator, if it does not do so any more; False: it has been away too long."""
-        away_since = job.away_since  # None: the coordinator is there, though not the connection to the ingress
+        """Makes the ingress run the coordinator, if it does not; False if the ingress was away for too long."""
+        away_since = job.away_since  # None: the coordinator has a stream, though the connection to the ingress broke
         is_late = away_since is not None and time.monotonic() - away_since > deadlines.COORDINATION.ingress_return
         if is_late or not job.coordinator or not self._gets_successor(job) or self._closing.wait(INGRESS_RETRY_SECONDS):
             return False
@@ -183,7 +183,7 @@ class Supervisor:
         return True
 
     def _gets_successor(self, job: JobEntry) -> bool:
-        """Whether a coordinator that ends has a successor."""
+        """Whether a coordinator gets a successor when it ends."""
         wanted = job.request.max_num_restarts and not job.cancelled
         return bool(wanted) and job.report.phase not in ENDED and not self._closing.is_set()
 
@@ -198,7 +198,7 @@ class Supervisor:
             self._end(job, management_pb2.JOB_PHASE_FAILED, how + losses)
 
     def _process_lost(self, job: JobEntry, reason: str) -> None:
-        """A coordinator that has said hello may still be there."""
+        """Handles the loss of a process whose coordinator may still run, if it has sent hello."""
         away_since = job.away_since
         is_late = away_since is not None and time.monotonic() - away_since > deadlines.COORDINATION.ingress_return
         if not job.coordinator or is_late:
@@ -213,12 +213,12 @@ class Supervisor:
     # --- the coordinator's stream -------------------------------------------------------------------------------------
 
     def coordination_of(self, job: str) -> Coordination | None:
-        """The stream of a job's coordinator, while there is one."""
+        """Returns the stream of a job's coordinator, if there is one."""
         with self._lock:
             return self._coordinations.get(job)
 
     def adopt(self, hello: management_pb2.CoordinatorHello) -> JobEntry:
-        """A job that an earlier start of this service had made. Raises TooManyJobs."""
+        """Adopts a job of a running coordinator that an earlier management service created. Raises TooManyJobs."""
         job = self._open(hello)
         logger.info("%s is back", job.name)
         if hello.ingress and self._gets_successor(job):
@@ -230,27 +230,27 @@ class Supervisor:
         return job
 
     def _open(self, hello: management_pb2.CoordinatorHello) -> JobEntry:
-        """The job of a hello, with its nodes. Raises TooManyJobs."""
+        """Adds the job of a hello, with its nodes. Raises TooManyJobs."""
         job = self.jobs.adopt(hello)
         self.registry.open(job.name, hello.nodes)
         job.coordinator = hello.address
         return job
 
     def _adopt_orphans(self) -> None:
-        """Have the jobs go on whose coordinators have ended and were not started again."""
-        assert self._left is not None
-        for hello in self._left.take(lambda name: self.jobs.find(name) is not None):
+        """Adopts all orphaned jobs that are found now."""
+        assert self._orphaned is not None
+        for hello in self._orphaned.take(lambda name: self.jobs.find(name) is not None):
             try:
                 self.adopt_orphaned(hello)
             except TooManyJobs as error:
                 logger.warning("%s is given up: %s", hello.job, error)
 
     def adopt_orphaned(self, hello: management_pb2.CoordinatorHello) -> None:
-        """Have a job go on whose coordinator has ended and was not started again; no effect where it is known.
+        """Adopts a job whose coordinator has ended without a successor; no effect if the job is known.
 
-        hello: what the coordinator would have told. Blocks while a process is started. Raises TooManyJobs.
+        hello: the last that its coordinator recorded. Blocks while a process is started. Raises TooManyJobs.
         """
-        with self._taking_up:
+        with self._adopting:
             if self.jobs.find(hello.job) is not None:
                 return
             hello.token = cluster_secret().token(Kind.JOB, hello.job)
@@ -262,9 +262,9 @@ class Supervisor:
             self._process_ended(job, how)
 
     def attach(self, job: JobEntry, address: str, coordination: Coordination) -> None:
-        """The coordinator, which listens at the address, has opened a stream."""
+        """Attaches a new stream of a job's coordinator, which listens at this address."""
         with self._lock:
-            former = self._coordinations.get(job.name)  # broken, though we may not have noticed
+            former = self._coordinations.get(job.name)  # a broken stream may not have ended yet
             self._coordinations[job.name] = coordination
             job.away_since = job.restarted_at = None
         if former is not None:
@@ -275,7 +275,7 @@ class Supervisor:
             coordination.cancel()
 
     def detach(self, job: JobEntry, coordination: Coordination) -> None:
-        """The stream has ended; no effect if the coordinator has opened another."""
+        """Detaches a stream that has ended; no effect if the coordinator has opened another."""
         coordination.end()
         with self._lock:
             if self._coordinations.get(job.name) is not coordination:
@@ -283,16 +283,16 @@ class Supervisor:
             del self._coordinations[job.name]
             job.away_since = time.monotonic()
             if job.process is not None:
-                return  # it comes back, or ends, which is watched
+                return  # the process is watched: it reconnects or ends
         self._unwatched(job)
 
     def _unwatched(self, job: JobEntry) -> None:
-        """The coordinator is not there, and nobody watches its process: it has some time to come back."""
+        """Ends the job of a lost coordinator at once if it had reported the end; otherwise it has time to reconnect."""
         if job.report.phase in ENDED:
             self._end(job, job.report.phase, job.report.message)
 
     def send_request(self, job: JobEntry) -> None:
-        """Tell the coordinator what the job is: it tells a management service that may follow this one."""
+        """Sends the changed job to its coordinator, which passes it on to a restarted management service."""
         coordination = self.coordination_of(job.name)
         if coordination is not None:
             coordination.changed()
@@ -300,7 +300,7 @@ class Supervisor:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def cancel(self, job: JobEntry) -> None:
-        """Have the job end. May block while an ingress is told."""
+        """Cancels a job. May block for a call to an ingress."""
         job.cancelled = True
         coordination = self.coordination_of(job.name)
         if coordination is not None:
@@ -318,12 +318,12 @@ class Supervisor:
             job.over.set()
             job.started_or_over.notify()
 
-    # --- the passage of time ------------------------------------------------------------------------------------------
+    # --- time ---------------------------------------------------------------------------------------------------------
 
     def _keep_watch(self) -> None:
         while not self._closing.wait(self._lease_seconds / 10):
             for node_id in self.registry.expire():
-                logger.warning("%s has said nothing for %g s: given up", node_id, self._lease_seconds)
+                logger.warning("%s has sent nothing for %g s: removed", node_id, self._lease_seconds)
             self.registry.review()
             self._adopt_orphans()
             for job in self.jobs.all_live():
@@ -339,7 +339,7 @@ class Supervisor:
             and process is not None
             and time.monotonic() - restarted_at > deadlines.COORDINATION.restarted_hello
         ):
-            logger.warning("the coordinator of %s that was started again does not say hello: it is ended", job.name)
+            logger.warning("the restarted coordinator of %s sends no hello: it is killed", job.name)
             job.restarted_at = None
             process.kill()
 

@@ -97,7 +97,7 @@ def test_the_results_are_those_of_a_run_in_which_the_coordinator_does_not_die(
         for options in ((), ("--restartable",)):
             output, errors = run(start_script, cluster, kill_coordinator(cluster), *options)
             assert output == expected, options
-            assert "another has taken up the job" in errors
+            assert "another has taken over the job" in errors
             assert "The job goes on from step" in errors
         records = [cache / "jobs" / job.job for job in cluster.jobs()]
         wait_for(lambda: not any(record.exists() for record in records))
@@ -114,7 +114,7 @@ def test_the_coordinator_may_die_after_management_has(start_script: StartScript,
 
         output, errors = run(start_script, cluster, kill_both)
         assert output == expected
-        assert "another has taken up the job" in errors
+        assert "another has taken over the job" in errors
 
 
 def known_jobs(cluster: RunningCluster) -> list[management_pb2.JobInfo]:

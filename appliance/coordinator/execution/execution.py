@@ -143,7 +143,7 @@ class CoordinatedExecution:
     def load(self) -> coordinator_pb2.StateWanted:
         """Loads the plan into all nodes and opens all links. Raises JobFailed, Abandoned, EpochOver."""
         point = None
-        if self._points is not None and self._keeps_nothing and self.index > 1:  # the first has no states to restore
+        if self._points is not None and self._keeps_nothing and self.index > 1:  # the first has none to restore
             try:
                 point = self._points.usable_start()
             except NoRecoveryPoint as error:

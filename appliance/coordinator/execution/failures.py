@@ -136,14 +136,14 @@ class SilenceWatch:
         self._lock = threading.Lock()
         self._silent: dict[str, int] = {}  # ticks, by node
 
-    def heard(self, node: str) -> None:
+    def note_message(self, node: str) -> None:
         """Notes any message from a node."""
         with self._lock:
             self._silent.pop(node, None)
 
     def describe(self, node: str) -> str:
         """The message for the user about a node that has been silent too long."""
-        return f"{node} hangs: it has its connections and has said nothing for {self._max_ticks} s"
+        return f"{node} hangs: it has its connections and has sent nothing for {self._max_ticks} s"
 
     def tick(self, owing: Iterable[str]) -> list[str]:
         """Counts a second; returns the nodes that have been silent too long.

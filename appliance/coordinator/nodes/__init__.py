@@ -1,1 +1,1 @@
-"""The nodes of a job: leased, attached to, told what to do, and which links there are between them."""
+"""The nodes of a job: leases, attachments, commands, and the links between them."""

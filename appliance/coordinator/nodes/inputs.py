@@ -1,4 +1,4 @@
-"""The inputs of a job: what its workers are given, and those that take the places of others."""
+"""The inputs of a job, as they are sent to its workers and to replacements."""
 
 import threading
 from collections.abc import Iterable
@@ -9,30 +9,30 @@ from wsc.v1 import node_pb2
 
 
 class Inputs:
-    """Thread-safe."""
+    """The inputs that the workers of a job need. Thread-safe."""
 
     def __init__(self, nodes: JobMembers, num_csx: int, inputs: Iterable[node_pb2.PrepareInput]) -> None:
-        """num_csx: wafers that the job began with. inputs: that another coordinator of the job had."""
+        """num_csx: initial number of wafers. inputs: those of the earlier incarnation."""
         self._nodes = nodes
         self._num_csx = num_csx
         self._lock = threading.Lock()
         self._prepared = {prepared.loader: prepared for prepared in inputs}
 
     def prepare(self, prepared: node_pb2.PrepareInput) -> None:
-        """Hand an input of the client's to all workers."""
+        """Sends an input of the client to all workers."""
         with self._lock:
             self._prepared[prepared.loader] = prepared
         self._hand_over(prepared, self._nodes.topology.workers)
 
     def began(self, loader: str) -> None:
-        """An execution with this input has begun: those that were prepared before it are not needed any more."""
+        """Drops the inputs that were prepared before this one, as an execution with it has begun."""
         with self._lock:
             names = list(self._prepared)
             for name in names[: names.index(loader)] if loader in names else ():
                 del self._prepared[name]
 
     def prepare_again(self, workers: Iterable[Member]) -> None:
-        """Hand all inputs that are needed to these workers, which are new."""
+        """Sends all needed inputs to these workers, which are new."""
         with self._lock:
             inputs = list(self._prepared.values())
         for prepared in inputs:

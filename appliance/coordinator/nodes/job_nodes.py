@@ -1,4 +1,4 @@
-"""The nodes that work for the job: leased from management, attached to by a stream each, given commands, given back."""
+"""The nodes that work for the job: leases from management, a stream to each node, commands, release."""
 
 import logging
 import queue
@@ -15,12 +15,14 @@ from waferbox.links.listener import LinkListener
 from waferbox.rpc.server import make_channel
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, node_pb2_grpc, plan_pb2
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The coordinator's stream to one node: commands go out, answers come in, and its end is the node's end
+# --- The stream to one node -----------------------------------------------------------------------------------------
 
 
 class Attachment:
-    """Owns the stream and the thread that reads it."""
+    """The coordinator's stream to one node, with the thread that reads it: commands out, responses in.
+
+    The end of the stream is the node's end, as far as the job is concerned.
+    """
 
     def __init__(
         self,
@@ -30,14 +32,18 @@ class Attachment:
         on_lost: Callable[[Member, str], None],
         on_defect: Callable[[Exception], None],
     ) -> None:
-        """The callbacks are called from that thread.
+        """Opens the stream. The callbacks are called from its thread.
 
-        on_lost(member, reason): the stream ended, and not by end(). on_defect(error): the thread did, by an exception
-        that it did not expect.
+        Args:
+            member: the node.
+            attach: the first message.
+            on_response: called with each response.
+            on_lost: called with a reason when the stream ends without a call of end.
+            on_defect: called with an unexpected exception that ended the thread.
         """
         self.member = member
-        self.is_given_up = False  # it has died, or is taken for dead
-        self._plan: plan_pb2.Plan | None = None  # whose part the node has
+        self.is_given_up = False  # dead, or considered dead
+        self._plan: plan_pb2.Plan | None = None  # the plan whose part the node has
         self._on_response = on_response
         self._on_lost = on_lost
         self._ending = False
@@ -49,11 +55,11 @@ class Attachment:
         self._thread.start()
 
     def send(self, command: node_pb2.AttachRequest) -> None:
-        """Queue a command. Never blocks."""
+        """Queues a command. Never blocks."""
         self._commands.put(command)
 
     def load(self, load: node_pb2.Load, plan: plan_pb2.Plan) -> None:
-        """Queue a Load of the node's part of a plan; the part goes with it unless it was that of the Load before."""
+        """Queues a Load with the node's part of a plan; without the part if the previous Load had the same."""
         load.same_plan = plan is self._plan
         if not load.same_plan:
             self._plan = plan
@@ -61,16 +67,16 @@ class Attachment:
         self.send(node_pb2.AttachRequest(load=load))
 
     def end(self) -> None:
-        """Close our side of the stream: the node drops the job, and then ends its own."""
+        """Closes this side of the stream: the node releases the job, and then closes its side."""
         self._ending = True
         self._commands.put(None)
 
     def close(self, seconds: float) -> bool:
-        """Wait until the node has dropped the job, but no longer than so; False if it had not."""
+        """Waits until the node has released the job; False if it has not after this many seconds."""
         self.end()
         self._thread.join(seconds)
         in_time = not self._thread.is_alive()
-        self._channel.close()  # ends the stream, if it has not ended
+        self._channel.close()  # ends the stream if it is still open
         self._thread.join()
         return in_time
 
@@ -81,7 +87,7 @@ class Attachment:
                 self._on_response(self.member, response)
         except grpc.RpcError as error:
             assert isinstance(error, grpc.Call)
-            # What gRPC says of a connection that broke helps nobody.
+            # gRPC's own message about a broken connection is of no use to a user.
             lost = error.code() == grpc.StatusCode.UNAVAILABLE
             reason = "the connection to it broke" if lost else error.details() or error.code().name
         finally:
@@ -104,22 +110,25 @@ def _add_part(load: node_pb2.Load, plan: plan_pb2.Plan, member: Member) -> None:
             load.worker.CopyFrom(plan.worker)
 
 
-# --- The nodes that work for the job: leased from management, attached to, told what to do, given back ----------------
+# --- All nodes of a job -----------------------------------------------------------------------------------------------
 
 
 logger = logging.getLogger(__name__)
 
 
 class NodesRefused(RuntimeError):
-    """Management has no nodes for the job; the message says which are missing, and how to add them."""
+    """Raised when management has no nodes for the job; the message says which are missing, and how to add them."""
 
 
 class NodesDied(RuntimeError):
-    """A node has died while others were attached to."""
+    """Raised when a node has died during attachment to others."""
 
 
 class JobMembers:
-    """All members of a job and the streams to them. acquire once, then replace, in any thread; commands from any."""
+    """All members of a job and the streams to them.
+
+    acquire is called once, then replace and reduce, in any thread; commands can be sent from any thread.
+    """
 
     def __init__(
         self,
@@ -132,10 +141,17 @@ class JobMembers:
         on_lost: Callable[[Member, str], None],
         on_defect: Callable[[Exception], None],
     ) -> None:
-        """incarnation: of the job's coordinator. The callbacks are called from threads of the streams.
+        """Makes the members without nodes; acquire gets these. The callbacks are called from threads of the streams.
 
-        on_lost(member, reason): a node's stream ended by itself. on_defect(error): its thread ended by an exception
-        that it did not expect.
+        Args:
+            job: its name.
+            request: of the client.
+            incarnation: of the job's coordinator.
+            acquire: requests nodes of management.
+            listener: accepts the coordinator's links.
+            on_response: called with each response.
+            on_lost: called with a member and a reason when its stream ended by itself.
+            on_defect: called with an unexpected exception that ended a stream's thread.
         """
         self._job = job
         self._request = request
@@ -154,22 +170,25 @@ class JobMembers:
 
     @property
     def is_leased(self) -> bool:
-        """Whether the job has nodes: those that die can be replaced."""
+        """Whether the job has nodes, so that dead ones can be replaced."""
         return self._topology is not None
 
     @property
     def topology(self) -> Topology:
-        """Who is there; the nodes are leased."""
+        """The present members; requires leased nodes."""
         assert self._topology is not None
         return self._topology
 
     def acquire(self, *, attaches: bool = True) -> None:
-        """Lease the nodes and attach to all; blocks, until close is called at the latest.
+        """Leases the nodes and attaches to all; blocks, at most until close is called.
 
-        attaches: False leaves that to replace, where the job had the nodes before, and some may have died.
+        Args:
+            attaches: False leaves the attachment to replace: after a take-over some nodes may have died.
 
-        Raises NodesRefused; what acquire raises; TimeoutError naming the nodes that do not answer; NodesDied, when
-        others are to be attached to by replace.
+        Raises:
+            NodesRefused: management has no nodes; also as the callback acquire.
+            TimeoutError: some nodes do not answer; the message names them.
+            NodesDied: a node has died; replace must attach to the rest.
         """
         request = self._request
         wanted = management_pb2.Acquire(
@@ -188,7 +207,7 @@ class JobMembers:
         logger.info("%s has its nodes: %s", self._job, ", ".join(member.name for member in topology.members()))
 
     def _attach(self, members: Sequence[Member]) -> None:
-        """Open the streams, until all have answered. Raises TimeoutError, NodesDied."""
+        """Opens the streams and waits for all answers. Raises TimeoutError, NodesDied."""
         deadline = time.monotonic() + deadlines.ATTACHMENT.attach
         with self._changed:
             if self._closing:
@@ -210,18 +229,18 @@ class JobMembers:
                 self._changed.wait(left)
 
     def give_up(self, member: Member) -> None:
-        """A node has died: nobody waits for its answers any more."""
+        """Marks a node as dead, so that no wait includes it."""
         with self._changed:
             if self.has(member):
                 self._attachments[member.name].is_given_up = True
         self.interrupt()
 
     def answers(self, member: Member) -> bool:
-        """Whether this node has its place, and can be waited for."""
+        """Whether this node is still the member, and is not given up."""
         return self.has(member) and not self._attachments[member.name].is_given_up
 
     def interrupt(self) -> None:
-        """A node has died: replace, which may wait for it to answer, raises NodesDied."""
+        """Makes replace, which may be waiting for a dead node, raise NodesDied."""
         with self._changed:
             self._interrupted = True
             self._changed.notify_all()
@@ -229,9 +248,9 @@ class JobMembers:
     def replace(
         self, dead: Sequence[Member], replace: Callable[[Sequence[management_pb2.NodeInfo]], management_pb2.Acquired]
     ) -> None:
-        """Attach to others in the places of those that have died. Raises NodesDied, TimeoutError; what replace raises.
+        """Attaches to replacements of dead members. Raises NodesDied, TimeoutError, and as the callback.
 
-        replace: gets other nodes for these; returns all of the job.
+        replace: gets replacements for these nodes; returns all nodes of the job.
         """
         with self._changed:
             self._interrupted = False
@@ -252,9 +271,9 @@ class JobMembers:
         dead: Collection[str],
         reduce: Callable[[Sequence[management_pb2.NodeInfo]], management_pb2.Acquired],
     ) -> None:
-        """Go on with fewer wafers; others may take the places of the dead. Raises as replace; what reduce raises.
+        """Reduces the job to fewer wafers; living members take vacant indices. Raises as replace, and as the callback.
 
-        reduce: has management give the job these nodes alone; returns them.
+        reduce: has management reduce the job to these nodes; returns them.
         """
         topology = self.topology.reduced(num_wafers, dead)
         with self._changed:
@@ -271,44 +290,44 @@ class JobMembers:
         self._attach([member for member in self.topology.members() if member.name not in self._attachments])
 
     def _is_unattached(self, member: Member) -> bool:
-        """Whether this is the node that has its place, which was never attached to."""
+        """Whether this node is the member, and was never attached to."""
         there = self.topology.members()
         return member.name not in self._attachments and any(each is member for each in there)
 
     def has(self, member: Member) -> bool:
-        """Whether this is the node that has its place, and not one that did before."""
+        """Whether this node is the attached member, and not one that was replaced."""
         attachment = self._attachments.get(member.name)
         return attachment is not None and attachment.member is member
 
     def live_members(self) -> Sequence[Member]:
-        """All that are attached to."""
+        """Returns all attached members."""
         with self._changed:
             return [attachment.member for attachment in self._attachments.values()]
 
     def send(self, members: Iterable[Member], make: Callable[[Member], node_pb2.AttachRequest]) -> None:
-        """Give each its command; one that has died gets none."""
+        """Sends a command to each of these that is attached."""
         for member, attachment in self._attached(members):
             attachment.send(make(member))
 
     def load(self, members: Iterable[Member], plan: plan_pb2.Plan, make: Callable[[Member], node_pb2.Load]) -> None:
-        """Have each load its part of a plan; make: the Load without it. One that has died gets none."""
+        """Sends a Load and its part of the plan to each of these that is attached; make: the Load without the part."""
         for member, attachment in self._attached(members):
             attachment.load(make(member), plan)
 
     def _attached(self, members: Iterable[Member]) -> Iterator[tuple[Member, Attachment]]:
-        """Those that are attached to."""
+        """Yields those of these members that are attached."""
         for member in members:
             attachment = self._attachments.get(member.name)
             if attachment is not None:
                 yield member, attachment
 
     def release_snapshot(self, step: int) -> None:
-        """The client needs the snapshot of this step no more."""
+        """Releases the snapshot of this step, as the client no longer needs it."""
         command = node_pb2.AttachRequest(release_snapshot=node_pb2.ReleaseSnapshot(step=step))
         self.send(self.topology.state_keepers, lambda _: command)
 
     def state_shards(self) -> list[coordinator_pb2.StateShard]:
-        """Where the client reaches the states of the job."""
+        """Returns the addresses of the job's states for the client."""
         return [
             coordinator_pb2.StateShard(
                 shard=member.index, address=member.node.address, job=self._job, incarnation=self._incarnation
@@ -317,23 +336,23 @@ class JobMembers:
         ]
 
     def send_all(self, command: node_pb2.AttachRequest) -> int:
-        """Give all members the same command; returns how many they are."""
+        """Sends a command to all members; returns their number."""
         members = self.topology.members()
         self.send(members, lambda _: command)
         return len(members)
 
     def links(self) -> dict[str, list[node_pb2.LinkSpec]]:
-        """Of one execution, by name; those of the coordinator too."""
+        """Returns the links of an execution, by the name of the node, including the coordinator's."""
         return self.topology.links({**self._endpoints, COORDINATOR: self._listener.endpoint()})
 
     def member_at(self, address: str) -> Member | None:
-        """The member that listens at an address."""
+        """Returns the member that listens at an address."""
         with self._changed:
             members = [attachment.member for attachment in self._attachments.values()]
         return next((member for member in members if member.node.address == address), None)
 
     def describe(self, name: str) -> str:
-        """A member for the user: name, process and address."""
+        """Describes a member for the user: name, process and address."""
         with self._changed:
             attachment = self._attachments.get(name)
         if attachment is None:
@@ -342,7 +361,7 @@ class JobMembers:
         return f"{name} (pid {node.process_id} at {node.address})"
 
     def close(self) -> list[str]:
-        """Let the nodes drop the job; returns the names of those that had not after deadlines.ATTACHMENT.detach."""
+        """Makes the nodes release the job; returns the names of those that are late (deadlines.ATTACHMENT.detach)."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()

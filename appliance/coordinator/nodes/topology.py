@@ -1,4 +1,4 @@
-"""Who takes part in a job under which name, and which links there are between them."""
+"""The members of a job, and the links between them."""
 
 import secrets
 from collections import defaultdict
@@ -17,26 +17,26 @@ _Purpose: TypeAlias = "node_pb2.LinkPurpose.ValueType"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A node in its place in the job."""
+    """A node as a member of the job."""
 
     name: str  # such as "wafer-0"
     role: "node_pb2.Role.ValueType"
-    index: int  # among those of its role; worker w * num_workers_per_wafer + k is worker k of wafer w
+    index: int  # among the members of its role; worker w * num_workers_per_wafer + k is worker k of wafer w
     node: management_pb2.NodeInfo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """All members of a job, and the SwarmX tree over its wafers. members() is the order in which things are set up.
+    """All members of a job, and the SwarmX tree over its wafers. members() is in the order of set-up.
 
-    In layer pipelined mode there are a wafer and its workers alone.
+    In layer pipelined mode the members are a wafer and its workers.
     """
 
     memoryx: tuple[Member, ...]
     swarmx: tuple[Member, ...]
     wafers: tuple[Member, ...]
     workers: tuple[Member, ...]
-    tree: tuple[SwarmXTreeNode, ...]  # as swarmx
+    tree: tuple[SwarmXTreeNode, ...]  # as in swarmx
     num_workers_per_wafer: int
 
     @classmethod
@@ -63,7 +63,7 @@ class Topology:
         )
 
     def with_nodes(self, nodes: Iterable[management_pb2.NodeInfo]) -> "Topology":
-        """The same places, some of which have other nodes now: those whose member is named so."""
+        """Returns the same topology with these nodes, each at the member that it names."""
         by_name = {node.member: node for node in nodes}
 
         def renewed(members: tuple[Member, ...]) -> tuple[Member, ...]:
@@ -83,9 +83,9 @@ class Topology:
         )
 
     def reduced(self, num_wafers: int, dead: Collection[str]) -> "Topology":
-        """With so many wafers, of which, and of whose workers, none are dead: others have taken their places.
+        """Returns a topology of fewer wafers, with living members moved to the indices of dead ones.
 
-        dead: wafers and workers alone; enough others are left.
+        dead: names of wafers and workers; enough others must be left.
         """
 
         def filled(members: tuple[Member, ...], count: int) -> tuple[Member, ...]:
@@ -108,11 +108,11 @@ class Topology:
 
     @property
     def state_keepers(self) -> Sequence[Member]:
-        """Who keeps the states of the job, by the number of the shard."""
+        """The members that keep the states of the job, by shard."""
         return self.memoryx or self.wafers[:1]
 
     def links(self, endpoints: Mapping[str, node_pb2.LinkEndpoint]) -> dict[str, list[node_pb2.LinkSpec]]:
-        """The links of one execution, by the name of the node that gets them, with fresh tokens.
+        """Returns the links of one execution, by the name of the node that gets them, with fresh tokens.
 
         endpoints: of every member and of the coordinator, by name. The coordinator always waits to be dialled.
         """
@@ -121,7 +121,7 @@ class Topology:
         def connect(
             dialer: str, purpose: _Purpose, index: int, waiter: str, its_purpose: _Purpose, its_index: int
         ) -> None:
-            """purpose and index: what the link is to the dialer; its_...: what it is to the other."""
+            """Adds a link. purpose and index: as the dialer sees it; its_...: as the other side sees it."""
             token = secrets.token_hex(16)
             specs[dialer].append(
                 node_pb2.LinkSpec(
@@ -170,12 +170,12 @@ class Topology:
 
 
 def _is_same(one: management_pb2.NodeInfo, other: management_pb2.NodeInfo) -> bool:
-    """Whether both are one registration of a node: a management service that is started anew counts from 0 again."""
+    """Whether both are one registration: a restarted management service numbers nodes from 0 again."""
     return (one.node_id, one.instance) == (other.node_id, other.instance)
 
 
 def _moved(member: Member, place: Member) -> Member:
-    """A member in the place of another."""
+    """Returns a member with the name and index of another."""
     node = management_pb2.NodeInfo()
     node.CopyFrom(member.node)
     node.member = place.name

@@ -1,1 +1,1 @@
-"""What can be seen of a job: reports, logs, scalars and recorded time spans, on their way to management."""
+"""The observations of a job (reports, logs, scalars, recorded time spans) on their way to management."""

@@ -1,4 +1,4 @@
-"""What can be seen of the job, on its way from the nodes to the management service: reports, logs, outputs, traces."""
+"""The observations of a job on their way from the nodes to management: reports, logs, outputs, traces."""
 
 import threading
 import time
@@ -13,11 +13,11 @@ from waferbox.runtime.outbox import ERROR
 from waferbox.runtime.progress import process_report
 from wsc.v1 import management_pb2, node_pb2, observation_pb2
 
-MAX_WAITING = 1000  # events; what they crowd out is missed by its number, or comes with the history
+MAX_WAITING = 1000  # events; management finds dropped ones by gaps in the numbers, or gets them with the history
 
 
 class Observation:
-    """Of one job. From any thread; nothing here blocks."""
+    """The observations of one job. Thread-safe; nothing blocks."""
 
     def __init__(
         self,
@@ -25,12 +25,12 @@ class Observation:
         command: Callable[[node_pb2.AttachRequest], int],
         advise: Callable[[str], None],
     ) -> None:
-        """What is seen goes to others.
+        """Makes an empty history.
 
         Args:
             send: to the management service; False if it is away.
-            command: to all nodes; returns how many they are.
-            advise: to the client's user.
+            command: to all nodes; returns their number.
+            advise: called with a warning for the user.
         """
         self._send = send
         self._advise = advise
@@ -38,17 +38,17 @@ class Observation:
         self._lock = threading.Lock()
         self._kept = JobHistory()
         self._waiting: deque[observation_pb2.JobEvent] = deque(maxlen=MAX_WAITING)
-        self._execution = 0  # number of the last that began
-        self._epoch = 0  # number of the epoch that runs; 0: none does
+        self._execution = 0  # number of the latest execution
+        self._epoch = 0  # number of the current epoch; 0: none
         self.pace = Pace()
         self._recording = SpanRecording(self.pace, command, send)
 
     def responded(self, member: Member, response: node_pb2.AttachResponse) -> bool:
-        """Whether that which a node says is meant to be looked at, and nothing else."""
+        """Handles a response that is an observation; False if it is another."""
         match response.WhichOneof("kind"):
             case "events":
                 for event in response.events.events:
-                    event.number = 0  # that is ours to give
+                    event.number = 0  # only the coordinator numbers events
                     self._take(member.name, event)
             case "spans":
                 for span in response.spans.spans:
@@ -59,11 +59,11 @@ class Observation:
         return True
 
     def log(self, record: observation_pb2.LogRecord) -> None:
-        """Something that this process logs."""
+        """Adds a log record of this process."""
         self._add(observation_pb2.JobEvent(log=record))
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Outputs of a step of the execution that runs."""
+        """Adds sampled outputs of the current execution."""
         now = time.time()
         for name, value in values.items():
             scalar = observation_pb2.Scalar(execution=self._execution, step=step, name=name, value=value, time=now)
@@ -75,18 +75,18 @@ class Observation:
         self._recording.epoch_began(epoch)
 
     def ended(self) -> None:
-        """It is over, on all nodes."""
+        """Notes the end of the execution on all nodes."""
         self._epoch = 0
         self._recording.execution_ended()
         self.pace.clear()
         self.flush()
 
     def trace(self, request: observation_pb2.TraceJobRequest) -> None:
-        """Somebody wants to know what the nodes do in the next steps."""
+        """Requests a trace of the next steps from the nodes."""
         self._recording.request(request.num_steps, self._epoch)
 
     def tick(self) -> None:
-        """To be called once a second."""
+        """Does periodic work; to be called once a second."""
         if self._epoch:
             report = process_report(COORDINATOR)
             report.execution, report.epoch = self._execution, self._epoch
@@ -94,14 +94,14 @@ class Observation:
         self.flush()
 
     def flush(self) -> None:
-        """Send what waits; while management is away it stays, and the oldest give way."""
+        """Sends waiting events; while management is away they are kept, and the oldest dropped beyond a limit."""
         with self._lock:
             messages = [management_pb2.CoordinateRequest(events=events) for events in batches(self._waiting)]
             if all(self._send(message) for message in messages):
                 self._waiting.clear()
 
     def history(self) -> Iterator[observation_pb2.JobEvents]:
-        """What has been seen until now, as far as it is kept."""
+        """Yields the kept observations."""
         return batches(self._kept.kept(KINDS))
 
     def _take(self, node: str, event: observation_pb2.JobEvent) -> None:

@@ -1,6 +1,4 @@
-"""A trace of some steps on all nodes at once, and how far the nodes are: which step all of them will reach a little
-later.
-"""
+"""A trace of some steps on all nodes at once, and an estimate of a step that no node has begun."""
 
 import math
 import threading
@@ -11,22 +9,21 @@ from typing import Final
 
 from wsc.v1 import management_pb2, node_pb2, observation_pb2
 
-# ----------------------------------------------------------------------------------------------------------------------
-# How far the nodes are: which step all of them will reach a little later, so that they can be told of it in time
+# --- The pace of the nodes --------------------------------------------------------------------------------------------
 
 
-WINDOW_REPORTS: Final = 4  # of a node, which make about one a second
+WINDOW_REPORTS: Final = 4  # of a node; about one a second
 
 
 class Pace:
-    """By the last reports of the nodes. Thread-safe."""
+    """The nodes' progress by their last reports, and an estimate of the steps ahead. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._reports: dict[str, deque[observation_pb2.NodeReport]] = {}  # the last of each node in its epoch
+        self._reports: dict[str, deque[observation_pb2.NodeReport]] = {}  # the last ones of each node in its epoch
 
     def reported(self, report: observation_pb2.NodeReport) -> None:
-        """A node has said how far it is."""
+        """Notes a node's progress."""
         with self._lock:
             reports = self._reports.setdefault(report.node, deque(maxlen=WINDOW_REPORTS))
             if reports and reports[-1].epoch != report.epoch:
@@ -34,12 +31,12 @@ class Pace:
             reports.append(report)
 
     def clear(self) -> None:
-        """The execution is over."""
+        """Clears all reports at the end of an execution."""
         with self._lock:
             self._reports.clear()
 
     def step_after(self, seconds: float, epoch: int) -> int | None:
-        """A step of the epoch that no node begins within so many seconds; None until a node has reported twice."""
+        """Estimates a step that no node begins within this many seconds; None until a node has reported twice."""
         soon = time.time() + seconds
         with self._lock:
             steps = [
@@ -51,25 +48,24 @@ class Pace:
 
 
 def _steps_per_second(reports: Sequence[observation_pb2.NodeReport]) -> float:
-    """Of late: an execution begins with as many steps as it may be ahead of its client, faster than all that follow."""
+    """The recent speed: the first steps of an execution, up to the run-ahead, are faster than all later ones."""
     first, last = reports[0], reports[-1]
     if last.step > first.step and last.time > first.time:
         return (last.step - first.step) / (last.time - first.time)
-    return (last.step - last.done_steps) / max(last.seconds["total"], 1e-9)  # of a step that takes longer than that
+    return (last.step - last.done_steps) / max(last.seconds["total"], 1e-9)  # for steps longer than the window
 
 
 # --- A trace of some steps on all nodes at once -----------------------------------------------------------------------
 #
-# Nodes run steps by themselves, many a second. So they are told to begin with a step that all will reach a little
-# later,
-# which follows from their last reports; a trace that is asked for before there are reports waits for them.
+# Nodes run many steps a second on their own. A command to trace must name a step that no node has reached when the
+# command arrives; it follows from the last reports. A request before the first reports waits for them.
 
 
 LEAD_SECONDS = 0.25  # for the command to reach all nodes
 
 
 class SpanRecording:
-    """One recording at a time, of one execution. Thread-safe."""
+    """A recorder of traces: one recording at a time, of one execution. Thread-safe."""
 
     def __init__(
         self,
@@ -77,17 +73,17 @@ class SpanRecording:
         command: Callable[[node_pb2.AttachRequest], int],
         send: Callable[[management_pb2.CoordinateRequest], bool],
     ) -> None:
-        """pace: of the nodes. command: to all nodes, and how many they are; send: to the management service."""
+        """pace: of the nodes. command: sends to all nodes and returns their number. send: to the management service."""
         self._pace = pace
         self._command = command
         self._send = send
         self._lock = threading.Lock()
         self._wanted = 0  # steps
         self._epoch = 0
-        self._missing: int | None = None  # nodes that still record; None: the command has not been given
+        self._missing: int | None = None  # number of nodes that still record; None: the command was not sent
 
     def request(self, num_steps: int, epoch: int) -> None:
-        """Traces so many steps of this epoch. Refuses it with epoch 0: no steps run."""
+        """Traces this many steps of an epoch. Refuses epoch 0, in which no steps run."""
         with self._lock:
             if not epoch or self._wanted:
                 self._refuse_or_end(refusal="it is being traced already" if self._wanted else "it runs no steps now")
@@ -99,18 +95,18 @@ class SpanRecording:
         """Moves a trace that no node has begun to this epoch, and ends one that nodes recorded in an earlier epoch."""
         with self._lock:
             self._epoch = epoch
-            if self._missing is not None:  # those that died with the earlier epoch send nothing
+            if self._missing is not None:  # nodes that died with the earlier epoch send nothing
                 self._refuse_or_end(refusal="")
                 self._wanted, self._missing = 0, None
 
     def reported(self) -> None:
-        """A node has said how far it is."""
+        """Notes a node's progress, and sends a pending command when the pace is known."""
         with self._lock:
             if self._wanted and self._missing is None:
                 self._begin()
 
     def recorded(self, node: str, spans: observation_pb2.Spans) -> None:
-        """A node has recorded something."""
+        """Forwards spans that a node has recorded."""
         with self._lock:
             if self._missing is None:
                 return
@@ -125,7 +121,7 @@ class SpanRecording:
                 self._wanted, self._missing = 0, None
 
     def execution_ended(self) -> None:
-        """No node runs it any more; all have sent what they had recorded."""
+        """Ends the trace at the end of the execution, after all nodes have sent their spans."""
         with self._lock:
             if self._wanted:
                 too_late = self._missing is None

@@ -1,1 +1,1 @@
-"""What a job does when somebody dies: recovery points, replacements, and a new epoch that goes on from a point."""
+"""Recovery from deaths: replacements, or fewer wafers, and a new epoch from the last recovery point."""

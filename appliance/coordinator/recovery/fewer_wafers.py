@@ -1,4 +1,4 @@
-"""Going on with fewer wafers, where none comes in the place of one that is lost: the batch is divided anew."""
+"""The reduction of a job to fewer wafers when no replacement comes: the batch is divided anew."""
 
 import logging
 from collections.abc import Callable, Collection, Sequence
@@ -8,20 +8,20 @@ from appliance.coordinator.nodes.job_nodes import JobMembers
 from waferbox import deadlines
 from wsc.v1 import management_pb2, node_pb2
 
-# What management is asked for: with some nodes, and a deadline, it returns all nodes of the job.
+# A request to management: with some nodes and a timeout in seconds, it returns all nodes of the job.
 RequestNodes: TypeAlias = Callable[[Sequence[management_pb2.NodeInfo], float], management_pb2.Acquired]
 
 logger = logging.getLogger(__name__)
 
 
 class Plans(Protocol):
-    """Those of the job; see appliance.coordinator.plans."""
+    """The plans of the job; see appliance.coordinator.plans."""
 
     def divide(self, num_csx: int, num_shards: int) -> str: ...
 
 
 class FewerWafers:
-    """Used by the thread of the recovery."""
+    """Reduces a job to the wafers that are left. Used by the thread of the recovery."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class FewerWafers:
         request: management_pb2.CreateJobRequest,
         reduce: RequestNodes,
     ) -> None:
-        """reduce(nodes, seconds): management leaves the job these nodes alone. Raises NodesRefused, TimeoutError."""
+        """reduce(nodes, seconds): has management reduce the job to these nodes. Raises NodesRefused, TimeoutError."""
         self._nodes = nodes
         self._plans = plans
         self._num_csx = request.num_csx
@@ -38,14 +38,18 @@ class FewerWafers:
         self._reduce = reduce
 
     def shrink_to_survivors(self, dead: Collection[str]) -> str:
-        """Go on without these members, with as many wafers as can be.
+        """Reduces the job to as many living wafers as possible.
+
+        Args:
+            dead: names of the members that no replacement came for.
 
         Returns:
-            What has come of it, for the user; empty if the job may not, or cannot, have fewer wafers.
+            The result, for the user; empty if the job may not, or cannot, have fewer wafers.
 
         Raises:
-            NodesDied: somebody else has died meanwhile; the job has fewer wafers.
-            NodesRefused, TimeoutError: what management says, or that it does not answer.
+            NodesDied: another node has died meanwhile; the job has fewer wafers.
+            NodesRefused: management refuses.
+            TimeoutError: management, or a node, does not answer.
         """
         topology = self._nodes.topology
         left = [member for member in topology.members() if member.name not in dead]

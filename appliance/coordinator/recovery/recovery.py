@@ -1,4 +1,4 @@
-"""What brings a job back: when somebody has died, others take their places, and a new epoch goes on from a point."""
+"""Recovery of a job: after a death replacements are attached, and a new epoch runs from the last recovery point."""
 
 import contextlib
 import logging
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class RecoverableExecutions(Protocol):
-    """Those of the job; see appliance.coordinator.execution_slot."""
+    """The executions of the job; see appliance.coordinator.execution_slot."""
 
     @property
     def current(self) -> CoordinatedExecution | None: ...
@@ -36,7 +36,10 @@ class RecoverableExecutions(Protocol):
 
 
 class Recovery:
-    """Owns the thread that does it, and the lock of whoever commands the nodes. report from any thread."""
+    """The recovery of a job from deaths and lost links, with the thread that does it.
+
+    Its lock is held by each thread that sends commands to nodes. died and lost can be called from any thread.
+    """
 
     def __init__(
         self,
@@ -52,10 +55,19 @@ class Recovery:
         on_restart: Callable[[Sequence[str]], None],
         on_recovered: Callable[[management_pb2.Restart, str], None],
     ) -> None:
-        """replace(nodes, seconds): other nodes for these; all of the job are returned. Raises NodesRefused.
+        """Makes the recovery; start begins its thread.
 
-        on_restart(causes): of all restarts since the job has got further. on_recovered(restart, message): the job goes
-        on; message: for the user.
+        Args:
+            executions: of the job.
+            nodes: the members of the job.
+            inputs: of the job.
+            points: the recovery points of the job.
+            verdict: the reason why the job ends.
+            limit: counts restarts.
+            fewer_wafers: used when no replacement comes.
+            replace: gets replacements for nodes within so many seconds; returns all nodes. Raises NodesRefused.
+            on_restart: called with the causes of all restarts since the last progress.
+            on_recovered: called with a restart and its message for the user when steps can run again.
         """
         self.lock = threading.Lock()
         self._executions = executions
@@ -69,18 +81,18 @@ class Recovery:
         self._limit = limit
         self._fewer_wafers = fewer_wafers
         self._changed = threading.Condition()
-        self._dead: dict[str, tuple[Member, str]] = {}  # and why
-        self._counted: dict[str, tuple[Member, str]] = {}  # those of them that the limit knows of
-        self._lost: list[node_pb2.Failure] = []  # links, and what else a new epoch mends without a replacement
-        self._unprepared: set[str] = set()  # members that may have none of the inputs
-        # That another coordinator has died, and who was missed then, until it is known from where the job goes on.
+        self._dead: dict[str, tuple[Member, str]] = {}  # with the reason
+        self._counted: dict[str, tuple[Member, str]] = {}  # those that RestartLimit has counted
+        self._lost: list[node_pb2.Failure] = []  # failures that need a new epoch but no replacement
+        self._unprepared: set[str] = set()  # members that may lack inputs
+        # A take-over, and what was replaced during it, until the step is known from which the job resumes.
         self._unreported_causes: list[str] = []
         self._unreported_replacements = ""
         self._is_live = True
         self._waits_for: management_pb2.QueueStatus | None = None
-        self._interrupted_at = 0.0  # when somebody was missed first
-        self._is_abandoned = False  # the execution, by its client, while the nodes went back: it is about to end
-        self._has_ended = False  # that one: the states are still to be put back
+        self._interrupted_at = 0.0  # time of the first death or loss
+        self._is_abandoned = False  # the client left the execution during its recovery: it is about to end
+        self._has_ended = False  # the abandoned execution has ended: its states must still be restored
         self._closing = False
         self._thread = GuardedThread(self._run, name="recovery", on_defect=verdict.report_defect)
 
@@ -88,7 +100,7 @@ class Recovery:
         self._thread.start()
 
     def close(self) -> None:
-        """The job has ended: there is a verdict, and management does not answer any more."""
+        """Ends the thread; requires a verdict, and a closed link to management."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -97,9 +109,9 @@ class Recovery:
             self._thread.join()
 
     def take_over(self, cause: str) -> None:
-        """Before start: the job has its nodes from another coordinator; none is attached to. cause: for the user.
+        """Notes a take-over, before start: the job has nodes, and none is attached to. cause: for the user.
 
-        Those that management has lost are replaced at once: each that would be found dead counts as one more restart.
+        Members that management has lost are replaced at once; found dead one by one, each would count as a restart.
         """
         for member in self._nodes.topology.members():
             self._unprepared.add(member.name)
@@ -111,41 +123,41 @@ class Recovery:
         self._is_live, self._interrupted_at = False, time.monotonic()
 
     def resume_taken_over(self, execution: CoordinatedExecution) -> None:
-        """Run what is left of an execution that another coordinator had started. Raises JobFailed, Abandoned."""
+        """Resumes an execution that an earlier incarnation started. Raises JobFailed, Abandoned."""
         self.wait_until_live()
         with self.lock:
             if execution.number or not self._is_live:
-                return  # that is done as after any death
+                return  # the thread has resumed it, or will, as after any death
             with contextlib.suppress(EpochOver):
                 causes = "; ".join(self._unreported_causes)
                 self._report_restart(causes, self._unreported_replacements, self._resume(execution, causes), execution)
 
     def died(self, member: Member, message: str) -> None:
-        """A node is gone, or is given up. message: for the user."""
+        """Reports a node that has died or is given up. message: for the user."""
         if self._nodes.has(member):
             with self._changed:
                 known = self._dead.get(member.name)
-                if known is None or known[0] is not member:  # its connection and management both tell of a death
+                if known is None or known[0] is not member:  # its connection and management both report a death
                     self._dead[member.name] = (member, message)
             self._nodes.give_up(member)
             self._end_epoch()
 
     def lost(self, failure: node_pb2.Failure) -> None:
-        """A link is lost, or something else that is no node's death."""
+        """Reports a lost link, or another failure that is no node's death."""
         execution = self._executions.current
         if failure.peer and (execution is None or execution.is_epoch_over):
-            return  # whose end is known
+            return  # a link may end with its epoch
         with self._changed:
             self._lost.append(failure)
         self._end_epoch()
 
     def waits_for(self, status: management_pb2.QueueStatus) -> None:
-        """What management lacks for the job."""
+        """Notes the nodes that management lacks for the job."""
         with self._changed:
             self._waits_for = status
 
     def long_wait(self) -> management_pb2.QueueStatus | None:
-        """What the job has been waiting for longer than a launcher takes to start it; told once."""
+        """Returns the status, once, if the job lacks a node for longer than a launcher takes to start it."""
         with self._changed:
             status = self._waits_for
             if self._is_live or status is None or time.monotonic() - self._interrupted_at < deadlines.RECOVERY.launcher:
@@ -154,14 +166,14 @@ class Recovery:
             return status if status.waiting_for else None
 
     def execution_ended(self) -> None:
-        """There is no execution any more."""
+        """Notes the end of the execution."""
         with self._changed:
             self._has_ended |= self._is_abandoned
             self._is_abandoned = False
             self._changed.notify_all()
 
     def wait_until_live(self) -> None:
-        """Until all nodes are there. Raises JobFailed."""
+        """Waits until all nodes are attached. Raises JobFailed."""
         with self._changed:
             while not self._is_live:
                 if self._verdict.failure is not None:
@@ -169,17 +181,17 @@ class Recovery:
                 self._changed.wait()
 
     def wake(self) -> None:
-        """There is a verdict."""
+        """Makes waits check for a verdict."""
         with self._changed:
             self._changed.notify_all()
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether somebody is missing."""
+        """Whether a node or a link is missing."""
         return bool(self._dead or self._lost)
 
     def _end_epoch(self) -> None:
-        """The epoch is over, if there is one."""
+        """Ends the epoch, if there is one."""
         with self._changed:
             self._interrupted_at = time.monotonic() if self._is_live else self._interrupted_at
             self._is_live = False
@@ -193,7 +205,7 @@ class Recovery:
             with self._changed:
                 self._changed.wait_for(lambda: self._closing or self._dead or self._lost or self._has_ended)
                 if self._lost and not self._dead and all(failure.peer for failure in self._lost):
-                    # Most links are lost because a node has died, which is told soon.
+                    # Most links are lost because a node has died, which is reported soon.
                     self._changed.wait_for(lambda: self._closing or self._dead, deadlines.RECOVERY.grace)
                 if self._closing:
                     return
@@ -216,26 +228,26 @@ class Recovery:
                 return
 
     def _try_again(self) -> None:
-        """Somebody else has died meanwhile; or, where nobody is known to have, links were not opened."""
+        """Prepares another attempt after another death; if none is known, links could not be opened."""
         with self._changed:
             if not self.is_interrupted:
                 message = "links between nodes could not be opened"
                 self._lost.append(node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, message=message))
 
     def _set_live(self) -> bool:
-        """All nodes are there; False if somebody is missing again."""
+        """Marks all nodes as live; False if one is missing again."""
         with self._changed:
             self._is_live = not self.is_interrupted
             self._changed.notify_all()
             return self._is_live
 
     def _recover(self) -> None:
-        with self.lock:  # who waits for nodes with it has been told that the epoch is over
+        with self.lock:  # threads that wait for nodes under this lock wake up, as the epoch is over
             with self._changed:
                 missed = {name: message for name, (_, message) in self._dead.items()}
                 missed = missed or {f"{lost.node} {lost.peer}": lost.message for lost in self._lost}
                 causes = list(missed.values())
-                # Who could not be replaced yet, because somebody else died meanwhile, has died but once.
+                # A member whose replacement failed, as another node died meanwhile, counts once.
                 known = [name for name, died in self._dead.items() if self._counted.get(name) is died]
                 self._counted = dict(self._dead)
                 self._lost.clear()
@@ -243,11 +255,12 @@ class Recovery:
             if counted := {name: message for name, message in missed.items() if name not in known}:
                 self._limit.add(counted, self._points.complete)
                 self._on_restart(self._limit.causes)
-            logger.warning("%s", "; ".join(causes) or "the states are put back")
+            logger.warning("%s", "; ".join(causes) or "the states are restored")
             if self._limit.is_reached:
                 raise self._verdict.fail(self._limit.failure())
             self._points.give_up()
-            is_awaited = self._executions.is_awaited  # then whoever goes on with it tells it, also if that is now
+            # Read now: resume_taken_over, which then reports the restart, may clear it at any time.
+            is_awaited = self._executions.is_awaited
             execution = self._executions.current
             if execution is not None:
                 live = [member for member in self._nodes.live_members() if member.name not in self._dead]
@@ -266,7 +279,7 @@ class Recovery:
     def _report_restart(
         self, cause: str, replaced: str, from_step: int | None, execution: CoordinatedExecution | None
     ) -> None:
-        """The job goes on."""
+        """Reports that the job has resumed."""
         restart = management_pb2.Restart(
             time=time.time(),
             cause=cause,
@@ -280,7 +293,7 @@ class Recovery:
         self._on_recovered(restart, f"{cause}. {placed}The job goes on{where}, after {restart.seconds:.1f} s")
 
     def _resume(self, execution: CoordinatedExecution | None, causes: str) -> int | None:
-        """Put the states back, and run what is left of the execution; returns its step, if it has any yet."""
+        """Restores the states and resumes the execution; returns the step, or None if no step has run."""
         try:
             if execution is not None and execution.is_started:
                 return execution.resume()
@@ -291,12 +304,12 @@ class Recovery:
         except NoRecoveryPoint as error:
             failure = node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, message=f"{causes}; {error}")
             raise self._verdict.fail(failure) from error
-        return None  # the client writes the states anew, or says how far it is
+        return None  # the client writes the states again, or reports its progress
 
     def _replace_dead(self, causes: list[str]) -> str:
-        """Others in the places of the dead; returns who they are, for the user.
+        """Replaces the dead members; returns the replacements, for the user.
 
-        causes: of the restart; where none come, and the job goes on with fewer wafers, that is added.
+        causes: of the restart; a reduction to fewer wafers is appended.
         """
         with self._changed:
             dead = dict(self._dead)
@@ -310,7 +323,7 @@ class Recovery:
         except TimeoutError as error:
             deaths = "; ".join(message for _, message in dead.values())
             there = self._nodes.topology.members()
-            with self._changed:  # with who has died meanwhile
+            with self._changed:  # with those that have died meanwhile
                 dead = {name: died for name, died in self._dead.items() if died[0] in there}
             if not (result := self._fewer_wafers.shrink_to_survivors(dead)):
                 failure = node_pb2.Failure(

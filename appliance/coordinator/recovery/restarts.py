@@ -1,4 +1,4 @@
-"""How often a job goes on after a death."""
+"""The limit of restarts without progress."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -6,31 +6,37 @@ from collections.abc import Mapping, Sequence
 from waferbox import deadlines
 from wsc.v1 import node_pb2
 
-MAX_CAUSES = 20  # that are listed
+MAX_CAUSES = 20  # listed in a message
 
 
 class RestartLimit:
-    """Counts the restarts since the job has got further. Used by one thread."""
+    """A counter of the restarts since the last progress of the job. Used by one thread."""
 
     def __init__(self, max_num_restarts: int, causes: Sequence[str], progress: object) -> None:
-        """max_num_restarts: without progress, in a row. causes: of those up to now. progress: as in add."""
+        """Continues a count.
+
+        Args:
+            max_num_restarts: allowed in a row without progress.
+            causes: of the restarts so far.
+            progress: as in add.
+        """
         self._max_num_restarts = max_num_restarts
         self._progress = progress
         self._causes = list(causes)
-        self._missed: dict[str, str] = {}  # in the last of them, since this process has the job
+        self._missed: dict[str, str] = {}  # causes of the last restart, as far as this process has seen it
         self._missed_at = 0.0
 
     @property
     def causes(self) -> Sequence[str]:
-        """Of the restarts since the job has got further."""
+        """The causes of the restarts since the last progress."""
         return self._causes
 
     def add(self, causes: Mapping[str, str], progress: object) -> None:
-        """Somebody has died. Who is missed just after others belongs to their restart: one thing may have cut them off.
+        """Counts a restart, or adds to the last one: deaths in quick succession may have one cause, and count once.
 
         Args:
-            causes: what has happened, for the user, by whom it has happened to.
-            progress: something that is another whenever the job has got further.
+            causes: messages for the user, by the name of the missing node or link.
+            progress: a value that changes whenever the job makes progress.
         """
         if progress != self._progress:
             self._progress = progress
@@ -50,11 +56,11 @@ class RestartLimit:
         return len(self._causes) > self._max_num_restarts
 
     def failure(self) -> node_pb2.Failure:
-        """Why the job ends, where it is reached."""
+        """The failure that ends a job at its limit."""
         count = len(self._causes)
         listed = "\n".join(f"  {number}. {cause}" for number, cause in enumerate(self._causes[:MAX_CAUSES], 1))
         return node_pb2.Failure(
             kind=node_pb2.Failure.KIND_NODE,
-            message=f"the job has lost nodes or links {count} times without having got further, and max_num_restarts "
+            message=f"the job has lost nodes or links {count} times without progress, and max_num_restarts "
             f"is {self._max_num_restarts}:\n{listed}",
         )

@@ -1,1 +1,1 @@
-"""The nodes of the cluster: who is there, who has them, and who waits for some."""
+"""The nodes of the cluster: registrations, leases, and the jobs that wait for nodes."""

@@ -1,8 +1,8 @@
-"""Which nodes a job gets, and what it says that a job lacks. Pure: nodes come in as what is known of them.
+"""The allocation of nodes to jobs, and the description of nodes that a job lacks. Pure functions of the known nodes.
 
-A job needs its wafers, its input workers, one MemoryX node and one SwarmX node; in layer pipelined mode wafers and
-workers alone. Of MemoryX and SwarmX it may use more: its share, which is to the nodes of the role as its wafers are to
-those of the cluster, so that jobs on the other wafers find some too.
+A job needs its wafers, its input workers, one MemoryX node and one SwarmX node; in layer pipelined mode only wafers and
+workers. It may use more MemoryX and SwarmX nodes, up to its share: the part of them that corresponds to its part of the
+cluster's wafers, so that jobs on the other wafers find some too.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ _Role: TypeAlias = "node_pb2.Role.ValueType"
 
 
 class Inventory:
-    """The nodes by role: how many there are, who has some, and which are free. `lease` keeps it up."""
+    """The nodes by role: their number, their holders, and the free ones. `lease` updates it."""
 
     def __init__(self, nodes: Iterable[management_pb2.NodeInfo]) -> None:
         numbers = [role.number for role in REGISTERED]
@@ -31,11 +31,11 @@ class Inventory:
                 self.free[node.role].append(node)
 
     def holders(self, role: _Role, *, besides: str = "") -> str:
-        """The jobs, besides one, that have nodes of a role, such as "job-1f2e, job-3d4c"; empty if none has."""
+        """Names other jobs that hold nodes of a role, such as "job-1f2e, job-3d4c"; empty if there are none."""
         return ", ".join(sorted(self._holders[role] - {besides}))
 
     def take(self, role: _Role, count: int, job: str) -> Sequence[management_pb2.NodeInfo]:
-        """The first free nodes of a role, which the job has from now on."""
+        """Leases the first free nodes of a role to the job."""
         taken, self.free[role] = self.free[role][:count], self.free[role][count:]
         if taken:
             self._holders[role].add(job)
@@ -43,10 +43,10 @@ class Inventory:
 
 
 def lease(job: str, wanted: management_pb2.Acquire, inventory: Inventory) -> Sequence[management_pb2.NodeInfo] | None:
-    """Mark free nodes as the job's, all that it needs or none (then None); returns them, named as its members.
+    """Leases all nodes that the job needs, named as its members; None if there are too few.
 
-    MemoryX: max_shards where that is set, else the job's share, of what is free. SwarmX: a whole tree if the share is
-    enough for one, else one node.
+    MemoryX: max_shards if that is set, else the job's share, as far as nodes are free. SwarmX: a whole tree if the
+    share is enough for one, else one node.
     """
     counts: dict[_Role, int] = {}
     for role, least in _needs(wanted):
@@ -68,12 +68,12 @@ def lease(job: str, wanted: management_pb2.Acquire, inventory: Inventory) -> Seq
 
 
 def possible(wanted: management_pb2.Acquire, inventory: Inventory) -> bool:
-    """Whether the job could have what it needs if no other job had anything."""
+    """Whether the cluster has the nodes that the job needs, if no other job held any."""
     return all(inventory.totals[role] >= least for role, least in _needs(wanted))
 
 
 def waiting_for(wanted: management_pb2.Acquire, inventory: Inventory) -> str:
-    """What the job lacks and who has it, such as "1 wafer, held by job-1f2e"; empty if it lacks nothing."""
+    """Describes the nodes that the job lacks and their holders, such as "1 wafer, held by job-1f2e"; empty if none."""
     texts = []
     for role, least in _needs(wanted):
         lacking = least - len(inventory.free[role])
@@ -86,7 +86,7 @@ def waiting_for(wanted: management_pb2.Acquire, inventory: Inventory) -> str:
 
 
 def refusal(wanted: management_pb2.Acquire, inventory: Inventory, management: str) -> str:
-    """What the cluster, as it is, can never give the job, and how to add it."""
+    """Describes the nodes that the cluster lacks for the job, and how to add them."""
     problems = []
     for role, least in _needs(wanted):
         missing = least - inventory.totals[role]
@@ -105,13 +105,13 @@ def refusal(wanted: management_pb2.Acquire, inventory: Inventory, management: st
 
 
 def how_to_add(count: int, role: _Role, management: str) -> str:
-    """The command that adds nodes of a role to the cluster of a management service."""
+    """Returns the command that adds nodes of a role to a management service's cluster."""
     each = "one" if count == 1 else f"{count}, each"
     return f"to add {each}: python -m {role_of(role).module} --management {management}"
 
 
 def _needs(wanted: management_pb2.Acquire) -> Iterable[tuple[_Role, int]]:
-    """The least number of each role."""
+    """Returns the least number of nodes of each role."""
     yield node_pb2.ROLE_WAFER, wanted.num_wafers
     yield node_pb2.ROLE_WORKER, wanted.num_wafers * wanted.num_workers_per_wafer
     if wanted.execution_strategy != plan_pb2.EXECUTION_STRATEGY_PIPELINE:

@@ -1,9 +1,9 @@
-"""The queue of the jobs that wait for nodes. Pure: no threads, no clock.
+"""The queue of jobs that wait for nodes. Pure: no threads, no clock.
 
-The order is strict: by priority, then by age. The first job gets its nodes as soon as they are free, all at once, and
-nobody overtakes it meanwhile, not even with nodes that it has no use for now: so the wait of a large job is bounded by
-the jobs that run, however many small ones come. Only a job that this cluster could never satisfy, were it all free, is
-passed over: it is in nobody's way until it is refused, or until nodes are added.
+The order is strict: by priority, then by age. The first job gets its nodes all at once, as soon as they are free. No
+job overtakes it, even with nodes that the first job cannot use: the wait of a large job is bounded by the running jobs,
+however many small ones arrive. A job that the whole cluster could not satisfy is skipped until it is refused, or nodes
+are added.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from typing import Final
 from appliance.management.nodes.allocation import Inventory, lease, possible, waiting_for
 from wsc.v1 import management_pb2
 
-QUEUE_ORDER: Final = attrgetter("priority", "created", "job")  # of jobs that wait: the smallest is the next
+QUEUE_ORDER: Final = attrgetter("priority", "created", "job")  # sort key of waiting jobs: the smallest is the next
 FIRST_PRIORITY, DEFAULT_PRIORITY, LAST_PRIORITY = 1, 2, 3
 
 
@@ -30,15 +30,15 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """A job that has got its nodes."""
+    """The nodes that a job gets."""
 
     job: str
     nodes: Sequence[management_pb2.NodeInfo]
-    answers: int = 1  # to as many requests
+    answers: int = 1  # number of requests that this answers
 
 
 class JobQueue:
-    """Not thread-safe: its owner has a lock."""
+    """The queue of jobs that wait for nodes. Not thread-safe: the owner has a lock."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, Waiting] = {}
@@ -47,20 +47,20 @@ class JobQueue:
         self._waiting[waiting.job] = waiting
 
     def remove(self, job: str) -> None:
-        """No effect if it does not wait."""
+        """Removes a job, if it waits."""
         self._waiting.pop(job, None)
 
     def set_priority(self, job: str, priority: int) -> None:
-        """No effect if it does not wait."""
+        """Changes the priority of a job, if it waits."""
         if job in self._waiting:
             self._waiting[job].priority = priority
 
     def ordered(self) -> Sequence[Waiting]:
-        """The first is the next."""
+        """Returns the jobs in order."""
         return sorted(self._waiting.values(), key=QUEUE_ORDER)
 
     def admit(self, nodes: Sequence[management_pb2.NodeInfo]) -> Sequence[Admission]:
-        """Give nodes to the jobs whose turn it is, which leave the queue. Marks the nodes."""
+        """Leases nodes to jobs in order, and removes these from the queue. Marks the nodes."""
         admissions = []
         inventory = Inventory(nodes if self._waiting else ())
         for waiting in self.ordered():
@@ -74,16 +74,16 @@ class JobQueue:
         return admissions
 
     def impossible(self, nodes: Sequence[management_pb2.NodeInfo]) -> Sequence[Waiting]:
-        """The jobs that all these nodes together could not satisfy."""
+        """Returns the jobs that all these nodes together could not satisfy."""
         inventory = Inventory(nodes if self._waiting else ())
         return [waiting for waiting in self.ordered() if not possible(waiting.wanted, inventory)]
 
     def status(self, nodes: Sequence[management_pb2.NodeInfo]) -> Mapping[str, management_pb2.QueueStatus]:
-        """Where each job is and what it waits for."""
+        """Returns each job's position and the nodes that it waits for."""
         inventory = Inventory(nodes if self._waiting else ())
         ordered = self.ordered()
         statuses: dict[str, management_pb2.QueueStatus] = {}
-        next_job = ""  # whose turn it is
+        next_job = ""  # the job whose turn it is
         for position, waiting in enumerate(ordered, 1):
             lacking = waiting_for(waiting.wanted, inventory)
             if not lacking:

@@ -1,9 +1,9 @@
-"""The nodes of the cluster: who is there, until when, and for which job; and the jobs that wait for some.
+"""The nodes of the cluster, their leases, and the jobs that wait for nodes.
 
-A node is there while its Register stream is open and its heartbeats come. Jobs lease nodes; a node that is lost while
-it is leased is reported to its job. One that its job has given up keeps the job's name, without being a member, until
-it says that the job is not attached to it any more; then it is free. After a start of management nodes may come that
-work for jobs which are not back yet: these are kept for them for a while.
+A node is registered while its Register stream is open and heartbeats arrive. Jobs lease nodes; the loss of a leased
+node is reported to its job. A node that its job has given up keeps the job's name, without being a member, until it
+reports that it has released the job; then it is free. After a restart of management, nodes that work for jobs may
+register before these jobs' coordinators; they are kept for the jobs for a while.
 """
 
 import itertools
@@ -21,60 +21,60 @@ from waferbox import deadlines
 from wsc.v1 import management_pb2, node_pb2
 
 MAX_NODES = 16_384
-MAX_PROBLEM = 500  # characters
+MAX_PROBLEM = 500  # characters of a message
 
 
 class RegistryFull(RuntimeError):
-    """There are as many nodes as a cluster may have."""
+    """Raised when there are as many nodes as a cluster may have."""
 
 
 class Waiter(Protocol):
-    """A job in the queue. Called under the registry's lock: must not block, nor call the registry."""
+    """The receiver of a waiting job's nodes. Called under the registry's lock: it neither blocks nor calls the registry."""
 
     def queued(self, status: management_pb2.QueueStatus) -> None:
-        """It waits at this position; at position 0 it has stopped waiting."""
+        """The job waits at this position; at position 0 it no longer waits."""
 
     def admitted(self, nodes: Sequence[management_pb2.NodeInfo]) -> None:
-        """It has these nodes."""
+        """The job gets these nodes."""
 
     def refused(self, refusal: str) -> None:
-        """It will not get what it needs, because the cluster does not have it."""
+        """The job gets no nodes, because the cluster lacks them."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Node:
-    info: management_pb2.NodeInfo  # without the lease's seconds, which change
+    info: management_pb2.NodeInfo  # without the seconds of the lease, which change
     expires: float
 
 
 class NodeRegistry:
-    """Thread-safe."""
+    """The registered nodes, with the jobs that lease them or wait for some. Thread-safe."""
 
     def __init__(self, lease_seconds: float, on_lost: Callable[[management_pb2.NodeInfo, str], None]) -> None:
-        """on_lost(node, reason) is called, outside of any lock, when a node that a job leases is lost."""
+        """on_lost(node, reason): called, without a lock held, when a leased node is lost."""
         self.address = "HOST:PORT"  # of the management service, for messages
         self._lease_seconds = lease_seconds
         self._on_lost = on_lost
         self._nodes: dict[str, _Node] = {}
         self._numbers = itertools.count()
-        self.changes = Changes()  # of what nodes() and ingress() return
+        self.changes = Changes()  # of the results of nodes() and ingress()
         self._lock = threading.Lock()
-        # That may hold nodes; with those, by member, that their coordinators know of.
+        # Jobs that may hold nodes; with those, by member, that their coordinators reported.
         self._jobs: dict[str, Mapping[str, management_pb2.NodeInfo]] = {}
         self._returning_until = time.monotonic() + deadlines.REGISTRATION.return_to_job
-        # Until then: the jobs and members, by address, that nodes are which have not returned yet, as far as is known.
+        # Until then: job and member, by address, of nodes that have not registered since the restart of management.
         self._homes: dict[str, tuple[str, str]] = {}
         self._queue = JobQueue()
         self._replacements = Replacements()
         self._waiters: dict[str, Waiter] = {}
-        self._returning: set[str] = set()  # those of them that have nodes already, which are to return
-        self._last_statuses: dict[str, management_pb2.QueueStatus] = {}  # what each waiter was told last
+        self._returning: set[str] = set()  # those that already have nodes, which must register again
+        self._last_statuses: dict[str, management_pb2.QueueStatus] = {}  # the last status sent to each waiter
         self._impossible_since: dict[str, float] = {}
 
     # --- nodes --------------------------------------------------------------------------------------------------------
 
     def add(self, hello: management_pb2.RegisterRequest) -> str:
-        """Returns the id of the node. Raises RegistryFull."""
+        """Adds a node; returns its id. Raises RegistryFull."""
         with self._lock:
             if len(self._nodes) >= MAX_NODES:
                 raise RegistryFull(f"the cluster has {MAX_NODES} nodes, which is as many as it may have")
@@ -100,18 +100,18 @@ class NodeRegistry:
         return node_id
 
     def renew(self, node_id: str, job: str) -> bool:
-        """A heartbeat, with the job that is attached to the node. False if it came too late: it must register anew."""
+        """Renews a lease; False if it had expired: the node must register again. job: the one attached to the node."""
         with self._lock:
             node = self._nodes.get(node_id)
             if node is not None:
                 node.expires = time.monotonic() + self._lease_seconds
                 if node.info.job and not node.info.member and not job:
-                    node.info.job = ""  # given up, and now free of its job
+                    node.info.job = ""  # given up by its job, which it has now released
                     self._admit()
             return node is not None
 
     def remove(self, node_id: str, reason: str) -> None:
-        """The node is gone; no effect if that is known."""
+        """Removes a node; idempotent."""
         with self._lock:
             node = self._nodes.pop(node_id, None)
             is_missed = node is not None and self._is_missed(node.info)
@@ -120,31 +120,31 @@ class NodeRegistry:
             self._on_lost(node.info, reason)
 
     def count(self) -> int:
-        """How many nodes there are."""
+        """Returns the number of nodes."""
         return len(self._nodes)
 
     def nodes(self) -> Sequence[management_pb2.NodeInfo]:
-        """All nodes, in the order in which they came."""
+        """Returns all nodes, in the order of their registration."""
         with self._lock:
             now = time.monotonic()
             return [_with_lease(node.info, node.expires - now) for node in self._nodes.values()]
 
     def ingress(self) -> str:
-        """The address of one; empty if there is none."""
+        """Returns the address of an ingress; empty if there is none."""
         with self._lock:
             return next((node.address for node in self._infos() if node.role == node_pb2.ROLE_INGRESS), "")
 
     def held(self, job: str) -> Sequence[management_pb2.NodeInfo]:
-        """The nodes that a job leases."""
+        """Returns the nodes that a job leases."""
         with self._lock:
             return self._held(job)
 
     # --- jobs ---------------------------------------------------------------------------------------------------------
 
     def open(self, job: str, nodes: Sequence[management_pb2.NodeInfo] = ()) -> None:
-        """The job may hold nodes from now on; also those that were kept for it.
+        """Allows a job to hold nodes, including those that were kept for it.
 
-        nodes: that its coordinator knows of, from an earlier start of management.
+        nodes: as its coordinator reports them after a restart of management.
         """
         with self._lock:
             known = self._jobs[job] = {node.member: node for node in nodes}
@@ -159,7 +159,7 @@ class NodeRegistry:
                     node.info.member = ""
 
     def release(self, job: str) -> None:
-        """The job has ended: it waits no more, and gives back all nodes."""
+        """Removes an ended job from the queue, and frees its nodes."""
         with self._lock:
             self._jobs.pop(job, None)
             self._forget(job)
@@ -167,9 +167,9 @@ class NodeRegistry:
             self._admit()
 
     def enqueue(self, waiting: Waiting, waiter: Waiter) -> None:
-        """Have a job wait for nodes. One that has them already, and asks again, gets those, dead ones too.
+        """Adds a job to the queue. A job that has nodes already gets the same ones again, dead ones included.
 
-        After a start of management it gets them when they have returned: only then do they take a lease of ours.
+        After a restart of management it gets them once they have registered: only then do they accept a new lease.
         """
         with self._lock:
             if waiting.job not in self._jobs:
@@ -186,9 +186,9 @@ class NodeRegistry:
     def replace(
         self, job: str, lost: Sequence[management_pb2.NodeInfo], waiter: Waiter, *, priority: int, created: float
     ) -> str:
-        """Have a job wait for other nodes in place of lost ones; those of them that are still there are given up.
+        """Adds a job to those that wait for replacements; lost nodes that are still registered are given up.
 
-        Returns what is wrong with that, if anything is.
+        Returns a problem of the request, or an empty text.
         """
         with self._lock:
             known = self._jobs.get(job, {})
@@ -208,7 +208,7 @@ class NodeRegistry:
         return ""
 
     def reduce(self, job: str, nodes: Sequence[management_pb2.NodeInfo], waiter: Waiter) -> str:
-        """Have a job go on with some of its nodes, as these members, and wait for no others; as replace."""
+        """Reduces a job to some of its nodes, as these members, so that it waits for no others; returns as replace."""
         with self._lock:
             known = {node.address for node in self._jobs.get(job, {}).values()}
             strangers = {node.address for node in nodes} - known
@@ -230,37 +230,37 @@ class NodeRegistry:
         return ""
 
     def leave(self, job: str, waiter: Waiter) -> None:
-        """The job waits no more, unless it does so with another waiter by now."""
+        """Removes a job from the queue, unless another waiter has taken its place."""
         with self._lock:
             if self._waiters.get(job) is waiter:
                 self._forget(job)
                 self._admit()
 
     def set_priority(self, job: str, priority: int) -> None:
-        """The job may move in the queue."""
+        """Changes a job's priority, and thereby its position."""
         with self._lock:
             self._queue.set_priority(job, priority)
             self._replacements.set_priority(job, priority)
             self._admit()
 
     def queue_status(self) -> Mapping[str, management_pb2.QueueStatus]:
-        """Where each job is in the queue, or what it waits for in place of lost nodes."""
+        """Returns each job's position in the queue, or the replacements that it waits for."""
         with self._lock:
             return self._status()
 
-    # --- the passage of time ------------------------------------------------------------------------------------------
+    # --- time ---------------------------------------------------------------------------------------------------------
 
     def expire(self) -> list[str]:
-        """Remove the nodes whose lease has ended; returns their ids."""
+        """Removes the nodes whose lease has expired; returns their ids."""
         now = time.monotonic()
         with self._lock:
             expired = [node_id for node_id, node in self._nodes.items() if node.expires <= now]
         for node_id in expired:
-            self.remove(node_id, f"it has said nothing for {self._lease_seconds:g} s")
+            self.remove(node_id, f"it has sent nothing for {self._lease_seconds:g} s")
         return expired
 
     def review(self) -> None:
-        """Tell waiting jobs what has changed, refuse what stays impossible, end the time for jobs to return."""
+        """Sends changed statuses, refuses jobs that stay impossible, and ends the time for nodes to register again."""
         now = time.monotonic()
         with self._lock:
             if now >= self._returning_until:
@@ -296,7 +296,7 @@ class NodeRegistry:
         ]
 
     def _is_member(self, hello: management_pb2.RegisterRequest) -> bool:
-        """Whether a node that says that it works for a job has its place there still."""
+        """Whether a node that reports a job is still its member."""
         known = self._jobs.get(hello.job)
         if known and (hello.member not in known or known[hello.member].address != hello.address):
             return False
@@ -305,7 +305,7 @@ class NodeRegistry:
         return not any((info.job, info.member) == (hello.job, hello.member) for info in self._infos())
 
     def _keep_returned(self, info: management_pb2.NodeInfo) -> None:
-        """A node that works for nobody is kept for the job that it worked for before management was started."""
+        """Keeps a free node for the job that it worked for before the restart of management."""
         job, member = self._homes.get(info.address, ("", ""))
         before = self._jobs.get(job, {}).get(member)
         if before is not None and before.role == info.role:
@@ -313,7 +313,7 @@ class NodeRegistry:
             info.job, info.member = job, member
 
     def _is_missed(self, node: management_pb2.NodeInfo) -> bool:
-        """Whether a job must be told that it is gone; one that the job was not told of yet is replaced again."""
+        """Whether the loss of a node must be reported to a job; one that was not yet handed over is replaced again."""
         return bool(node.job and node.member) and node.member not in self._replacements.lost_members(node.job)
 
     def _status(self) -> Mapping[str, management_pb2.QueueStatus]:
@@ -321,7 +321,7 @@ class NodeRegistry:
         return {**self._queue.status(infos), **self._replacements.status(infos, self.address)}
 
     def _admit(self) -> None:
-        """Something has changed: give nodes to the jobs whose turn it is."""
+        """Leases nodes to the next jobs; called after every change."""
         self._admit_returned()
         now = time.monotonic()
         infos = self._infos()
@@ -342,7 +342,7 @@ class NodeRegistry:
         self.changes.notify()
 
     def _admit_returned(self) -> None:
-        """Give the jobs that ask for the nodes which they have already those, when they are there again."""
+        """Answers jobs that request the nodes that they have already, once these have registered."""
         awaited = {job for job, _ in self._homes.values()}
         for job in list(self._returning):
             if job not in awaited or time.monotonic() >= self._returning_until:
@@ -367,12 +367,12 @@ class NodeRegistry:
 
 
 def _is_same(one: management_pb2.NodeInfo | None, other: management_pb2.NodeInfo) -> bool:
-    """Whether both are the same node of a job, also if it has registered anew in between."""
+    """Whether both are the same node of a job, possibly after another registration."""
     return one is not None and (one.member, one.address) == (other.member, other.address)
 
 
 def _with_lease(node: management_pb2.NodeInfo, seconds: float) -> management_pb2.NodeInfo:
-    """seconds: that are left of its lease."""
+    """Returns the node with its lease. seconds: left of the lease."""
     info = management_pb2.NodeInfo()
     info.CopyFrom(node)
     info.lease_left_seconds = max(0.0, seconds)

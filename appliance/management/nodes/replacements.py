@@ -1,7 +1,7 @@
-"""The jobs that wait for nodes in place of those that they have lost. Pure: no threads, no clock.
+"""The jobs that wait for replacements of lost nodes. Pure: no threads, no clock.
 
-They come before all jobs in the queue, and have its order among themselves. Free nodes are theirs one by one, as they
-come; such a job goes on when all its places are taken.
+They precede all jobs in the queue, and have its order among themselves. They get free nodes one by one; a job resumes
+when it has all of them.
 """
 
 from collections import Counter
@@ -13,29 +13,29 @@ from appliance.management.nodes.job_queue import QUEUE_ORDER, Admission
 from waferbox import roles
 from wsc.v1 import management_pb2
 
-MAX_REQUESTS = 256  # of one job, that wait for an answer
+MAX_REQUESTS = 256  # unanswered requests of one job
 
 
 @dataclass(slots=True, kw_only=True)
 class Replacement:
-    """What a job waits for."""
+    """The replacements that a job waits for."""
 
     job: str
-    nodes: Mapping[str, management_pb2.NodeInfo]  # all of the job, by member
-    lost: set[str]  # the members whose places are to be taken
+    nodes: Mapping[str, management_pb2.NodeInfo]  # all nodes of the job, by member
+    lost: set[str]  # members that lack a node
     priority: int
     created: float  # seconds since 1970
-    requests: int = 1  # of the coordinator, each of which is answered
+    requests: int = 1  # of the coordinator, each of which gets an answer
 
 
 class Replacements:
-    """Not thread-safe: its owner has a lock."""
+    """The jobs that wait for replacements. Not thread-safe: the owner has a lock."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, Replacement] = {}
 
     def put(self, replacement: Replacement) -> bool:
-        """Have a job wait; one that waits already waits for these nodes too. False: it has asked too often."""
+        """Adds a job, or lost members to a waiting job; False if it has too many requests."""
         waiting = self._waiting.setdefault(replacement.job, replacement)
         if waiting is not replacement:
             if waiting.requests >= MAX_REQUESTS:
@@ -45,24 +45,24 @@ class Replacements:
         return True
 
     def remove(self, job: str) -> None:
-        """No effect if it does not wait."""
+        """Removes a job, if it waits."""
         self._waiting.pop(job, None)
 
     def set_priority(self, job: str, priority: int) -> None:
-        """No effect if it does not wait."""
+        """Changes the priority of a job, if it waits."""
         if job in self._waiting:
             self._waiting[job].priority = priority
 
     def lost_members(self, job: str) -> set[str]:
-        """JobScope places are to be taken; until all are, also those that are."""
+        """Returns the members of a job that were lost, including those with a replacement, until all have one."""
         return self._waiting[job].lost if job in self._waiting else set()
 
     def num_requests(self, job: str) -> int:
-        """How many of the job's wait for an answer."""
+        """Returns the number of unanswered requests of a job."""
         return self._waiting[job].requests if job in self._waiting else 0
 
     def admit(self, nodes: Sequence[management_pb2.NodeInfo]) -> Sequence[Admission]:
-        """Give free nodes to the jobs, and let those go on that lack nothing any more. Marks the nodes."""
+        """Leases free nodes to the jobs; returns those that lack none any more. Marks the nodes."""
         admissions = []
         inventory = Inventory(nodes if self._waiting else ())
         for waiting in self._ordered():
@@ -73,7 +73,7 @@ class Replacements:
                     held[member] = node
             if waiting.lost <= held.keys():
                 del self._waiting[waiting.job]
-                # One of the others may be a node that has not registered anew since management was away.
+                # Other members may not have registered again since the restart of management.
                 given = [held.get(member, node) for member, node in waiting.nodes.items()]
                 admissions.append(Admission(job=waiting.job, nodes=given, answers=waiting.requests))
         return admissions
@@ -81,7 +81,7 @@ class Replacements:
     def status(
         self, nodes: Sequence[management_pb2.NodeInfo], management: str
     ) -> Mapping[str, management_pb2.QueueStatus]:
-        """What each job waits for, and how to add it."""
+        """Returns the nodes that each job waits for, and how to add them."""
         inventory = Inventory(nodes if self._waiting else ())
         statuses: dict[str, management_pb2.QueueStatus] = {}
         for waiting in self._ordered():
@@ -103,5 +103,5 @@ class Replacements:
 
 
 def _held(waiting: Replacement, nodes: Sequence[management_pb2.NodeInfo]) -> dict[str, management_pb2.NodeInfo]:
-    """The job's nodes that are there, by member; one that was given up is none of them."""
+    """Returns the registered members of the job; without nodes that were given up."""
     return {node.member: node for node in nodes if node.job == waiting.job and node.member}

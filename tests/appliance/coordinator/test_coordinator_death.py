@@ -159,7 +159,7 @@ def test_whose_management_had_been_started_anew(
     go.set()
     one.finish(NUM_STEPS)
     causes = [restart.cause for restart in one.info().restarts]
-    assert causes == [f"the coordinator of {one.job.name} died, and another has taken up the job"]
+    assert causes == [f"the coordinator of {one.job.name} died, and another has taken over the job"]
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -187,7 +187,7 @@ def test_with_its_management(
     go.set()
     one.finish(NUM_STEPS)
     causes = [restart.cause for restart in one.info().restarts]
-    assert causes == [f"the coordinator of {one.job.name} died, and another has taken up the job"]
+    assert causes == [f"the coordinator of {one.job.name} died, and another has taken over the job"]
 
 
 def test_nodes_that_died_meanwhile_count_as_one_restart(cluster: Any, script: Callable[..., Script]) -> None:
@@ -371,7 +371,7 @@ def test_a_script_on_another_host_that_was_cut_off_comes_back(
     one.finish(NUM_STEPS)
     (restart,) = one.info().restarts
     broke = f"the connection between the script and the coordinator of {one.job.name} broke"
-    assert restart.cause == f"{broke}, and another has taken up the job"
+    assert restart.cause == f"{broke}, and another has taken over the job"
     one.begin(5)
     one.start()
     one.finish(5)
@@ -389,7 +389,7 @@ def test_a_script_on_another_host_that_does_not_come_back_ends_its_job(
     one.job.connection.channel.close()
     cluster.until(lambda: cluster.jobs()[0].ended)
     assert cluster.jobs()[0].phase == management_pb2.JOB_PHASE_CANCELLED
-    assert "the client did not come within 0.5 s" in cluster.jobs()[0].message
+    assert "the client did not open a session within 0.5 s" in cluster.jobs()[0].message
     cluster.until(lambda: cluster.free_nodes() == 4)
 
 

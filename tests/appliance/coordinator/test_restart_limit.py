@@ -78,7 +78,7 @@ def assert_ends_with(run: Run, cluster: Any, victims: list[str]) -> None:
     """With these causes listed, and no others."""
     failure = run.job.failure()
     assert failure.kind == node_pb2.Failure.KIND_NODE
-    assert f"{len(victims)} times without having got further, and max_num_restarts is 3:" in failure.message
+    assert f"{len(victims)} times without progress, and max_num_restarts is 3:" in failure.message
     listed = failure.message.splitlines()[1:]
     assert len(listed) == len(victims)
     for number, (line, victim) in enumerate(zip(listed, victims, strict=True), 1):
