@@ -29,7 +29,7 @@ class RegistryFull(RuntimeError):
 
 
 class Waiter(Protocol):
-    """The receiver of a waiting job's nodes. Called under the registry's lock: it neither blocks nor calls the registry."""
+    """The receiver of a waiting job's nodes. Called under the registry's lock: it must not block or call it."""
 
     def queued(self, status: management_pb2.QueueStatus) -> None:
         """The job waits at this position; at position 0 it no longer waits."""
