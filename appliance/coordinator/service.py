@@ -175,10 +175,12 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             self._finish(execution)  # the client may begin the next one at once
         except GeneratorExit:  # gRPC does not finish the generator of a call that the client left
             self._job.session.check_connection()
+            execution.abandon()
             with contextlib.suppress(JobFailed, TimeoutError):
                 self._stop(execution)
             raise
         except (Abandoned, grpc.RpcError) as error:
+            execution.abandon()
             self._stop(execution)
             raise Abandoned from error
         yield execution.finished()

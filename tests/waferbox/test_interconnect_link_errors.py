@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import pytest
 from link_pairs import DEADLINE_SECONDS, LANES, End, connect, filled, listening
 
+from waferbox import deadlines
 from waferbox.links import grpc_lane
 from waferbox.links import link as link_module
 from waferbox.links.frame import Frame, FrameKind
@@ -285,7 +286,7 @@ def test_a_link_whose_queue_is_full_closes(listener: LinkListener, monkeypatch: 
         time.sleep(0.01)
     begin = time.monotonic()
     b.close()
-    assert time.monotonic() - begin < 2 * grpc_lane.CLOSE_SECONDS
+    assert time.monotonic() - begin < 2 * deadlines.LINKS.close
     a.close()
 
 

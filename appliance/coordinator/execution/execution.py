@@ -106,7 +106,7 @@ class CoordinatedExecution:
             )
         self._waiting = Waiting(verdict, is_interrupted)
         self._epoch: Epoch | None = None
-        self._is_closed = self.is_abandoned_by_client = False
+        self._is_ending = self.is_abandoned_by_client = False
         self._attempt = 0  # the epoch of the last StateWanted
         self._keeps_nothing = loses_states  # state keepers may have lost the states of the previous execution
         self._sent: coordinator_pb2.StateSent | None = None  # the client's answer to an attempt
@@ -249,15 +249,17 @@ class CoordinatedExecution:
         self._waiting.until(lambda: self._epoch is not None and self._epoch.has_snapshot(step))
 
     def abandon(self) -> None:
-        """Ends all waits with Abandoned, as the client has left."""
-        if not self._is_closed:
-            self.is_abandoned_by_client = True
-            self._waiting.abandon()
+        """Ends all waits with Abandoned, as the client has left. Has no effect on an execution that ends already."""
+        with self._waiting.changed:
+            if not self._is_ending:
+                self.is_abandoned_by_client = True
+                self._waiting.abandon()
 
     def stop(self) -> None:
         """Ends the execution on all nodes, at any step. The states stay. Raises JobFailed."""
         with self._waiting.changed:
-            self._waiting.abandoned = False
+            # The wait for the nodes must not end early: a link that closes before its node stops is a failure.
+            self._is_ending, self._waiting.abandoned = True, False
         if self._epoch is not None and not self._epoch.over:
             late = self._epoch.stop(self._nodes.live_members())
             if late:
@@ -268,7 +270,7 @@ class CoordinatedExecution:
     def close(self) -> None:
         """Closes the links; after stop, or when the job is over."""
         with self._waiting.changed:
-            self._is_closed, self._waiting.abandoned = True, False
+            self._is_ending, self._waiting.abandoned = True, False
         if self._epoch is not None:
             self._epoch.close()
 

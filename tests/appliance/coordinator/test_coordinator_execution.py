@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
+from appliance.coordinator.execution.execution import CoordinatedExecution
 from appliance.management.requests import is_artifact
 from waferbox import deadlines
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, plan_pb2
@@ -225,6 +226,39 @@ def test_an_execution_that_the_client_leaves_can_be_followed_by_another_at_once(
     one.receive("outputs")
     one.call.cancel()
     assert kinds(run(one, 2)) == ["outputs 1", "outputs 2", "finished"]
+
+
+def test_an_execution_that_the_client_leaves_closes_its_links_when_all_nodes_have_stopped(
+    cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[CoordinatedExecution] = []
+    stopped_before_close: list[str] = []
+    abandon, close = CoordinatedExecution.abandon, CoordinatedExecution.close
+
+    def noted(execution: CoordinatedExecution) -> None:
+        left.append(execution)
+        abandon(execution)
+
+    def stop_late() -> None:
+        abandon(left[0])  # gRPC reports the end of a call in a thread of its own, which may come as late as this
+        time.sleep(0.2)
+
+    def close_after(execution: CoordinatedExecution) -> None:
+        stopped_before_close.extend(cluster.behaviour.stopped)
+        close(execution)
+
+    monkeypatch.setattr(CoordinatedExecution, "abandon", noted)
+    monkeypatch.setattr(CoordinatedExecution, "close", close_after)
+    cluster.add(**FULL)
+    cluster.behaviour.on_stop["memoryx-0"] = stop_late
+    one = client(run_ahead_steps=2)
+    one.compile()
+    one.begin(100)
+    one.start()
+    one.receive("outputs")
+    one.call.cancel()
+    cluster.until(lambda: stopped_before_close)
+    assert "memoryx-0" in stopped_before_close
 
 
 @pytest.mark.parametrize(

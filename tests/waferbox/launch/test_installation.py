@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from waferbox import roles
 from waferbox.launch import installation
 
 # Imported instead of a module of the installation, it fails the process.
@@ -93,7 +94,7 @@ def test_the_command_of_a_process_searches_neither_its_folder_nor_that_of_the_sc
 def test_no_process_is_started_by_a_search_for_its_module() -> None:
     """`python -m` would find a user's module of the same name: `python_command` is for all processes of ours."""
     root = Path(__file__).parents[3]
-    folders = [*installation.ROLE_PACKAGES, "waferbox", "client"]
+    folders = sorted({role.module.partition(".")[0] for role in roles.ROLES} | {"waferbox", "client"})
     sources = [path for folder in folders for path in (root / folder).rglob("*.py")]
     assert len(sources) > 100
     assert [str(path) for path in sources if '"-m"' in path.read_text()] == []
