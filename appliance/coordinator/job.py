@@ -10,8 +10,7 @@ from appliance.coordinator.execution.client_progress import ClientProgress
 from appliance.coordinator.execution.execution import CoordinatedExecution
 from appliance.coordinator.execution.failures import JobFailed, SilenceWatch, Verdict, cause_of_replacement
 from appliance.coordinator.execution_slot import ExecutionSlot
-from appliance.coordinator.management_events import ManagementEvents
-from appliance.coordinator.management_link import ManagementLink, ManagementLost
+from appliance.coordinator.management_link import ManagementCallbacks, ManagementLink, ManagementLost
 from appliance.coordinator.nodes.inputs import Inputs
 from appliance.coordinator.nodes.job_nodes import JobMembers, NodesDied, NodesRefused
 from appliance.coordinator.nodes.topology import Member
@@ -120,16 +119,15 @@ class CoordinatedJob:
     def start(self) -> None:
         """Begins to get nodes and to receive management's messages."""
         self._management.listen(
-            ManagementEvents(
-                nodes=self._nodes,
-                session=self.session,
-                recovery=self.recovery,
-                observation=self.observation,
-                verdict=self.verdict,
-                record=self._record,
-                on_cancel=self.cancel,
-                on_lost=self._node_lost,
-                on_failure=self._report_failure,
+            ManagementCallbacks(
+                cancel=self.cancel,
+                lease_lost=self._lease_lost,
+                known_as=self._record.known_as,
+                queued=self._queued,
+                trace=self.observation.trace,
+                history=self.observation.history,
+                management_lost=self._management_lost,
+                defect=self.verdict.report_defect,
             )
         )
         self._acquiring.start()
@@ -274,9 +272,7 @@ class CoordinatedJob:
         self._terminated = True
         lost = self._management.lost_within(deadlines.RECOVERY.deaths)
         if lost:
-            self._report_failure(
-                node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, node=roles.MANAGEMENT.name, message=lost)
-            )
+            self._management_lost(lost)
         self.verdict.report_end(
             node_pb2.Failure(kind=node_pb2.Failure.KIND_CANCELLED, message=f"{self.name} ended: {self._on_terminate}")
         )
@@ -352,6 +348,24 @@ class CoordinatedJob:
             self.recovery.died(member, message)
         else:
             self._report_failure(node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, node=name, message=message))
+
+    # --- messages of management ---------------------------------------------------------------------------------------
+
+    def _lease_lost(self, node: management_pb2.NodeInfo) -> None:
+        member = self._nodes.member_at(node.address)
+        if member is not None:
+            self._node_lost(member, "the management service has lost it")
+
+    def _queued(self, status: management_pb2.QueueStatus) -> None:
+        if self._nodes.is_leased and not status.position:
+            self.recovery.waits_for(status)  # for replacements
+        else:
+            self.session.send(coordinator_pb2.SessionResponse(queue=status))
+
+    def _management_lost(self, reason: str) -> None:
+        self._report_failure(
+            node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, node=roles.MANAGEMENT.name, message=reason)
+        )
 
     # --- messages of nodes --------------------------------------------------------------------------------------------
 

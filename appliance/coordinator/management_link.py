@@ -10,9 +10,9 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import grpc
 
@@ -34,32 +34,28 @@ class ManagementLost(NodesRefused):
     """Raised when management does not answer, or refuses the job."""
 
 
-class Listener(Protocol):
-    """Callbacks for management's messages, called in a thread of the link."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManagementCallbacks:
+    """The callbacks for management's messages, called in the thread of the link.
 
-    def cancel(self) -> None:
-        """A user has cancelled the job."""
+    cancel: a user has cancelled the job.
+    lease_lost: management has lost this node of the job.
+    known_as: the hello for a restarted management service at this address has changed.
+    queued: the job waits at this position; at position 0 it no longer waits.
+    trace: a user has requested a trace.
+    history: returns the observations of the job so far.
+    management_lost: management is up and refuses the job, for this reason: another attempt would not change that.
+    defect: the thread of the link has ended with an unexpected exception.
+    """
 
-    def lease_lost(self, node: management_pb2.NodeInfo) -> None:
-        """Management has lost a node of the job."""
-
-    def known_as(self, management: str, hello: management_pb2.CoordinatorHello) -> None:
-        """The hello for a restarted management service at this address has changed."""
-
-    def queued(self, status: management_pb2.QueueStatus) -> None:
-        """The job waits at this position; at position 0 it no longer waits."""
-
-    def trace(self, request: observation_pb2.TraceJobRequest) -> None:
-        """A user has requested a trace."""
-
-    def history(self) -> Iterable[observation_pb2.JobEvents]:
-        """Returns the observations of the job so far."""
-
-    def management_lost(self, reason: str) -> None:
-        """Management is up and refuses the job: another attempt would not change that."""
-
-    def defect(self, error: Exception) -> None:
-        """The thread of the link has ended with an unexpected exception."""
+    cancel: Callable[[], None]
+    lease_lost: Callable[[management_pb2.NodeInfo], None]
+    known_as: Callable[[str, management_pb2.CoordinatorHello], None]
+    queued: Callable[[management_pb2.QueueStatus], None]
+    trace: Callable[[observation_pb2.TraceJobRequest], None]
+    history: Callable[[], Iterable[observation_pb2.JobEvents]]
+    management_lost: Callable[[str], None]
+    defect: Callable[[Exception], None]
 
 
 @dataclass(slots=True, eq=False)
@@ -116,17 +112,17 @@ class ManagementLink:
         self._request = first.job
         return first.job
 
-    def listen(self, listener: Listener) -> None:
-        """Begins to pass management's messages to a listener."""
-        self._send_hello(listener)
+    def listen(self, callbacks: ManagementCallbacks) -> None:
+        """Begins to receive management's messages."""
+        self._send_hello(callbacks)
 
         def on_defect(error: Exception) -> None:
-            listener.defect(error)
+            callbacks.defect(error)
             with self._changed:
                 self._closing = True
                 self._changed.notify_all()
 
-        self._thread = GuardedThread(lambda: self._keep_stream(listener), name="management", on_defect=on_defect)
+        self._thread = GuardedThread(lambda: self._keep_stream(callbacks), name="management", on_defect=on_defect)
         self._thread.start()
 
     def acquire(self, wanted: management_pb2.Acquire) -> management_pb2.Acquired:
@@ -247,12 +243,12 @@ class ManagementLink:
             hello.host, hello.ingress = host_id(), settings.ingress
         return hello
 
-    def _keep_stream(self, listener: Listener) -> None:
+    def _keep_stream(self, callbacks: ManagementCallbacks) -> None:
         """Reads one stream after the other."""
         while True:
             try:
                 for response in self._call:
-                    self._dispatch(response, listener)
+                    self._dispatch(response, callbacks)
                 if self._closing:
                     return  # management has received all reports
                 self._break("has ended")
@@ -260,16 +256,16 @@ class ManagementLink:
                 assert isinstance(error, grpc.Call)
                 self._break("died or was cut off")
                 if error.code() in REFUSALS or error.code() == grpc.StatusCode.NOT_FOUND:
-                    listener.management_lost(f"{self._named()} does not know the job: {error.details()}")
+                    callbacks.management_lost(f"{self._named()} does not know the job: {error.details()}")
                     return
             self._channel.close()
             if self._over.wait(deadlines.COORDINATION.retry):
                 return
-            self._channel, self._call = self._open(listener.history())
+            self._channel, self._call = self._open(callbacks.history())
             if self._over.is_set():
                 self._channel.close()
 
-    def _dispatch(self, response: management_pb2.CoordinateResponse, listener: Listener) -> None:
+    def _dispatch(self, response: management_pb2.CoordinateResponse, callbacks: ManagementCallbacks) -> None:
         with self._changed:
             self._lost = ""
             match response.WhichOneof("kind"):
@@ -280,20 +276,20 @@ class ManagementLink:
             self._changed.notify_all()
         match response.WhichOneof("kind"):
             case "job" | "acquired":
-                self._send_hello(listener)
+                self._send_hello(callbacks)
             case "cancel":
-                listener.cancel()
+                callbacks.cancel()
             case "lost":
-                listener.lease_lost(response.lost)
+                callbacks.lease_lost(response.lost)
             case "queue":
-                listener.queued(response.queue)
+                callbacks.queued(response.queue)
             case "trace":
-                listener.trace(response.trace)
+                callbacks.trace(response.trace)
 
-    def _send_hello(self, listener: Listener) -> None:
+    def _send_hello(self, callbacks: ManagementCallbacks) -> None:
         with self._changed:
             hello = self._hello()
-        listener.known_as(self._settings.management, hello)
+        callbacks.known_as(self._settings.management, hello)
 
     def _take(self, acquired: management_pb2.Acquired) -> None:
         """Hands nodes to the oldest request: management answers in order."""

@@ -1,6 +1,5 @@
 """Nodes in place of lost ones: who gets which, when, and what the coordinator is told meanwhile."""
 
-import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +12,7 @@ import grpc
 import pytest
 from tokens_shown import shown, token
 
-from appliance.coordinator.management_link import ManagementLink, ManagementLost
+from appliance.coordinator.management_link import ManagementCallbacks, ManagementLink, ManagementLost
 from appliance.coordinator.settings import CoordinatorSettings
 from appliance.management.nodes import replacements
 from appliance.management.nodes.job_queue import Waiting
@@ -21,7 +20,7 @@ from appliance.management.nodes.registry import NodeRegistry
 from waferbox import __version__, deadlines
 from waferbox.rpc.server import make_channel
 from waferbox.security.tokens import Kind
-from wsc.v1 import management_pb2, node_pb2, node_pb2_grpc, observation_pb2
+from wsc.v1 import management_pb2, node_pb2, node_pb2_grpc
 
 WAFER, WORKER = node_pb2.ROLE_WAFER, node_pb2.ROLE_WORKER
 ALL = (WAFER, WORKER, node_pb2.ROLE_MEMORYX, node_pb2.ROLE_SWARMX)
@@ -297,32 +296,26 @@ def test_nodes_that_return_without_a_job_are_kept_for_the_one_that_had_them(node
 
 
 class Listening:
-    """What the link passes on."""
+    """What the link receives."""
 
     def __init__(self) -> None:
         self.lost: list[management_pb2.NodeInfo] = []
         self.statuses: list[management_pb2.QueueStatus] = []
 
-    def cancel(self) -> None: ...
+    def callbacks(self) -> ManagementCallbacks:
+        def refuse(error: Exception) -> None:
+            raise AssertionError from error
 
-    def known_as(self, management: str, hello: management_pb2.CoordinatorHello) -> None: ...
-
-    def lease_lost(self, node: management_pb2.NodeInfo) -> None:
-        self.lost.append(node)
-
-    def queued(self, status: management_pb2.QueueStatus) -> None:
-        self.statuses.append(status)
-
-    def trace(self, request: observation_pb2.TraceJobRequest) -> None: ...
-
-    def history(self) -> list[observation_pb2.JobEvents]:
-        return []
-
-    def management_lost(self, reason: str) -> None:
-        logging.getLogger(__name__).info("management is lost: %s", reason)
-
-    def defect(self, error: Exception) -> None:
-        raise AssertionError from error
+        return ManagementCallbacks(
+            cancel=lambda: None,
+            lease_lost=self.lost.append,
+            known_as=lambda management, hello: None,
+            queued=self.statuses.append,
+            trace=lambda request: None,
+            history=list,
+            management_lost=lambda reason: None,
+            defect=refuse,
+        )
 
 
 class Linked:
@@ -347,7 +340,7 @@ class Linked:
         )
         self.link = ManagementLink(settings, "127.0.0.1:1")
         self.link.hello()
-        self.link.listen(self.listening)
+        self.link.listen(self.listening.callbacks())
         self.nodes = self.link.acquire(management_pb2.Acquire(num_wafers=1, num_workers_per_wafer=1)).nodes
 
     def close(self) -> None:
@@ -427,7 +420,7 @@ def test_a_late_answer_is_not_taken_for_that_of_a_later_request(cluster: Any, li
         nodes = answer.result(WAIT_SECONDS).nodes  # the worker lives, and is free again soon
     assert of(nodes, "wafer-0").address == cluster.nodes[-1][1].address
     assert of(nodes, "worker-0").address == of(linked.nodes, "worker-0").address
-    assert not linked.link._asked
+    assert not linked.link._unanswered
 
 
 def test_a_node_says_when_the_job_has_let_it_go(cluster: Any, linked: Linked) -> None:
