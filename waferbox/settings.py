@@ -337,6 +337,17 @@ WORKER_STATE: Final[Variable[str]] = Variable(
     is_internal=True,
 )
 
+CHECK: Final[Variable[str]] = Variable(
+    name="WAFERBOX_CHECK",
+    form=Form(text="a JSON object", parse=str),
+    default="",
+    default_text="an ordinary run",
+    meaning="How the script runs for a check, and the folder of the record.",
+    readers="from `waferbox check` to the script",
+    is_internal=True,
+    is_withheld=True,
+)
+
 VARIABLES: Final[Sequence[Variable[object]]] = tuple(
     value for value in list(globals().values()) if isinstance(value, Variable)
 )

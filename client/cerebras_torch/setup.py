@@ -11,7 +11,7 @@ from torch import nn
 
 from cerebras_torch import run
 from cstorch import amp, backends, optim
-from cstorch.backend import backend, has_backend, use_cs
+from cstorch.backend import backend, has_backend, is_on_csx
 from cstorch.core.compile import CompiledModel
 from cstorch.core.compile import compile as compile_module
 from cstorch.distributed.cluster_config import ClusterConfig
@@ -162,7 +162,7 @@ def compile(fabric_config_file: str | os.PathLike[str] | None = None, validate_o
     Reference: releases 1.2 to 1.7, `cerebras_torch`.
     """
     check_initialized()
-    if not use_cs():
+    if not is_on_csx():
         raise UsageError("nothing is compiled for the CPU: give cbtorch.initialize a cs_ip or compile_only=True")
     if run.current_run().steps == 0:
         raise UsageError("no step has been seen yet: call cbtorch.compile after the first body of the session's loop")

@@ -6,6 +6,7 @@ import typer
 
 from waferbox import __version__
 from waferbox.commands import cluster_commands, compiler_commands, job_commands
+from waferbox.commands.check_command import check
 from waferbox.commands.cluster_commands import token
 from waferbox.commands.get_commands import describe, get, status
 from waferbox.commands.kubernetes_command import kubernetes
@@ -42,6 +43,7 @@ app.command(rich_help_panel=JOBS)(trace)
 app.command(rich_help_panel=JOBS)(job_commands.cancel)
 app.command(rich_help_panel=JOBS)(job_commands.label)
 app.command("set-priority", rich_help_panel=JOBS)(job_commands.set_priority)
+app.command(rich_help_panel=COMPILER, context_settings={"allow_interspersed_args": False})(check)
 app.command(rich_help_panel=COMPILER)(compiler_commands.opt)
 app.command("compile-report", rich_help_panel=COMPILER)(compiler_commands.compile_report)
 app.command(rich_help_panel=COMPILER)(compiler_commands.plan)

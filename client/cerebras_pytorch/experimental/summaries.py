@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from cstorch.backend import use_cs
+from cstorch.backend import is_on_csx
 from cstorch.core.closures import step_closure
 
 _values: dict[str, float] = {}
@@ -22,7 +22,7 @@ def scalar_summary(name: str, value: torch.Tensor) -> None:
 
     Reference: releases 1.8 and 1.9, `cerebras_pytorch.experimental`.
     """
-    if not isinstance(value, torch.Tensor) and use_cs():
+    if not isinstance(value, torch.Tensor) and is_on_csx():
         raise TypeError(
             f"scalar_summary({name!r}, ...) was given a Python {type(value).__name__}, which the traced step sees "
             "once: give it a tensor"

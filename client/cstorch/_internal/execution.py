@@ -41,6 +41,7 @@ class Executor(Protocol):
     """The part of a DataExecutor that an execution needs."""
 
     num_steps: int
+    asked_steps: int  # the steps that the script asks for; more than num_steps in a checked run
     activation_steps: int
 
     @property

@@ -11,6 +11,7 @@ from cstorch._internal.backend.current import (
     device,
     get_backend_args,
     has_backend,
+    is_on_csx,
     use_backend,
     use_cs,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "device",
     "get_backend_args",
     "has_backend",
+    "is_on_csx",
     "use_backend",
     "use_cs",
 ]

@@ -7,7 +7,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 from cstorch._internal.execution import Closure, current_execution, current_executor
-from cstorch.backend import use_cs
+from cstorch.backend import is_on_csx
 
 # --- step_closure and checkpoint_closure: functions of the script that see values -------------------------------------
 
@@ -111,7 +111,7 @@ def summarize_scalar(name: str, scalar: torch.Tensor) -> None:
 
     Reference: releases 2.0 and 2.1, `cerebras_pytorch`.
     """
-    if not isinstance(scalar, torch.Tensor) and use_cs():
+    if not isinstance(scalar, torch.Tensor) and is_on_csx():
         raise TypeError(
             f"summarize_scalar({name!r}, ...) was given a Python {type(scalar).__name__}, which the traced step sees "
             "once: give it a tensor, or call the writer's add_scalar in a step closure"

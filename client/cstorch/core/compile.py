@@ -14,7 +14,7 @@ from cstorch import backends
 from cstorch._internal import state
 from cstorch._internal.execution import current_execution
 from cstorch._internal.tracing import is_tracing, move_module
-from cstorch.backend import Backend, current_backend, has_backend, use_cs
+from cstorch.backend import Backend, current_backend, has_backend, is_on_csx
 from cstorch.backend import backend as make_backend
 from cstorch.errors import UsageError
 
@@ -174,7 +174,7 @@ def trace(step_fn: Callable[Parameters, Result]) -> Callable[Parameters, Result]
     def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
         execution = current_execution()
         if execution is None:
-            if has_backend() and use_cs():
+            if has_backend() and is_on_csx():
                 name = getattr(step_fn, "__qualname__", "the traced function")
                 raise UsageError(f"{name} is a traced step: on CSX call it inside `for batch in executor:`")
             return step_fn(*args, **kwargs)

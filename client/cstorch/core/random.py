@@ -3,7 +3,7 @@
 import torch
 
 from cstorch._internal.tracing.random_counter import random_counter
-from cstorch.backend import has_backend, use_cs
+from cstorch.backend import has_backend, is_on_csx
 
 
 def get_rng_state() -> torch.Tensor:
@@ -17,7 +17,7 @@ def get_rng_state() -> torch.Tensor:
     Raises:
         StateError: The running execution has changed the state: read it in a checkpoint closure, or after the loop.
     """
-    return random_counter.tensor().cpu() if has_backend() and use_cs() else torch.get_rng_state()
+    return random_counter.tensor().cpu() if has_backend() and is_on_csx() else torch.get_rng_state()
 
 
 def set_rng_state(state: torch.Tensor) -> None:
@@ -30,7 +30,7 @@ def set_rng_state(state: torch.Tensor) -> None:
         ValueError: `state` is none of this backend.
     """
     counted = state.dtype is torch.int64 and state.dim() == 0
-    if counted != (has_backend() and use_cs()):
+    if counted != (has_backend() and is_on_csx()):
         raise ValueError(
             "this state of random numbers was saved on another backend; seed with torch.manual_seed instead"
         )

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from cstorch._internal import state
-from cstorch.backend import current_torch_device, has_backend, use_cs
+from cstorch.backend import current_torch_device, has_backend, is_on_csx
 from cstorch.core.closures import step_closure
 from cstorch.errors import UsageError
 
@@ -127,7 +127,7 @@ def get_all_metrics() -> Iterator[tuple[str, Metric]]:
 
 def not_on_csx(metric: Metric) -> None:
     """Raises NotImplementedError if the steps run on CSX."""
-    if has_backend() and use_cs():
+    if has_backend() and is_on_csx():
         raise NotImplementedError(
             f"{type(metric).__name__} is not supported on CSX: return the labels and predictions from the step, "
             "and compute it in a step closure"

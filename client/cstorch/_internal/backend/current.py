@@ -13,6 +13,7 @@ from cstorch._internal import log, state
 from cstorch._internal.backend.cpu import CpuBackend
 from cstorch._internal.backend.csx import CsxBackend
 from cstorch._internal.backend.interface import Backend, BackendType, Device
+from cstorch._internal.check.run import checked_run
 from cstorch._internal.execution import current_execution
 from cstorch._internal.tracing import random_counter
 from cstorch.distributed.cluster_config import ClusterConfig
@@ -109,6 +110,11 @@ def use_backend(kind: BackendType, make: Callable[..., Backend], *args: Any, **s
             "with all its settings, and get it with cstorch.backend()"
         )
     log.configure()
+    run = checked_run()
+    if run is not None:
+        from cstorch._internal.check.backends import checked_backend
+
+        make = checked_backend(run, kind, make)
     _current = make(*args, **settings)
     _made_with = (args, settings)
     return _current
@@ -205,6 +211,11 @@ def use_cs() -> bool:
 
     Reference: release 2.10, `cerebras.pytorch`.
     """
+    return is_on_csx() or (_current is not None and _current.stands_for_csx)
+
+
+def is_on_csx() -> bool:
+    """Whether tensors of steps are on the device of a Cerebras system; in an input worker they count as such."""
     return is_streamer() or (_current is not None and _current.is_csx)
 
 

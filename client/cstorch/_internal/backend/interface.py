@@ -203,9 +203,11 @@ class Backend(ABC):
 
     cluster: The cluster of a CSX backend; None for others.
     appliance: None: the peak performance of a wafer, which the real system has here, is not known.
+    stands_for_csx: Whether scripts are to do what they do on a CSX backend, though steps run elsewhere.
     """
 
     backend_type: BackendType
+    stands_for_csx = False
     compile_only = False
     validate_only = False
     cluster: Cluster | None = None

@@ -13,6 +13,7 @@ import torch
 import xxhash
 from torch.utils import _pytree as pytree
 
+from cstorch._internal.check.run import checked_run
 from cstorch._internal.checkpoint_files import layout
 from cstorch._internal.checkpoint_files.deferred import Filled, content_of
 from cstorch._internal.checkpoint_files.structure import append_checksum
@@ -48,6 +49,10 @@ def save(state_dict: Any, ckpt_path: str | os.PathLike[str]) -> None:
     Reference: release 2.10, `cerebras.pytorch`.
     """
     target = Path(ckpt_path)
+    if (run := checked_run()) is not None:
+        run.saved(state_dict)
+        target = run.redirected(target)
+        target.unlink(missing_ok=True)
     if target.exists():
         raise FileExistsError(
             f"{target} exists; checkpoints are never overwritten: choose another name or remove it first"

@@ -47,7 +47,11 @@ class Context(threading.local):
     """The state of tracing in one thread. Other threads of the script (input, logging) are not part of the step.
 
     functions: The torch functions called by the user that are running now, outermost first, for error messages.
+    on_refusal: Called with the error for a value that is read and not known. If it is there, the trace goes on with
+        zeros.
     """
+
+    on_refusal: Callable[[TraceError], None] | None = None
 
     def __init__(self) -> None:
         self.recorder: StepRecorder | None = None

@@ -18,6 +18,18 @@ from cstorch._internal.tracing.tensor import LazyTensor, cell_of, new_tensor
 COUNTER: Final = "state.random.counter"
 
 
+def first_number(seed: int, restarts: int) -> int:
+    """Returns the first number of a counter.
+
+    Args:
+        seed: The seed of torch.
+        restarts: How often the counter was lost with its cluster.
+    """
+    # The hashes of two seeds are far apart, so that their sequences never meet; 62 bits leave room for keys above.
+    digest = hashlib.blake2b(f"{seed} {restarts}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 2
+
+
 class RandomCounter:
     """The counter of this process, created at its first use. Used by the script's thread."""
 
@@ -63,9 +75,7 @@ class RandomCounter:
 
     def _begin(self, cell: Cell) -> None:
         self._seed = torch.initial_seed()
-        # The hashes of two seeds are far apart, so that their sequences never meet; 62 bits leave room for keys above.
-        digest = hashlib.blake2b(f"{self._seed} {self._restarts}".encode(), digest_size=8).digest()
-        cell.write(torch.tensor(int.from_bytes(digest, "little") >> 2, device="cpu"))
+        cell.write(torch.tensor(first_number(self._seed, self._restarts), device="cpu"))
 
 
 random_counter = RandomCounter()

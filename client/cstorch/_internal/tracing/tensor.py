@@ -207,9 +207,12 @@ class LazyTensor(torch.Tensor):
         func = torch.ops.aten._to_copy if error is TraceTypeError else torch.ops.aten._local_scalar_dense
         refusal = value_read(func.default, error)
         value = context.recorder.known_value(self, refusal)
-        if value is None:
-            raise refusal
-        return value
+        if value is not None:
+            return value
+        if context.on_refusal is not None:
+            context.on_refusal(refusal)
+            return torch.zeros(self.shape, dtype=self.dtype, device="cpu")
+        raise refusal
 
     def __array__(self, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
         array = self.detach().numpy()

@@ -11,6 +11,7 @@ from typing import Any
 
 from cstorch import backends
 from cstorch._internal.batch import num_samples
+from cstorch._internal.check.run import checked_run
 from cstorch._internal.execution import Execution, enter
 from cstorch.backend import Backend, CsxBackend, current_backend
 from cstorch.backends.csx_flags import MicroBatchSize as MbsSetting
@@ -189,6 +190,9 @@ class DataExecutor:
             raise TypeError(f"num_steps must be an int, not {type(num_steps).__name__}")
         if num_steps < 1:
             raise ConfigurationError(f"num_steps must be at least 1, got {num_steps}")
+        self.asked_steps = num_steps
+        if (run := checked_run()) is not None:
+            return min(num_steps, run.settings.steps)
         if num_steps > 1 and not self.backend.is_e2e_execution:
             flag = "validate_only" if self.backend.validate_only else "compile_only"
             warnings.warn(f"with {flag} one step is traced: num_steps={num_steps} becomes 1", stacklevel=3)

@@ -63,6 +63,11 @@ class ClusterExecution(Execution):
         self._input_states: list[bytes] | None = None  # at the checkpoint step whose closures run
 
     @property
+    def snapshot_steps(self) -> list[int]:
+        """The steps after which the cluster keeps a snapshot of the states."""
+        return self.executor.checkpoint_steps
+
+    @property
     def _session(self) -> ClusterSession:
         assert self._target.session is not None
         return self._target.session
@@ -117,7 +122,7 @@ class ClusterExecution(Execution):
             loader=loader_name(executor.artifact_dir),
             num_steps=executor.num_steps,
             activation_steps=executor.activation_steps,
-            checkpoint_steps=executor.checkpoint_steps,
+            checkpoint_steps=self.snapshot_steps,
             wants_input_states=executor.dataloader.is_restartable,
         )
         self._stream = stream = ExecutionStream(job, begin)
@@ -153,7 +158,8 @@ class ClusterExecution(Execution):
         if stream is None:
             return
         executor.profiler.step(self._rows)
-        if not executor.on_activation_step and not executor.on_checkpoint_step:
+        has_snapshot = step in self.snapshot_steps
+        if not executor.on_activation_step and not has_snapshot:
             return
         values = self._receive_outputs(stream) if executor.on_activation_step else {}
         if values:
@@ -161,12 +167,17 @@ class ClusterExecution(Execution):
         calls = [call for call in self._step.calls if not call.at_checkpoint]
         if executor.on_checkpoint_step:
             calls += [call for call in self._step.calls if call.at_checkpoint]
+        if has_snapshot:
             with stream.checkpoint(step) as self._input_states, self._session.state.at_checkpoint(step):
                 self._run_closures(calls, values)
+                self._at_snapshot(step)
             self._input_states = None
         else:
             self._run_closures(calls, values)
         stream.consumed(step)
+
+    def _at_snapshot(self, step: int) -> None:
+        """Does what a subclass does while the states after a step can be read."""
 
     def _receive_outputs(self, stream: ExecutionStream) -> dict[str, torch.Tensor]:
         """Returns the outputs of the next activation step, as CPU tensors by name."""

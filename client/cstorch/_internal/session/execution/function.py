@@ -93,7 +93,8 @@ class Arguments:
                     f"at {user_line()} the argument {name!r} of the @cstorch.trace function is {_shown(now)}, and was "
                     f"{_shown(first)} in the first step. The function was traced once, and every step runs with its "
                     "first values: the change is not seen. What changes from step to step must be a tensor of the "
-                    "batch, or a tensor that the step updates in place"
+                    "batch, or a tensor that the step updates in place",
+                    user_line(),
                 )
                 return
 
@@ -305,7 +306,7 @@ class FunctionExecution(ClusterExecution):
         checked = (
             session.checked_programs if session is not None else set()
         )  # without a session only one step is traced
-        self._function = TracedFunction(executor.num_steps, checked)
+        self._function = TracedFunction(executor.asked_steps, checked)
         super().__init__(executor, target, self._function)
 
     def batches(self) -> Generator[Any]:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from cstorch._internal import state
+from cstorch._internal.check.run import checked_run
 from cstorch._internal.random_state import random_state_kept
 from cstorch._internal.session.execution.python_state import Change, PythonState
 from cstorch._internal.tracing import Trace, random_counter, user_line
@@ -21,6 +22,7 @@ from cstorch._internal.tracing.provenance import line_of
 from cstorch._internal.tracing.recording.comparison import compare
 from cstorch.errors import TraceError
 from waferbox import settings
+from waferbox.check.record import Question
 
 # --- Differences, and their messages ----------------------------------------------------------------------------------
 
@@ -86,11 +88,14 @@ def findings(first: Trace, later: Trace | Exception, before: PythonState, now: P
     return [Finding(line=line, what=difference.what, changes=changes, drawn=drawn)]
 
 
-def report(message: str) -> None:
-    """Warns; raises a TraceError instead if WAFERBOX_STRICT is 1."""
-    if settings.STRICT.get():
+def report(message: str, line: str) -> None:
+    """Warns; raises a TraceError instead if WAFERBOX_STRICT is 1. A checked run records it at the line."""
+    if (run := checked_run()) is not None:
+        run.found(Question.PROGRAM, message, line)
+    elif settings.STRICT.get():
         raise TraceError(message)
-    warnings.warn(message, stacklevel=2)
+    else:
+        warnings.warn(message, stacklevel=2)
 
 
 # --- Settings that the script's loop changes --------------------------------------------------------------------------
@@ -175,6 +180,7 @@ logger = logging.getLogger("cstorch.execution")
 # The check may take the time of ten steps, or five seconds: steps of small models are shorter than any trace.
 MOST_STEPS = 10
 LEAST_SECONDS = 5.0
+CHECKED_SECONDS = 300.0  # in a checked run, for which nobody waits in vain
 
 _CALLS_IN_ORDER = 4
 _FAR_CALLS = (5, 6, 8, 10, 12, 16, 20, 32, 50, 64, 100, 128, 200, 256, 500, 512, 1000, 1024, 2000, 10_000)
@@ -232,7 +238,7 @@ class ProgramCheck:
         changes = self._loop_values.changes()
         if self._before is None and not changes:
             return
-        is_cheap = self._seconds <= max(MOST_STEPS * (step_seconds or 0.0), LEAST_SECONDS)
+        is_cheap = self._seconds <= _budget(step_seconds)
         if not is_cheap and step_seconds is None and not changes:
             return  # the time of a step is known when the first outputs have arrived
         key = getattr(self._function, "__code__", id(self._function)), hashlib.sha256(text.encode()).digest()
@@ -264,12 +270,13 @@ class ProgramCheck:
             report(
                 Finding(
                     line=finding.line, what=finding.what, changes=[*more, *finding.changes], drawn=finding.drawn
-                ).message(number)
+                ).message(number),
+                finding.line,
             )
         elif changes:
             first = changes[0]
             more_changed = f", and {len(changes) - 1} more changed" if len(changes) > 1 else ""
-            report(loop_change(f"{first}{more_changed}", call))
+            report(loop_change(f"{first}{more_changed}", call), user_line())
 
     def _look_ahead(
         self, before: PythonState | None, call: int, step_seconds: float, trace_again: TraceAgain
@@ -278,7 +285,7 @@ class ProgramCheck:
         assert self._trace is not None
         kept = PythonState(self._function, self._arguments, keeps=True)
         start = before or kept
-        traces = max(1, int(max(MOST_STEPS * step_seconds, LEAST_SECONDS) / max(self._seconds, 1e-3)))
+        traces = max(1, int(_budget(step_seconds) / max(self._seconds, 1e-3)))
         with random_state_kept(), random_counter.held(), _requirements_kept():
             try:
                 now = kept
@@ -300,6 +307,12 @@ class ProgramCheck:
             finally:
                 kept.restore()
         return []
+
+
+def _budget(step_seconds: float | None) -> float:
+    """Returns the seconds that a check may take."""
+    least = LEAST_SECONDS if checked_run() is None else CHECKED_SECONDS
+    return max(MOST_STEPS * (step_seconds or 0.0), least)
 
 
 def loop_change(change: str, call: int) -> str:

@@ -1,0 +1,84 @@
+"""The backends of checked runs, in the place of the one that the script asks for."""
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from cstorch._internal.backend.cpu import CpuBackend
+from cstorch._internal.backend.csx import CsxBackend
+from cstorch._internal.backend.interface import Backend, BackendType, Cluster
+from cstorch._internal.check.counted_random import CountedRandom
+from cstorch._internal.check.run import CheckedRun
+from cstorch._internal.execution import Execution, Executor
+from cstorch.distributed.cluster_config import ClusterConfig
+from waferbox.check.record import Way
+
+
+def _embedded(config: ClusterConfig) -> ClusterConfig:
+    """Returns the settings for an embedded cluster with one wafer."""
+    return replace(config, mgmt_address=None, num_csx=1, num_workers_per_csx=1, max_wgt_servers=1)
+
+
+class CheckedCsxBackend(CsxBackend):
+    """The CSX backend of a checked run: one wafer of an embedded cluster, whatever the script asks for."""
+
+    def __init__(self, run: CheckedRun, *args: Any, **settings: Any) -> None:
+        self._run = run
+        config = settings.get("cluster_config")
+        self._asked_csx = config.num_csx if isinstance(config, ClusterConfig) else 1
+        if isinstance(config, ClusterConfig):
+            settings["cluster_config"] = _embedded(config)
+        settings |= {"artifact_dir": run.folder / "cerebras_logs", "compile_only": False}
+        settings["validate_only"] = run.settings.way is Way.TRACE
+        super().__init__(**settings)
+
+    def use_cluster(self, config: ClusterConfig) -> None:
+        self._asked_csx = max(self._asked_csx, config.num_csx)
+        super().use_cluster(_embedded(config))
+
+    def make_execution(self, executor: Executor) -> Execution:
+        from cstorch._internal.check.executions import CheckedClusterExecution
+
+        return CheckedClusterExecution(executor, self.target(), self._run, self._asked_csx)
+
+
+class CheckedEagerBackend(CpuBackend):
+    """The CPU backend of a checked run, with the attributes of the CSX backend that scripts read."""
+
+    stands_for_csx = True
+
+    def __init__(self, run: CheckedRun, cluster_config: ClusterConfig | None) -> None:
+        self._run = run
+        self._random = CountedRandom()
+        super().__init__(run.folder / "cerebras_logs")
+        self._cluster = Cluster(cluster_config or ClusterConfig())
+
+    @property
+    def cluster_config(self) -> ClusterConfig:
+        return self._cluster.config
+
+    def make_execution(self, executor: Executor) -> Execution:
+        from cstorch._internal.check.executions import CheckedEagerExecution
+
+        return CheckedEagerExecution(executor, self._run, self._random)
+
+
+def checked_backend(run: CheckedRun, kind: BackendType, make: Callable[..., Backend]) -> Callable[..., Backend]:
+    """Returns the function that makes the backend of a checked run, with the parameters of `make`."""
+
+    def made(
+        artifact_dir: str | os.PathLike[str] | None = None,
+        compile_dir: str | os.PathLike[str] | None = None,
+        *args: Any,
+        cluster_config: ClusterConfig | None = None,
+        retrace_every_iteration: bool | None = None,
+        **settings: Any,
+    ) -> Backend:
+        if run.settings.way in (Way.CLUSTER, Way.TRACE):
+            return CheckedCsxBackend(
+                run, cluster_config=cluster_config, retrace_every_iteration=retrace_every_iteration
+            )
+        return CheckedEagerBackend(run, cluster_config)
+
+    return made if kind.is_csx else make

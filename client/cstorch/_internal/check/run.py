@@ -1,0 +1,176 @@
+"""The checked run of this process: its settings, and the record that it writes. None in ordinary runs."""
+
+import functools
+import math
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+import torch
+from safetensors.torch import save_file
+from torch.utils import _pytree as pytree
+
+from cstorch._internal import state
+from cstorch._internal.tracing import Cell, LazyTensor, cell_of, user_line
+from cstorch._internal.tracing.context import context
+from cstorch._internal.tracing.provenance import line_of
+from cstorch.errors import CstorchError, TraceError
+from waferbox import settings
+from waferbox.check.record import (
+    Event,
+    ExecutionBegun,
+    ExecutionEnded,
+    Found,
+    Question,
+    RunFailed,
+    RunSettings,
+    StepValues,
+)
+from waferbox.check.record import append as append_event
+
+# The elements of a tensor that a record has: the first one, and others at equal distances.
+MOST_ELEMENTS: Final = 1 << 14
+_PACKAGE: Final = str(Path(__file__).parents[2])
+
+
+class CheckedRun:
+    """The checked run of this process. Used by the script's thread.
+
+    Args:
+        settings: The settings.
+    """
+
+    def __init__(self, settings: RunSettings) -> None:
+        self.settings = settings
+        self.folder = Path(settings.folder)
+        self.saved_states: set[str] | None = None  # the states in the last checkpoint of the script
+        self.saved_at = ""
+        self.in_step = False
+        self._executions = 0
+        self._ended = 0
+        self._began = 0.0
+        self._found: set[tuple[Question, str, str]] = set()
+        self._show_warning = warnings.showwarning
+        self._show_error = sys.excepthook
+        self.is_refused = False  # whether the step has read values that are not known
+        context.on_refusal = self._refused
+        warnings.showwarning = self._warned
+        sys.excepthook = self._failed
+
+    # --- Events -------------------------------------------------------------------------------------------------------
+
+    def add(self, event: Event) -> None:
+        """Adds an event to the record."""
+        append_event(self.folder, event)
+
+    def found(self, question: Question, message: str, line: str = "", *, is_error: bool = False) -> None:
+        """Adds a finding to the record, once."""
+        key = (question, line, message)
+        if key not in self._found:
+            self._found.add(key)
+            self.add(Found(question=question, line=line, message=message, is_error=is_error))
+
+    def begin_execution(self, steps: int, asked_steps: int) -> int:
+        """Begins an execution, and returns its number.
+
+        Raises:
+            SystemExit: The run has had enough executions.
+        """
+        if self._executions == self.settings.executions:
+            raise SystemExit(0)
+        self._executions += 1
+        self._began = time.monotonic()
+        self.add(ExecutionBegun(execution=self._executions, steps=steps, asked_steps=asked_steps))
+        return self._executions
+
+    def end_execution(self) -> None:
+        """Ends the execution, whose steps have all run."""
+        self._ended += 1
+        self.add(ExecutionEnded(execution=self._executions, seconds=time.monotonic() - self._began))
+
+    def record_step(self, execution: int, step: int, outputs: Any, states: Mapping[str, torch.Tensor]) -> None:
+        """Records the values of a step.
+
+        Args:
+            execution: The number of the execution.
+            step: The number of the step, from 1.
+            outputs: The result of the traced function, with CPU tensors; None: it is not known.
+            states: The states after the step, as CPU tensors, by name.
+        """
+        leaves = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+        values = {f"output.{number}": sample(tensor) for number, tensor in enumerate(leaves)}
+        values |= {name: sample(tensor) for name, tensor in states.items()}
+        path = self.folder / f"values-{execution}-{step}.safetensors"
+        save_file(values, path)
+        self.add(StepValues(execution=execution, step=step, path=path.name))
+
+    # --- Refusals, warnings and errors ------------------------------------------------------------------------------------------
+
+    def _refused(self, error: TraceError) -> None:
+        """Records a read of an unknown value. The trace goes on with zeros, to find the next such line."""
+        self.is_refused = True
+        self.found(Question.TRACE, str(error), user_line(), is_error=True)
+
+    def _warned(self, message: Warning | str, category: type[Warning], *arguments: Any, **named: Any) -> None:
+        """Records a warning of the client library; shows every warning as before."""
+        frame = sys._getframe(1)
+        while frame.f_back is not None and frame.f_code.co_filename == warnings.__file__:
+            frame = frame.f_back
+        if frame.f_code.co_filename.startswith(_PACKAGE):
+            self.found(Question.PROGRAM, str(message), user_line())
+        self._show_warning(message, category, *arguments, **named)
+
+    def _failed(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        """Records the error that ends the script."""
+        innermost = trace
+        while innermost is not None and innermost.tb_next is not None:
+            innermost = innermost.tb_next
+        file = "" if innermost is None else innermost.tb_frame.f_code.co_filename
+        self.add(
+            RunFailed(
+                type=kind.__name__,
+                message=str(error),
+                line=line_of(error),
+                traceback="".join(traceback.format_exception(kind, error, trace)),
+                is_ours=file.startswith(_PACKAGE) or isinstance(error, CstorchError),
+                executions=self._ended,
+                in_step=self.in_step,
+            )
+        )
+        self._show_error(kind, error, trace)
+
+    # --- Checkpoints --------------------------------------------------------------------------------------------------
+
+    def redirected(self, path: Path) -> Path:
+        """Returns where a checkpoint that the script writes is written: in the record, as checks change no files."""
+        return self.folder / "files" / path.absolute().relative_to(path.absolute().anchor)
+
+    def saved(self, state_dict: Any) -> None:
+        """Notes the states in a checkpoint of the script."""
+        cells = {_cell(leaf) for leaf in pytree.tree_leaves(state_dict) if isinstance(leaf, torch.Tensor)}
+        names = {name for name, getter in state.named_getters().items() if _cell(getter()) in cells}
+        self.saved_states, self.saved_at = names, user_line()
+
+
+def _cell(tensor: torch.Tensor) -> Cell | int:
+    """Returns what two tensors with the same values share."""
+    return cell_of(tensor) if isinstance(tensor, LazyTensor) else tensor.data_ptr()
+
+
+def sample(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the values of a tensor, at most MOST_ELEMENTS of them, in float64."""
+    flat = tensor.detach().reshape(-1)
+    distance = max(1, math.ceil(flat.numel() / MOST_ELEMENTS))
+    return flat[::distance].to(torch.float64).contiguous()
+
+
+@functools.cache
+def checked_run() -> CheckedRun | None:
+    """Returns the checked run of this process; None in ordinary runs."""
+    text = settings.CHECK.get()
+    return CheckedRun(RunSettings.from_json(text)) if text else None

@@ -1,0 +1,362 @@
+"""The check of a script: runs it in several ways, and answers each question from the records."""
+
+import math
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeVar
+
+from appliance.drawing.number_text import bytes_text, count_text, seconds_text
+from waferbox.check.comparison import CLOSE, CLOSE_IN_HALF, Comparison, compare, needs_judge, step_values
+from waferbox.check.compiles import Compiled, compile_for
+from waferbox.check.record import ExecutionEnded, Found, InputMeasured, Program, Question, Way
+from waferbox.check.runs import Run, ScriptProcess
+from waferbox.check.verdict import Answer, Finding, State, Verdict
+from waferbox.prediction.machines import Machine
+
+EXECUTIONS: Final = 4
+# The numbers of wafers for which the time of a step is predicted, besides those that are checked.
+_SCALES: Final = (1, 4, 16, 64, 256, 1024)
+_MOST_NAMED: Final = 4
+
+_E = TypeVar("_E")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckSettings:
+    """What a check is to do.
+
+    Attributes:
+        command: the command of the script.
+        wafers: the numbers of wafers to compile for.
+        steps: the most steps of each execution.
+        full_size: whether the step is only traced and compiled, as its size needs another machine to run.
+        machine: the machine that the step is planned for.
+        folder: a new folder for the records.
+        timeout_seconds: the longest that a run of the script may take.
+    """
+
+    command: Sequence[str]
+    wafers: Sequence[int]
+    steps: int
+    full_size: bool
+    machine: Machine
+    folder: Path
+    timeout_seconds: float
+
+
+class Check:
+    """A check of a script, made once by `verdict`. Used by one thread.
+
+    Args:
+        settings: What it is to do.
+        progress: Called with what begins, for a line on the terminal.
+    """
+
+    def __init__(self, settings: CheckSettings, progress: Callable[[str], None]) -> None:
+        self._settings = settings
+        self._progress = progress
+
+    def verdict(self) -> Verdict:
+        """Runs the script, and answers all questions.
+
+        Raises:
+            TimeoutError: A run of the script takes too long.
+        """
+        began = time.monotonic()
+        settings = self._settings
+        first, eager = self._first_runs()
+        programs = _of(first, Program)
+        answers = [*self._trace_answers(first, programs)]
+        if answers[0].state is not State.OPEN:
+            answers.append(self._values_answer(first, eager))
+            answers += self._compile_answers(programs, eager)
+            answers.append(_resume_answer(first, programs))
+        return Verdict(command=tuple(settings.command), answers=tuple(answers), seconds=time.monotonic() - began)
+
+    # --- Runs ---------------------------------------------------------------------------------------------------------
+
+    def _first_runs(self) -> tuple[Run, Run | None]:
+        if self._settings.full_size:
+            self._progress("tracing the script's steps")
+            return self._runs(Way.TRACE)[0], None
+        self._progress("running the script on a cluster of one wafer, and by plain PyTorch beside it")
+        cluster, eager = self._runs(Way.CLUSTER, Way.TORCH)
+        return cluster, eager
+
+    def _runs(self, *ways: Way) -> list[Run]:
+        """Runs the script in these ways, at the same time."""
+        settings = self._settings
+        with ExitStack() as open_processes, ThreadPoolExecutor(len(ways)) as pool:
+            processes = [
+                ScriptProcess(settings.command, way, settings.folder / way, settings.steps, EXECUTIONS) for way in ways
+            ]
+            for process in processes:
+                open_processes.callback(process.close)
+            with _closed_on_error(processes):
+                waits = [pool.submit(process.wait, settings.timeout_seconds) for process in processes]
+                return [wait.result() for wait in waits]
+
+    # --- Does it trace? Is it one program? ----------------------------------------------------------------------------
+
+    def _trace_answers(self, run: Run, programs: Sequence[Program]) -> Iterator[Answer]:
+        refusals = [_finding(each) for each in _of(run, Found) if each.question is Question.TRACE]
+        failure = run.failure
+        is_traced = bool(programs)
+        if failure is not None and failure.is_ours and not refusals:
+            refusals.append(Finding(line=failure.line, message=f"{failure.type}: {failure.message}"))
+        if not is_traced and not refusals:
+            yield Answer(question=Question.TRACE, state=State.OPEN, summary=_why_open(run))
+            return
+        if refusals:
+            summary = f"No: {_counted(len(refusals), 'line')} of the script cannot be traced or run."
+            yield Answer(question=Question.TRACE, state=State.FOUND, summary=summary, findings=tuple(refusals))
+        else:
+            seconds = max(program.trace_seconds for program in programs)
+            functions = list(dict.fromkeys(program.function.partition(" (")[0] for program in programs))
+            summary = f"Yes: {', '.join(functions)}; the trace takes {seconds_text(seconds)}."
+            yield Answer(question=Question.TRACE, state=State.GOOD, summary=summary)
+        if not is_traced:
+            return
+        found = tuple(_finding(each) for each in _of(run, Found) if each.question is Question.PROGRAM)
+        yield Answer(
+            question=Question.PROGRAM,
+            state=State.FOUND if found else State.GOOD,
+            summary="No: the cluster would train otherwise than the script says."
+            if found
+            else "Yes: later calls of the step are the program of the first.",
+            findings=found,
+        )
+
+    # --- Does it compute what PyTorch computes? -----------------------------------------------------------------------
+
+    def _values_answer(self, cluster: Run, eager: Run | None) -> Answer:
+        question = Question.VALUES
+        if eager is None:
+            summary = "Not run: with --full-size steps are only traced and compiled."
+            return Answer(question=question, state=State.OPEN, summary=summary)
+        ours, theirs = step_values(cluster.folder, cluster.events), step_values(eager.folder, eager.events)
+        if not ours.keys() & theirs.keys():
+            return Answer(question=question, state=State.OPEN, summary=f"Not compared: {_why_open(cluster, eager)}")
+        is_half = any(program.half for program in _of(cluster, Program))
+        close = CLOSE_IN_HALF if is_half else CLOSE
+        judge = {}
+        if needs_judge(ours, theirs, close):
+            self._progress("running the script in float64, to tell rounding from what is wrong")
+            (double,) = self._runs(Way.DOUBLE)
+            judge = step_values(double.folder, double.events)
+        comparison = compare(ours, theirs, judge, close)
+        notes = [_finding(each) for each in _of(eager, Found) if each.question is Question.VALUES]
+        if comparison.differences or comparison.not_finite:
+            if notes:
+                return Answer(
+                    question=question,
+                    state=State.OPEN,
+                    summary=f"Not compared beyond chance: {notes[0].message}.",
+                )
+            return _different(comparison, bool(judge))
+        rounding = f"the largest relative difference is {comparison.largest:.1g}"
+        summary = (
+            f"Yes: {_counted(comparison.steps, 'step')}, {_counted(comparison.tensors, 'tensor')} each; {rounding}."
+        )
+        if comparison.largest > close:
+            summary = f"{summary[:-1]}, which is rounding: PyTorch in float32 is as far from float64."
+        return Answer(question=question, state=State.GOOD, summary=summary)
+
+    # --- For several wafers, in memory, and in time -------------------------------------------------------------------
+
+    def _compile_answers(self, programs: Sequence[Program], eager: Run | None) -> Iterator[Answer]:
+        settings = self._settings
+        distinct = list({Path(program.path).read_bytes(): program for program in reversed(programs)}.values())[::-1]
+        asked = {program.num_csx for program in programs}
+        counts = sorted({1, *settings.wafers, *asked})
+        compiled: list[tuple[Program, list[Compiled]]] = []
+        for program in distinct:
+            each = []
+            for count in counts:
+                name = program.function.partition(" (")[0]
+                self._progress(f"compiling {name} for {_counted(count, 'wafer')} of {settings.machine.name}")
+                each.append(compile_for(program, count, settings.machine))
+            compiled.append((program, each))
+        yield _wafers_answer(compiled)
+        yield _memory_answer(compiled, settings.machine)
+        training = next((each for each in compiled if each[0].trains), compiled[0])
+        yield _time_answer(training, settings.machine)
+        yield _input_answer(training, eager, settings.machine)
+
+
+@contextmanager
+def _closed_on_error(processes: Sequence[ScriptProcess]) -> Iterator[None]:
+    """Context that ends the processes when it ends with an error, so that threads that wait for them end too."""
+    try:
+        yield
+    except BaseException:
+        for process in processes:
+            process.close()
+        raise
+
+
+# --- Parts of answers -------------------------------------------------------------------------------------------------
+
+
+def _of(run: Run, kind: type[_E]) -> list[_E]:
+    return [event for event in run.events if isinstance(event, kind)]
+
+
+def _finding(found: Found) -> Finding:
+    return Finding(line=found.line, message=found.message)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _why_open(*runs: Run) -> str:
+    """Says why the script did not come to a step."""
+    for run in runs:
+        if run.failure is not None:
+            failure = run.failure
+            return f"the script ended at {failure.line} with {failure.type}: {failure.message}"
+        if run.status:
+            return f"the script ended with status {run.status}; it wrote last:\n{run.log_tail}"
+    return "the script ran no step on CSX: it iterates no DataExecutor, or its backend is the CPU"
+
+
+def _different(comparison: Comparison, has_judge: bool) -> Answer:
+    first = (comparison.not_finite or comparison.differences)[0]
+    execution = f" of execution {first.execution}" if first.execution > 1 else ""
+    findings = []
+    if comparison.not_finite:
+        names = ", ".join(each.name for each in comparison.not_finite[:_MOST_NAMED])
+        findings.append(
+            Finding(line="", message=f"after step {first.step}{execution} {names} have values that are not finite")
+        )
+    for each in comparison.differences[:_MOST_NAMED]:
+        rounding = "" if each.rounding is None else f"; rounding of float32 explains {each.rounding:.1g}"
+        findings.append(
+            Finding(line="", message=f"{each.name} differs by {each.error:.1g} of its largest value{rounding}")
+        )
+    more = len(comparison.differences) - _MOST_NAMED
+    judged = "" if has_judge else " There is no run in float64 to judge by: the script does not run in it."
+    count = len(comparison.differences) or len(comparison.not_finite)
+    summary = (
+        f"No: {_counted(count, 'tensor')} differ from plain PyTorch, "
+        f"from step {first.step}{execution} on{f' ({more} more than are shown)' if more > 0 else ''}.{judged}"
+    )
+    return Answer(question=Question.VALUES, state=State.FOUND, summary=summary, findings=tuple(findings))
+
+
+_LINE: Final = re.compile(r"\b(?:at|line) ([^\s:,]+\.py:\d+)")
+
+
+def _wafers_answer(compiled: Sequence[tuple[Program, Sequence[Compiled]]]) -> Answer:
+    findings = []
+    for program, each in compiled:
+        for one in each:
+            if one.refusal and not one.is_memory:
+                found = _LINE.search(one.refusal)
+                name = program.function.partition(" (")[0]
+                message = f"{name} for {_counted(one.wafers, 'wafer')}: {one.refusal}"
+                findings.append(Finding(line=found[1] if found else "", message=message))
+    counts = ", ".join(str(one.wafers) for one in compiled[0][1])
+    if findings:
+        summary = f"No: {_counted(len(findings), 'compile')} of those for {counts} wafers is refused."
+        return Answer(question=Question.WAFERS, state=State.FOUND, summary=summary, findings=tuple(findings))
+    return Answer(question=Question.WAFERS, state=State.GOOD, summary=f"Yes: compiled for {counts} wafers.")
+
+
+def _memory_answer(compiled: Sequence[tuple[Program, Sequence[Compiled]]], machine: Machine) -> Answer:
+    table = [("step", "wafers", "wafer needs", "micro-batches", "MemoryX", "rows")]
+    findings = []
+    for program, each in compiled:
+        name = program.function.partition(" (")[0]
+        for one in each:
+            if one.is_memory:
+                findings.append(Finding(line="", message=f"{name} for {_counted(one.wafers, 'wafer')}: {one.refusal}"))
+            if one.report is not None:
+                keeps = sum(shard.weight_bytes + shard.other_bytes for shard in one.report.shards)
+                table.append(
+                    (
+                        name,
+                        str(one.wafers),
+                        bytes_text(one.report.memory.needed_bytes),
+                        str(one.report.micro_batches),
+                        bytes_text(keeps),
+                        f"{one.report.batch_rows:,}",
+                    )
+                )
+    capacity = f"{machine.wafer_memory_bytes / 1e9:.0f} GB of a {machine.name} wafer"
+    if findings:
+        summary = f"No, not in the {capacity}."
+        return Answer(
+            question=Question.MEMORY, state=State.FOUND, summary=summary, findings=tuple(findings), table=tuple(table)
+        )
+    return Answer(question=Question.MEMORY, state=State.GOOD, summary=f"Yes, in the {capacity}.", table=tuple(table))
+
+
+def _time_answer(training: tuple[Program, Sequence[Compiled]], machine: Machine) -> Answer:
+    from waferbox.prediction.prediction import predict_scaled
+
+    program, each = training
+    done = [one for one in each if one.plan is not None]
+    if not done:
+        return Answer(question=Question.TIME, state=State.OPEN, summary="Not predicted: there is no plan.")
+    table = [("wafers", "step", "rows/s", "limited by")]
+    # Beyond the wafers of the compiles the batch grows: each wafer has as many rows as with the most of them.
+    last = done[-1]
+    assert last.plan is not None
+    predictions = [one.prediction for one in done if one.prediction is not None]
+    predictions += [predict_scaled(last.plan, count, machine.rates).best for count in _SCALES if count > last.wafers]
+    for prediction in predictions:
+        table.append(
+            (
+                f"{prediction.wafers:,}",
+                seconds_text(prediction.step_seconds),
+                count_text(prediction.rows_per_second),
+                prediction.limit,
+            )
+        )
+    first = predictions[0]
+    name = program.function.partition(" (")[0]
+    summary = (
+        f"{name}: {seconds_text(first.step_seconds)} on {_counted(first.wafers, 'wafer')} of {machine.name} "
+        f"({machine.source})."
+    )
+    return Answer(question=Question.TIME, state=State.GOOD, summary=summary, table=tuple(table))
+
+
+def _input_answer(training: tuple[Program, Sequence[Compiled]], eager: Run | None, machine: Machine) -> Answer:
+    question = Question.INPUT
+    program, each = training
+    measured = [] if eager is None else [one for one in _of(eager, InputMeasured) if one.execution == program.execution]
+    if not measured or not measured[0].batches:
+        return Answer(question=question, state=State.OPEN, summary="Not measured: there was no second batch.")
+    one = measured[0]
+    rate = one.rows * one.batches / max(one.seconds, 1e-9)
+    prediction = next((done.prediction for done in each if done.prediction is not None), None)
+    speed = f"one worker makes {count_text(rate)} rows/s"
+    if prediction is None:
+        return Answer(question=question, state=State.GOOD, summary=f"{speed[0].upper()}{speed[1:]}.")
+    needed = prediction.rows_per_second / prediction.wafers
+    workers = max(1, math.ceil(needed / rate))
+    resumed = "" if one.is_restartable else " The loader cannot go back to a position, so a recovery skips its batches."
+    summary = (
+        f"{speed[0].upper()}{speed[1:]}; a wafer of {machine.name} takes {count_text(needed)}: "
+        f"{_counted(workers, 'worker')} for each.{resumed}"
+    )
+    return Answer(question=question, state=State.GOOD, summary=summary)
+
+
+def _resume_answer(run: Run, programs: Sequence[Program]) -> Answer:
+    question = Question.RESUME
+    found = tuple(_finding(each) for each in _of(run, Found) if each.question is question)
+    if found:
+        summary = f"No: a checkpoint lacks {_counted(len(found), 'state')}."
+        return Answer(question=question, state=State.FOUND, summary=summary, findings=found)
+    if not _of(run, ExecutionEnded) or not any(program.trains for program in programs):
+        return Answer(question=question, state=State.OPEN, summary="Not known: no training has ended.")
+    return Answer(question=question, state=State.GOOD, summary="Yes: every state that changes is in a state_dict.")

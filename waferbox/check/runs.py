@@ -1,0 +1,102 @@
+"""The runs of a checked script: child processes, each with a record."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from waferbox import settings
+from waferbox.check import record
+from waferbox.check.record import Event, RunFailed, RunSettings, Way
+from waferbox.launch.installation import user_environment
+
+LOG: Final = "log"
+_TAIL_BYTES: Final = 4000
+
+
+class NoScript(ValueError):
+    """Raised when a command names neither a file nor a program."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A run that has ended.
+
+    Attributes:
+        way: how the steps ran.
+        folder: the folder of its record, with the log of the script.
+        status: the exit status; negative: the signal that ended it.
+        events: the record.
+    """
+
+    way: Way
+    folder: Path
+    status: int
+    events: list[Event]
+
+    @property
+    def failure(self) -> RunFailed | None:
+        """The error that ended the script."""
+        return next((event for event in self.events if isinstance(event, RunFailed)), None)
+
+    @property
+    def log_tail(self) -> str:
+        """The end of what the script has written."""
+        return (self.folder / LOG).read_bytes()[-_TAIL_BYTES:].decode(errors="replace").strip()
+
+
+def command_of(script: str, arguments: Sequence[str]) -> list[str]:
+    """Returns the command that runs a script, or a program such as cszoo.
+
+    Raises:
+        NoScript: there is neither.
+    """
+    if Path(script).is_file():
+        return [sys.executable, script, *arguments]
+    program = shutil.which(script)
+    if program is None:
+        raise NoScript(f"there is no script {script}, and no program of this name")
+    return [program, *arguments]
+
+
+class ScriptProcess:
+    """A script that runs for a check. Its processes are a group of their own, and end with `close`."""
+
+    def __init__(self, command: Sequence[str], way: Way, folder: Path, steps: int, executions: int) -> None:
+        folder.mkdir(parents=True)
+        self._way = way
+        self._folder = folder
+        run = RunSettings(way=way, folder=str(folder), steps=steps, executions=executions)
+        environment = user_environment(os.environ)
+        # The check has a cluster of its own, whatever cluster the script would take.
+        for name in (settings.MANAGEMENT.name, "CSCONFIG_PATH"):
+            environment.pop(name, None)
+        environment |= {settings.CHECK.name: run.to_json(), "PYTHONUNBUFFERED": "1"}
+        with (folder / LOG).open("wb") as log:
+            self._process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def wait(self, seconds: float) -> Run:
+        """Waits for the end of the script. Raises TimeoutError: it runs longer."""
+        try:
+            status = self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"the script did not end within {seconds:g} s") from None
+        return Run(way=self._way, folder=self._folder, status=status, events=list(record.read(self._folder)))
+
+    def close(self) -> None:
+        """Ends the script, if it runs."""
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()

@@ -1,0 +1,57 @@
+"""A verdict as text for a terminal."""
+
+from typing import Final
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from waferbox.check.verdict import TITLES, Answer, State, Verdict
+from waferbox.output.tables import empty_table
+
+_MARKS: Final = {State.GOOD: ("✓", "green"), State.FOUND: ("✗", "bold red"), State.OPEN: ("–", "dim")}
+_INDENT: Final = (0, 0, 0, 2)
+
+
+def verdict_text(verdict: Verdict) -> Group:
+    """Returns the answers, each with its findings and figures, and the verdict in a line."""
+    parts: list[RenderableType] = []
+    for answer in verdict.answers:
+        parts += [*_answer_text(answer), Text()]
+    parts.append(_last_line(verdict))
+    return Group(*parts)
+
+
+def _answer_text(answer: Answer) -> list[RenderableType]:
+    mark, style = _MARKS[answer.state]
+    parts: list[RenderableType] = [
+        Text.assemble((f"{mark} ", style), (TITLES[answer.question], "bold"), " ", answer.summary)
+    ]
+    for finding in answer.findings:
+        text = Text(finding.message)
+        if finding.line and finding.line not in finding.message:
+            text = Text.assemble((f"{finding.line}: ", "bold"), finding.message)
+        parts.append(Padding(text, _INDENT))
+    if len(answer.table) > 1:
+        parts.append(Padding(_table(answer.table), _INDENT))
+    return parts
+
+
+def _table(rows: tuple[tuple[str, ...], ...]) -> Table:
+    heading, *others = rows
+    table = empty_table(*heading, right=heading[1:-1], whole=heading[:-1])
+    for row in others:
+        table.add_row(*row)
+    return table
+
+
+def _last_line(verdict: Verdict) -> Text:
+    count = len(verdict.findings)
+    seconds = f" ({verdict.seconds:.0f} s)"
+    match verdict.status:
+        case 0:
+            return Text.assemble(("Nothing was found.", "bold green"), seconds)
+        case 1:
+            return Text.assemble((f"{count} finding{'' if count == 1 else 's'}.", "bold red"), seconds)
+    return Text.assemble(("The script could not be checked.", "bold red"), seconds)

@@ -1,0 +1,88 @@
+"""`waferbox check`: judges a script before anybody waits for a machine."""
+
+import enum
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from waferbox.output.console import Status, errors, fail, output, say
+
+
+class MachineName(enum.StrEnum):
+    """A machine that a step can be planned for."""
+
+    CS2 = "cs2"
+    CS3 = "cs3"
+    THIS = "this"
+
+
+def check(
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A Python script, or a program such as cszoo.")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="What the script is given.")] = None,
+    wafers: Annotated[str, typer.Option(metavar="N,N", help="The numbers of wafers to compile for.")] = "1,2",
+    steps: Annotated[int, typer.Option(min=2, max=1000, help="The most steps of each execution.")] = 5,
+    full_size: Annotated[
+        bool,
+        typer.Option("--full-size", metavar="", help="Trace and compile only: the steps are too large to run here."),
+    ] = False,
+    machine: Annotated[MachineName, typer.Option(help="The machine that the step is planned for.")] = MachineName.CS3,
+    timeout: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="The longest run of the script.")] = 3600.0,
+    keep: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Keep the records and logs of the runs in a new folder.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print the verdict as JSON.")] = False,
+) -> None:
+    """Run a script in several ways and say what a cluster would make of it.
+
+    Exits with 0 if nothing was found, with 1 if something was, and with 2 if the script could not be checked.
+    """
+    from waferbox.check.check import Check, CheckSettings
+    from waferbox.check.runs import NoScript, command_of
+    from waferbox.check.tables import verdict_text
+    from waferbox.prediction.machines import CS2, CS3, this_machine
+
+    try:
+        counts = [int(text) for text in wafers.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"--wafers: {wafers!r} is no list of numbers such as 1,2,16") from None
+    if not counts or min(counts) < 1 or max(counts) > 1 << 16:
+        raise typer.BadParameter("--wafers: each number is from 1 to 65536")
+    try:
+        command = command_of(script, arguments or [])
+    except NoScript as error:
+        fail(str(error), Status.USAGE)
+    if keep is not None and keep.exists():
+        fail(f"{keep} exists; name a new folder with --keep", Status.USAGE)
+    planned = {MachineName.CS2: lambda: CS2, MachineName.CS3: lambda: CS3, MachineName.THIS: this_machine}[machine]()
+    folder = Path(tempfile.mkdtemp(prefix="waferbox-check-")) if keep is None else keep.absolute()
+    settings = CheckSettings(
+        command=command,
+        wafers=counts,
+        steps=steps,
+        full_size=full_size,
+        machine=planned,
+        folder=folder,
+        timeout_seconds=timeout,
+    )
+    try:
+        with errors.status("starting") as status:
+
+            def progress(what: str) -> None:
+                status.update(what)
+                if not errors.is_terminal:
+                    errors.print(f"waferbox: {what}", markup=False, soft_wrap=True)
+
+            verdict = Check(settings, progress).verdict()
+    except TimeoutError as error:
+        fail(f"{error}: name a longer --timeout, or fewer --steps", Status.USAGE)
+    finally:
+        if keep is None:
+            shutil.rmtree(folder, ignore_errors=True)
+    if as_json:
+        say(verdict.to_json())
+    else:
+        output.print(verdict_text(verdict))
+    raise typer.Exit(verdict.status)
