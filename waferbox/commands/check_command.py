@@ -4,11 +4,13 @@ import enum
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
-from waferbox.output.console import Status, errors, fail, output, say
+from waferbox.output.console import Status, errors, fail, output, print_text
+
+WIDTH: Final = 120  # of the verdict, which has sentences
 
 
 class MachineName(enum.StrEnum):
@@ -82,7 +84,7 @@ def check(
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)
     if as_json:
-        say(verdict.to_json())
+        print_text(verdict.to_json())
     else:
-        output.print(verdict_text(verdict))
+        output.print(verdict_text(verdict), width=min(output.width, WIDTH))
     raise typer.Exit(verdict.status)

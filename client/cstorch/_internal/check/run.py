@@ -109,7 +109,7 @@ class CheckedRun:
         save_file(values, path)
         self.add(StepValues(execution=execution, step=step, path=path.name))
 
-    # --- Refusals, warnings and errors ------------------------------------------------------------------------------------------
+    # --- Refusals, warnings and errors --------------------------------------------------------------------------------
 
     def _refused(self, error: TraceError) -> None:
         """Records a read of an unknown value. The trace goes on with zeros, to find the next such line."""
