@@ -23,7 +23,7 @@ from waferbox.host.folders import cache_root
 from waferbox.host.memory import parse_size
 from waferbox.launch.installation import user_environment
 from waferbox.launch.stop_signals import StopSignals
-from waferbox.output.console import errors, fail, output, print_heading, say, warn
+from waferbox.output.console import errors, fail, output, print_heading, print_text, warn
 from waferbox.output.tables import cluster_table
 from waferbox.rpc.address import split_address
 from waferbox.security.tls import tls_folder
@@ -78,9 +78,9 @@ def token(
         raise typer.BadParameter("--user and --view are for different people")
     secret = cluster_secret()
     if user is not None:
-        say(secret.token(Kind.USER, user))
+        print_text(secret.token(Kind.USER, user))
     else:
-        say(secret.token(Kind.VIEWER if view else Kind.ADMIN))
+        print_text(secret.token(Kind.VIEWER if view else Kind.ADMIN))
 
 
 # --- Commands for clusters of this machine: `waferbox up`, `run`, `down` ----------------------------------------------
@@ -273,14 +273,14 @@ def _show(cluster: Cluster | Embedded, what: str) -> None:
         nodes = connection.nodes()
     print_heading(f"Cluster at {management}")
     output.print(cluster_table(nodes))
-    say(what)
+    print_text(what)
     folder = tls_folder()
     tls = "" if folder is None else f" {TLS_DIR.name}={folder}"
-    say(f"To use it:  export {MANAGEMENT.name}={management}{tls}")
+    print_text(f"To use it:  export {MANAGEMENT.name}={management}{tls}")
     if cluster.vendor_config:
-        say(f"To use it by the vendor's client:  export CSCONFIG_PATH={cluster.vendor_config}")
+        print_text(f"To use it by the vendor's client:  export CSCONFIG_PATH={cluster.vendor_config}")
     if cluster.page:
-        say(f"To look at it:  {cluster.page}")
+        print_text(f"To look at it:  {cluster.page}")
 
 
 def run(
@@ -316,7 +316,7 @@ def run(
             if status == 0 or status in STOPPED:
                 break
             if restart < restarts:
-                say(f"{script} ended with status {status}: starting it again ({restart + 1} of {restarts})")
+                print_text(f"{script} ended with status {status}: starting it again ({restart + 1} of {restarts})")
     finally:
         stop_embedded(process)
     raise typer.Exit(status)
@@ -332,7 +332,7 @@ def down(management: ManagementOption = None) -> None:
         forget_failure()  # it has been shown where there was nothing to end
     if own is not None and not own.wait(deadlines.END.down):
         fail(f"the cluster at {address} (pid {own.pid}) is still there after {deadlines.END.down:g} s")
-    say(f"The cluster at {address} is down.")
+    print_text(f"The cluster at {address} is down.")
 
 
 def _settings(

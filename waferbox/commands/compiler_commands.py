@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from waferbox.output.console import Status, fail, output, say
+from waferbox.output.console import Status, fail, output, print_text
 from waferbox.output.tables import passes_table
 
 
@@ -67,11 +67,11 @@ def compile_report(
     except (NoArtifact, OSError) as error:
         fail(str(error))
     if as_json:
-        say(report.to_json())
+        print_text(report.to_json())
     elif html is None:
         output.print(report_tables(report))
     else:
-        say(f"The report is in {html}")
+        print_text(f"The report is in {html}")
 
 
 def plan(
@@ -144,6 +144,6 @@ def plan(
     except (PredictionError, OSError) as error:
         fail(str(error))
     if as_json:
-        say(json.dumps(prediction_data(prediction), indent=1))
+        print_text(json.dumps(prediction_data(prediction), indent=1))
     else:
         output.print(prediction_tables(prediction))

@@ -26,9 +26,9 @@ from waferbox.output.console import (
     output,
     print_data,
     print_heading,
+    print_text,
     print_unfolded,
     printable,
-    say,
     warn,
 )
 from waferbox.output.tables import (
@@ -107,7 +107,7 @@ def get_cluster(form: FormatOption = Format.TABLE, management: ManagementOption 
     jobs = summary["jobs"]
     output.print(f"Jobs: {jobs['under_way']} under way ({jobs['queued']} in the queue), {jobs['ended']} ended.")
     if summary["metrics"]:
-        say(f"Metrics of management: {summary['metrics']}")
+        print_text(f"Metrics of management: {summary['metrics']}")
 
 
 def status(management: ManagementOption = None) -> None:

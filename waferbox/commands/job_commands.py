@@ -6,7 +6,7 @@ import typer
 
 from waferbox import deadlines
 from waferbox.commands.connection import ENDED, JobArgument, JobArguments, ManagementOption, connect, find_job
-from waferbox.output.console import fail, say
+from waferbox.output.console import fail, print_text
 from waferbox.output.tables import phase_text, step_text
 from wsc.v1 import management_pb2
 
@@ -23,7 +23,7 @@ def cancel(names: JobArguments, management: ManagementOption = None) -> None:
                 management_pb2.CancelJobRequest(job=job.job), timeout=deadlines.QUERIES.command
             )
             at = f" at step {step_text(job)}" if job.num_steps else ""
-            say(f"{job.job} is cancelled (it was {phase_text(job)}{at})")
+            print_text(f"{job.job} is cancelled (it was {phase_text(job)}{at})")
     over = [f"{job.job} has ended before ({phase_text(job)})" for job in chosen if job.phase in ENDED]
     if over:
         fail("; ".join(over))
@@ -46,7 +46,7 @@ def label(
         job = find_job(cluster.jobs(), name)
         request = management_pb2.LabelJobRequest(job=job.job, add=added, remove=removed)
         now = cluster.management.LabelJob(request, timeout=deadlines.QUERIES.command).labels
-    say(f"{job.job} has the labels {' '.join(now)}" if now else f"{job.job} has no labels")
+    print_text(f"{job.job} has the labels {' '.join(now)}" if now else f"{job.job} has no labels")
 
 
 def set_priority(
@@ -61,4 +61,4 @@ def set_priority(
         cluster.management.SetPriority(request, timeout=deadlines.QUERIES.command)
         job = cluster.job(before.job)
     place = f"; place {job.queue_position} in the queue" if job.queue_position else ""
-    say(f"{job.job} has priority {job.priority} (it was {before.priority}){place}")
+    print_text(f"{job.job} has priority {job.priority} (it was {before.priority}){place}")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from waferbox.output.console import fail, say
+from waferbox.output.console import fail, print_text
 
 
 def kubernetes(
@@ -66,4 +66,4 @@ def kubernetes(
         made = ray_manifests(roles, options, wafer_cpus) if ray else cluster_manifests(roles, options)
     except ComposeFileError as error:
         fail(str(error))
-    say(as_text(made).rstrip())
+    print_text(as_text(made).rstrip())

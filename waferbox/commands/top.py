@@ -21,7 +21,7 @@ from waferbox.commands.connection import (
     connect,
     find_job,
 )
-from waferbox.output.console import Status, fail, output, printable, say
+from waferbox.output.console import Status, fail, output, print_text, printable
 from waferbox.output.tables import empty_table, one_line, phase_text, reason, safe, step_text, styled_phase
 from wsc.v1 import management_pb2, observation_pb2
 
@@ -184,7 +184,7 @@ def _watch(watch: JobWatch, stream: Iterator[observation_pb2.JobEvents], metrics
         reader.join(END_SECONDS)
     if problems:
         raise problems[0]
-    say(f"{job.job} has ended ({phase_text(job)})")
+    print_text(f"{job.job} has ended ({phase_text(job)})")
 
 
 def _picture(job: management_pb2.JobInfo, metrics: JobMetrics) -> Group:

@@ -15,7 +15,7 @@ import typer
 
 from waferbox import roles
 from waferbox.commands.connection import JobArgument, JobWatch, ManagementOption, connect, find_job
-from waferbox.output.console import fail, say
+from waferbox.output.console import fail, print_text
 from wsc.v1 import observation_pb2
 
 # --- Spans of a trace as a file in the Trace Event Format, which Perfetto and chrome://tracing open -------------------
@@ -144,4 +144,4 @@ def trace(
         fail(f"{out} cannot be written: {error.strerror}")
     first, last = min(span.step for span in spans), max(span.step for span in spans)
     nodes = len({span.node for span in spans})
-    say(f"{len(spans)} spans of {nodes} nodes, steps {first} to {last}, are in {out}: open it in Perfetto.")
+    print_text(f"{len(spans)} spans of {nodes} nodes, steps {first} to {last}, are in {out}: open it in Perfetto.")
