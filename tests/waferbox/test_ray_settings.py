@@ -73,7 +73,7 @@ def test_a_runtime_environment_is_a_mapping(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (["--resource", "wafer.GPU=1"], "are of --engine ray"),
+        (["--resource", "wafer.GPU=1"], "need --engine ray"),
         (["--engine", "ray", "--background"], "stays in the foreground"),
         (["--engine", "ray", "--resource", "wafer"], "must look like"),
     ],

@@ -12,7 +12,7 @@ from wsc.v1 import management_pb2
 
 
 def cancel(names: JobArguments, management: ManagementOption = None) -> None:
-    """End jobs. Their scripts raise an error; what was not saved in a checkpoint is lost."""
+    """End jobs. Their scripts raise an error; states that no checkpoint contains are lost."""
     with connect(management) as cluster:
         jobs = cluster.jobs()
         chosen = [find_job(jobs, name) for name in names]
@@ -24,19 +24,17 @@ def cancel(names: JobArguments, management: ManagementOption = None) -> None:
             )
             at = f" at step {step_text(job)}" if job.num_steps else ""
             print_text(f"{job.job} is cancelled (it was {phase_text(job)}{at})")
-    over = [f"{job.job} has ended before ({phase_text(job)})" for job in chosen if job.phase in ENDED]
-    if over:
-        fail("; ".join(over))
+    ended = [f"{job.job} has ended before ({phase_text(job)})" for job in chosen if job.phase in ENDED]
+    if ended:
+        fail("; ".join(ended))
 
 
 def label(
     name: JobArgument,
-    labels: Annotated[
-        list[str], typer.Argument(metavar="KEY=VALUE|KEY-", help="Labels to set; with KEY- one is taken away.")
-    ],
+    labels: Annotated[list[str], typer.Argument(metavar="KEY=VALUE|KEY-", help="Labels to set; KEY- removes one.")],
     management: ManagementOption = None,
 ) -> None:
-    """Set and take away labels of a job, also of one that has ended."""
+    """Set and remove labels of a job, live or ended."""
     removed = [text[:-1] for text in labels if text.endswith("-") and "=" not in text]
     added = [text for text in labels if "=" in text]
     wrong = [text for text in labels if "=" not in text and not text.endswith("-")]
@@ -54,7 +52,7 @@ def set_priority(
     priority: Annotated[int, typer.Argument(metavar="PRIORITY", min=1, max=3, help="1 (first) to 3.")],
     management: ManagementOption = None,
 ) -> None:
-    """Move a job in the queue. A job that has its nodes keeps them."""
+    """Change the priority of a job, and so its place in the queue. A job that has its nodes keeps them."""
     with connect(management) as cluster:
         before = find_job(cluster.jobs(), name)
         request = management_pb2.SetPriorityRequest(job=before.job, priority=priority)
