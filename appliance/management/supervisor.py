@@ -330,7 +330,7 @@ class Supervisor:
                 self._end_if_it_hangs(job)
                 away_since = job.away_since if job.process is None else None
                 if away_since is not None and time.monotonic() - away_since > deadlines.COORDINATION.coordinator_return:
-                    self._end(job, management_pb2.JOB_PHASE_FAILED, "its coordinator is gone")
+                    self._end(job, management_pb2.JOB_PHASE_FAILED, "its coordinator has died")
 
     def _end_if_it_hangs(self, job: JobEntry) -> None:
         restarted_at, process = job.restarted_at, job.process

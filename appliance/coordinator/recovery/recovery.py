@@ -290,7 +290,7 @@ class Recovery:
         )
         placed = f"In its place: {replaced}. " if replaced else ""
         where = "" if from_step is None else f" from step {from_step}"
-        self._on_recovered(restart, f"{cause}. {placed}The job goes on{where}, after {restart.seconds:.1f} s")
+        self._on_recovered(restart, f"{cause}. {placed}The job has resumed{where}, after {restart.seconds:.1f} s")
 
     def _resume(self, execution: CoordinatedExecution | None, causes: str) -> int | None:
         """Restores the states and resumes the execution; returns the step, or None if no step has run."""

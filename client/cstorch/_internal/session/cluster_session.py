@@ -58,7 +58,7 @@ class ClusterSession:
     Used by the script's thread; a thread of its own opens the job.
 
     Args:
-        config: What the job asks of the cluster.
+        config: What the job requires of the cluster.
         compile_dir: The folder of the cluster for artifacts, below its cache root unless absolute.
         embedded: The cluster to use if config names none; the session owns it.
     """
@@ -238,7 +238,7 @@ class ClusterSession:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The cluster of an execution, and how far the execution goes on it.
+    """The cluster of an execution, and the stage with which the execution ends there.
 
     config: The settings that the backend has now.
     session: The session with the cluster; None if the execution ends with the lowering.

@@ -1,4 +1,4 @@
-"""The states on the cluster as the client knows them: their cells, their shards, and what the client has changed."""
+"""The client's record of the states on the cluster: their cells, their shards, and the client's changes."""
 
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

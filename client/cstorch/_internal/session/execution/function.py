@@ -225,8 +225,8 @@ class TracedFunction(TracedStep):
         if value.step != self.at_hand.number or not all(isinstance(part.source, int) for part in value.sources()):
             raise UsageError(
                 f"at {user_line()} the @cstorch.trace function is given a value of step {value.step} in step "
-                f"{self.at_hand.number}, which the cluster would not see: it knows the batch and state. Keep what is "
-                "carried from step to step in a buffer of the model, and update that in the traced function"
+                f"{self.at_hand.number}. The cluster would not receive it: a step has its batch and its states only. "
+                "Keep values that steps pass on in a buffer of the model, and update it in the traced function"
             )
 
     def _record_first(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

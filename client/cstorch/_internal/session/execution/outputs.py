@@ -175,8 +175,8 @@ def unknown_tensor(closure: Closure) -> UsageError:
     name = getattr(closure.function, "__qualname__", repr(closure.function))
     return UsageError(
         f"{name} is called with a device tensor that is not an output of the step: return it from the traced function, "
-        "or call the closure inside the traced function. (Only what the first step asks for is sent: call the closure "
-        "in every step, and decide inside of it.)"
+        "or call the closure inside the traced function. (Only outputs that the first step uses are sent: call the "
+        "closure in every step, and decide inside of it.)"
     )
 
 
