@@ -83,7 +83,7 @@ class RecoveryPoints:
         self._lock = threading.Lock()
         self._complete = complete
         self._making: dict[int, _Making] = {}
-        self._put_back: dict[str, node_pb2.RecoveryPointKept] = {}  # shares of the complete point that were restored
+        self._restored: dict[str, node_pb2.RecoveryPointKept] = {}  # shares of the complete point, by keeper
 
     @property
     def complete(self) -> RecoveryPoint | None:
@@ -125,7 +125,7 @@ class RecoveryPoints:
         """Discards unfinished points after the death of a node."""
         with self._lock:
             self._making.clear()
-            self._put_back.clear()
+            self._restored.clear()
 
     def kept(self, member: str, kept: node_pb2.RecoveryPointKept) -> None:
         """Notes that a state keeper has written its share."""
@@ -137,8 +137,8 @@ class RecoveryPoints:
                     making.awaited.update(self._copy(making.kept))
             elif self._complete is not None and kept.recovery_point == self._complete.number:
                 # A restored point: its copies may have been lost with the dead node.
-                self._put_back[member] = kept
-                self._copy(self._put_back)
+                self._restored[member] = kept
+                self._copy(self._restored)
 
     def copied(self, member: str, number: int) -> None:
         """Notes that a member's share was copied, or cannot be."""

@@ -34,7 +34,7 @@ class ScalarSampler:
         self._on_scalars = on_scalars
         self._due = 0.0
 
-    def see(self, step: int, tensors: Sequence[bytes]) -> None:
+    def sample(self, step: int, tensors: Sequence[bytes]) -> None:
         """Samples a step if it is due.
 
         Args:
@@ -246,7 +246,7 @@ class Results:
             is_batch = self._is_batch()
         if is_batch:
             self._on_outputs()
-        self._sampler.see(step, tensors)
+        self._sampler.sample(step, tensors)
 
 
 def _source(plan: plan_pb2.Plan, group: plan_pb2.Group) -> "node_pb2.LinkPurpose.ValueType":

@@ -260,8 +260,8 @@ class ClientJob:
 
     def _log_queue(self, status: management_pb2.QueueStatus) -> None:
         if status.position:
-            place = f"{status.position} of {status.length}"
-            self._log.info("Job %s waits in the queue (%s) for %s", self.name, place, status.waiting_for)
+            position = f"{status.position} of {status.length}"
+            self._log.info("Job %s waits in the queue (%s) for %s", self.name, position, status.waiting_for)
         elif status.waiting_for:
             self._log.warning("Job %s waits for a replacement of a lost node: %s", self.name, status.waiting_for)
         else:

@@ -154,13 +154,13 @@ class TracedFunction(TracedStep):
         self._batch = batch
         self.calls = []
         self.at_hand.begin()
-        places = itertools.count()
+        sources = itertools.count()
 
-        def place(tensor: torch.Tensor) -> torch.Tensor:
+        def as_value(tensor: torch.Tensor) -> torch.Tensor:
             meta = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-            return self.at_hand.show(StepValue(step=self.at_hand.number, source=next(places)), meta)
+            return self.at_hand.show(StepValue(step=self.at_hand.number, source=next(sources)), meta)
 
-        return pytree.tree_map_only(torch.Tensor, place, batch)
+        return pytree.tree_map_only(torch.Tensor, as_value, batch)
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Handles a call of the traced function; returns its result, with values of the current step.
