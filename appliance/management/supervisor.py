@@ -24,6 +24,8 @@ from wsc.v1 import ingress_pb2, management_pb2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManagementSettings:
+    """The settings of a management service."""
+
     cache_root: Path  # the artifacts of the compiler are below it
     compile_root: Path | None = None  # scripts may name folders below it; None: below the cache root only
     lease_seconds: float = deadlines.REGISTRATION.lease

@@ -59,7 +59,7 @@ class _Making:
 
 
 class RecoveryPoints:
-    """The recovery points of a job: the last complete one, and those in the making. Thread-safe."""
+    """The recovery points of a job: the last complete one, and later, incomplete ones. Thread-safe."""
 
     def __init__(
         self,

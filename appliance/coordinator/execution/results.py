@@ -88,7 +88,9 @@ class OutputDecoder:
             shape = output.type.shape
             outer = math.prod(shape[: output.dim]) * output.outer
             if output.outer < 1 or outer < 1 or self._nbytes % (outer * num_parts):
-                raise ValueError(f"the output {output.name!r} of shape {list(shape)} cannot come in {num_parts} parts")
+                raise ValueError(
+                    f"the output {output.name!r} of shape {list(shape)} cannot be divided into {num_parts} parts"
+                )
             self._parts = (num_parts, outer)
 
     @property

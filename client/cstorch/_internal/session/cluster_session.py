@@ -126,7 +126,7 @@ class ClusterSession:
         return self._with_job("cstorch input", lambda job: job.prepare_input(request))
 
     def stage(self, programs: Mapping[str, initialisation_pb2.InitialProgram]) -> Future[dict[str, int]]:
-        """Has MemoryX make initial values, in the background, as soon as there is a job.
+        """Orders initial values from MemoryX, in the background, once there is a job.
 
         Args:
             programs: The program of each value, by the name of its state.

@@ -288,8 +288,8 @@ class TracedFunction(TracedStep):
             return tensor if tensor._handle.deferred is None else tensor._handle.deferred.replay(inputs)
         raise UsageError(
             "the @cstorch.trace function was given a CPU tensor that is not part of the executor's batch: the cluster "
-            "would never see it change. Hand the batch over as it comes, and transform it in the input_fn or in the "
-            "traced function"
+            "would use its first value in every step. Pass the batch on unchanged, and transform it in the input_fn or "
+            "in the traced function"
         )
 
     def close(self) -> None:
@@ -319,9 +319,7 @@ class FunctionExecution(ClusterExecution):
                     self._abandon_first_step()
                     raise
                 if not self._function.was_called:
-                    raise UsageError(
-                        "a step went by in which no @cstorch.trace function was called: call it once for each batch"
-                    )
+                    raise UsageError("no @cstorch.trace function was called in a step: call it once for each batch")
                 self._function.at_hand.phase = "closures"
                 if step == 1:
                     self._launch()

@@ -153,12 +153,12 @@ def unpack(outputs: Sequence[plan_pb2.Output], received: coordinator_pb2.StepOut
         InternalError: The received tensors are not those of the plan.
     """
     if len(received.tensors) != len(outputs):
-        raise InternalError(f"step {received.step} came with {len(received.tensors)} outputs instead of {len(outputs)}")
+        raise InternalError(f"step {received.step} has {len(received.tensors)} outputs instead of {len(outputs)}")
     values: dict[str, torch.Tensor] = {}
     for output, data in zip(outputs, received.tensors, strict=True):
         if len(data) != tensor_bytes(output.type):
             raise InternalError(
-                f"the output {output.name!r} came with {len(data)} bytes instead of {tensor_bytes(output.type)}"
+                f"the output {output.name!r} has {len(data)} bytes instead of {tensor_bytes(output.type)}"
             )
         shape = tuple(output.type.shape)
         dtype = torch_dtype(output.type.element_type)
