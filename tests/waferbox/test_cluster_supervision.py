@@ -14,8 +14,8 @@ from fake_management import FakeManagement, node
 from typer.testing import CliRunner
 
 from waferbox import deadlines
-from waferbox.cluster import cluster, supervised_process
 from waferbox.cluster import cluster as cluster_module
+from waferbox.cluster import supervised_process
 from waferbox.cluster.cluster import Cluster, ClusterError, Liveness
 from waferbox.cluster.launcher import ClusterSettings
 from waferbox.cluster.local_clusters import recorded
@@ -208,10 +208,9 @@ def test_what_ends_is_started_again_with_the_same_arguments(supervised: Supervis
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
-    """Released after each look at who is a node. Before `supervised`."""
+    """Released after each check for silent processes. Requested before `supervised`."""
     monkeypatch.setenv("WAFERBOX_HANG_SECONDS", "0.3")
-    monkeypatch.setattr(cluster, "LOOK_SECONDS", 0.02)
-    monkeypatch.setattr(cluster_module, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(cluster_module, "CHECK_SECONDS", 0.02)
     done = threading.Semaphore(0)
     look = Liveness.find_silent
 

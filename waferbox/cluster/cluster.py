@@ -29,28 +29,28 @@ from wsc.v1 import management_pb2, management_pb2_grpc
 
 ProcessKey = tuple[str, int]  # a process's host, empty for this one, and its id there
 
-LOOK_SECONDS = 5.0  # between two comparisons of the running processes with the registered nodes
+CHECK_SECONDS = 5.0  # between two checks of the running processes
 
 
 class Liveness:
     """Finds processes that run but are no longer registered: their interpreters hang, or they are suspended.
 
-    Management considers them dead. Their launcher ends them, so that others can replace them. Not thread-safe.
+    Management considers them dead. The cluster ends them, so that others can replace them. Not thread-safe.
     """
 
-    # Counts comparisons, not seconds: after a suspension of this process no other process counts as silent.
+    # Checks are counted, not seconds: after a suspension of this process no other process counts as silent.
 
     def __init__(self, seconds: float) -> None:
         """seconds: how long a process that was a node may be unregistered."""
         self.seconds = seconds
-        self._silent: dict[ProcessKey, int] = {}  # comparisons since a process was last registered
+        self._silent: dict[ProcessKey, int] = {}  # checks since a process was last registered
 
     def find_silent(self, running: Collection[ProcessKey], registered: Iterable[ProcessKey]) -> list[ProcessKey]:
         """Compares the running processes with those registered at management; returns those unregistered too long."""
         for key in registered:
             self._silent[key] = -1
-        self._silent = {key: looks + 1 for key, looks in self._silent.items() if key in running}
-        return [key for key, looks in self._silent.items() if looks * LOOK_SECONDS >= self.seconds]
+        self._silent = {key: checks + 1 for key, checks in self._silent.items() if key in running}
+        return [key for key, checks in self._silent.items() if checks * CHECK_SECONDS >= self.seconds]
 
 
 # --- The cluster ------------------------------------------------------------------------------------------------------
@@ -93,6 +93,7 @@ class Cluster:
             if settings.vendor_python is not None:
                 self._start_vendor_gateway(settings.vendor_python)
         except SpawnError as error:
+            # The launcher's own end explains more than the failed start that follows from it.
             cause = launcher.end() or str(error)
             self.close()
             raise ClusterError(cause) from error
@@ -116,21 +117,21 @@ class Cluster:
             ClusterError: the management service or the launcher has ended too often.
         """
         assert self._management is not None
-        liveness, look_at = Liveness(HANG_SECONDS.get() / IDLE_PARTS), time.monotonic() + LOOK_SECONDS
+        liveness, check_at = Liveness(HANG_SECONDS.get() / IDLE_PARTS), time.monotonic() + CHECK_SECONDS
         while True:
             running = [supervised.process for supervised in self._supervised if supervised.process is not None]
             sources = [*self._stop_requests, self._launcher, *self._management.event_sources(), *running]
-            seconds = min(self._seconds_to_restart(), max(0.0, look_at - time.monotonic()))
+            seconds = min(self._seconds_to_restart(), max(0.0, check_at - time.monotonic()))
             if not readable(sources, seconds).isdisjoint(self._stop_requests):
                 return
-            if time.monotonic() >= look_at:
+            if time.monotonic() >= check_at:
                 self._end_silent(liveness)
-                look_at = time.monotonic() + LOOK_SECONDS
+                check_at = time.monotonic() + CHECK_SECONDS
             messages = self._management.restart_if_ended()
             if self._management.supervised.given_up:
                 raise ClusterError(*messages)
             if self._management.is_over:
-                return
+                return  # the nodes end with the cluster, and must not be restarted
             print_messages(messages)
             if (cause := self._launcher.end()) and not self._restart_launcher(cause):
                 return

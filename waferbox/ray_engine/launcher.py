@@ -121,7 +121,7 @@ class RayProcess:
 
 
 WAIT_NOTICE_SECONDS: Final = 5.0  # of waiting for room, before a message lists the missing resources
-LOOK_SECONDS: Final = 0.25  # between two checks for room
+CHECK_SECONDS: Final = 0.25  # between two checks for room
 MAX_RESTARTS: Final = 100  # of an actor by Ray, over the life of a cluster; early exits do not count
 ACTOR_THREADS: Final = 8  # concurrent calls to an actor: one waits for its process
 
@@ -228,7 +228,7 @@ class RayLauncher:
 
     def _wait_for_room(self, stop_requests: Sequence[int]) -> None:
         began, is_reported = time.monotonic(), False
-        while not self._group.wait(LOOK_SECONDS):
+        while not self._group.wait(CHECK_SECONDS):
             waited = time.monotonic() - began
             if readable(stop_requests, 0.0):
                 raise ClusterError("the cluster was stopped while it waited for room on Ray")
