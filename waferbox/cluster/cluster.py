@@ -222,14 +222,16 @@ class Cluster:
         self._check_not_stopped()
         management.read_announcements()
         if not management.address:
-            raise ClusterError(f"the management service did not start at {settings.listen}; its messages say why")
+            raise ClusterError(
+                f"the management service did not start at {settings.listen}; its messages have the cause"
+            )
         return management
 
     def _start_vendor_gateway(self, interpreter: str) -> None:
         """Starts the vendor gateway and waits until it listens."""
         gateway = self._vendor_gateway = VendorGatewayProcess(self._launcher, self.management, interpreter)
         if not gateway.read_address(deadlines.START.vendor_gateway):
-            raise ClusterError("the gateway for the vendor's client did not start; its messages say why")
+            raise ClusterError("the gateway for the vendor's client did not start; see its messages")
         self.vendor_config = str(gateway.write_config())
         self._supervised.append(gateway.supervised)
 
@@ -260,7 +262,7 @@ class Cluster:
                 try:
                     nodes = stub.ListNodes(request, timeout=deadlines.QUERIES.nodes, wait_for_ready=True).nodes
                 except grpc.RpcError as error:
-                    raise ClusterError("the management service does not answer; its messages say why") from error
+                    raise ClusterError("the management service does not answer; see its messages") from error
                 if len(nodes) >= count:
                     return
                 for supervised in self._supervised:

@@ -13,8 +13,31 @@ from urllib.parse import urlsplit
 from waferbox.cluster.launcher import Launcher, Process
 from waferbox.cluster.supervised_process import SupervisedProcess
 from waferbox.host.descriptors import readable
-from waferbox.roles import MANAGEMENT
+from waferbox.roles import MANAGEMENT, VENDOR_GATEWAY
 from waferbox.rpc.address import split_address
+
+
+class _AnnouncementPipe:
+    """A pipe in which a process announces its addresses by lines of JSON. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self.reader: IO[bytes] | None = None  # None before the first start, and after `close`
+
+    def start(self, launcher: Launcher, module: str, arguments: Sequence[str]) -> Process:
+        """Starts a process that writes to a new pipe. Raises SpawnError."""
+        self.close()
+        reader, writer = os.pipe()
+        try:
+            self.reader = open(reader, "rb", buffering=0)  # noqa: SIM115 - closed by close
+            return launcher.start(module, [*arguments, "--announce-fd", "3"], [writer])
+        finally:
+            os.close(writer)  # so that the pipe ends with the process
+
+    def close(self) -> None:
+        if self.reader is not None:
+            self.reader.close()
+            self.reader = None
+
 
 # --- The management service -------------------------------------------------------------------------------------------
 
@@ -53,8 +76,8 @@ class ManagementProcess:
         self.address = ""  # empty until the service has announced it
         self.page = ""  # URL
         self.is_over = False  # the service has announced an orderly end
-        self._pipe: IO[bytes] | None = None
-        self.supervised = SupervisedProcess("appliance", self._start)
+        self._pipe = _AnnouncementPipe()
+        self.supervised = SupervisedProcess(MANAGEMENT.module, self._start)
 
     def event_sources(self) -> Sequence[IO[bytes] | Process]:
         """The objects that become readable when restart_if_ended has work to do."""
@@ -81,25 +104,25 @@ class ManagementProcess:
         self.supervised.process.terminate()
         deadline = time.monotonic() + seconds
         # The pipe is closed when the service has ended without an announcement.
-        while self._pipe is not None and not self.is_over:
-            if not readable([self._pipe], max(0.0, deadline - time.monotonic())):
+        while self._pipe.reader is not None and not self.is_over:
+            if not readable([self._pipe.reader], max(0.0, deadline - time.monotonic())):
                 return
             self._read()
 
     def close(self) -> None:
         """Ends the service if it still runs, and closes the pipe."""
         self.supervised.close()
-        self._close_pipe()
+        self._pipe.close()
 
     def _pipes(self) -> Sequence[IO[bytes]]:
-        return [] if self._pipe is None else [self._pipe]
+        return [] if self._pipe.reader is None else [self._pipe.reader]
 
     def _read(self) -> None:
         """Reads the next line."""
-        assert self._pipe is not None
-        line = self._pipe.readline()
+        assert self._pipe.reader is not None
+        line = self._pipe.reader.readline()
         if not line:
-            self._close_pipe()
+            self._pipe.close()
             return
         announced = json.loads(line)
         if "ended" in announced:
@@ -119,20 +142,7 @@ class ManagementProcess:
         )
 
     def _start(self) -> Process:
-        self._close_pipe()
-        reader, writer = os.pipe()
-        try:
-            self._pipe = open(reader, "rb", buffering=0)  # noqa: SIM115 - closed by _close_pipe
-            return self._launcher.start(
-                MANAGEMENT.module, [*self._settings.arguments(), "--announce-fd", "3"], [writer]
-            )
-        finally:
-            os.close(writer)
-
-    def _close_pipe(self) -> None:
-        if self._pipe is not None:
-            self._pipe.close()
-            self._pipe = None
+        return self._pipe.start(self._launcher, MANAGEMENT.module, self._settings.arguments())
 
 
 def _with_port(listen: str, address: str) -> str:
@@ -161,16 +171,16 @@ class VendorGatewayProcess:
         self._management = management
         self._interpreter = interpreter
         self._listen = "127.0.0.1:0"
-        self._pipe: IO[bytes] | None = None
+        self._pipe = _AnnouncementPipe()
         self._config: Path | None = None
-        self.supervised = SupervisedProcess("vendor_gateway", self._start)
+        self.supervised = SupervisedProcess(VENDOR_GATEWAY.module, self._start)
 
     def read_address(self, seconds: float) -> str:
         """Waits for the address of the gateway, which restarts keep; empty if it is not announced in time."""
-        process = self.supervised.process
-        assert self._pipe is not None
+        process, reader = self.supervised.process, self._pipe.reader
+        assert reader is not None
         assert process is not None
-        if not readable([self._pipe, process], seconds) or not (line := self._pipe.readline()):
+        if not readable([reader, process], seconds) or not (line := reader.readline()):
             return ""
         self._listen = str(json.loads(line)["address"])
         return self._listen
@@ -191,22 +201,10 @@ class VendorGatewayProcess:
     def close(self) -> None:
         """Ends the gateway, and removes its file."""
         self.supervised.close()
-        self._close_pipe()
+        self._pipe.close()
         if self._config is not None:
             self._config.unlink(missing_ok=True)
 
     def _start(self) -> Process:
-        self._close_pipe()
-        reader, writer = os.pipe()
-        try:
-            self._pipe = open(reader, "rb", buffering=0)  # noqa: SIM115 - closed by _close_pipe
-            arguments = ["--management", self._management, "--listen", self._listen]
-            arguments += ["--input-python", self._interpreter, "--announce-fd", "3"]
-            return self._launcher.start("vendor_gateway", arguments, [writer])
-        finally:
-            os.close(writer)
-
-    def _close_pipe(self) -> None:
-        if self._pipe is not None:
-            self._pipe.close()
-            self._pipe = None
+        arguments = ["--management", self._management, "--listen", self._listen, "--input-python", self._interpreter]
+        return self._pipe.start(self._launcher, VENDOR_GATEWAY.module, arguments)
