@@ -36,6 +36,7 @@ def start_embedded(settings: ClusterSettings, *, detached_log: Path | None = Non
     detached = detached_log is not None
     extra = ["--detached", "--log", str(detached_log)] if detached else []
     with contextlib.nullcontext() if detached_log is None else detached_log.open("ab") as log:
+        # In a session of its own, so that Ctrl-C on the terminal reaches the script only.
         process = subprocess.Popen(
             [*python_command("waferbox.cluster.embedded"), *arguments(settings), *extra],
             stdin=subprocess.DEVNULL if detached else subprocess.PIPE,

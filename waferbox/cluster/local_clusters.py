@@ -109,7 +109,7 @@ def recorded(management: str, pid: int, log: Path | None = None) -> Iterator[Cal
         tls = os.environ.get(settings.TLS_DIR.name, "")
         record = {"management": management, "pid": pid, "created": created, "given_up": given_up, "tls": tls}
         partial.write_text(json.dumps(record))
-        partial.rename(path)
+        partial.rename(path)  # at once, so that no reader finds half a record
 
     def give_up(reason: str) -> None:
         given_up.append(reason)

@@ -70,6 +70,7 @@ class SupervisedProcess:
         self.process.close()
         self.process = None
         self._what_ended = f"{self.module} ({name}) {why}"
+        # A hang takes long, so that it breaks a row of early exits and needs no delay.
         self._backoff.end()
         self.restart_at = time.monotonic()
 

@@ -56,6 +56,7 @@ def run_script(script: str, arguments: Sequence[str], environment: Mapping[str, 
     process = subprocess.Popen(
         [sys.executable, script, *arguments], env={**user_environment(os.environ), **environment}
     )
+    # Blocked after the start of the script, which would inherit the mask.
     signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     try:
         while process.poll() is None:

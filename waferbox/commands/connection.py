@@ -106,7 +106,7 @@ def find_cluster(management: str | None) -> tuple[str, LocalCluster | None]:
     if len(known) > 1:
         addresses = ", ".join(cluster.management for cluster in known)
         fail(f"several clusters run ({addresses}): name one with --management HOST:PORT")
-    if known[0].tls:
+    if known[0].tls:  # make_channel reads the variable
         os.environ.setdefault(settings.TLS_DIR.name, known[0].tls)
     return known[0].management, known[0]
 

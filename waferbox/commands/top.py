@@ -168,6 +168,7 @@ def _watch(watch: JobWatch, stream: Iterator[observation_pb2.JobEvents], metrics
         finally:
             ended.set()
 
+    # The stream blocks between events, while the step and the rates are refreshed each second.
     reader = threading.Thread(target=read, name="events", daemon=True)
     reader.start()
     try:

@@ -163,6 +163,7 @@ class RayLauncher:
     def start(self, module: str, arguments: Sequence[str], fds: Sequence[int] = ()) -> Process:
         with self._lock:
             slot = next((slot for slot in self._free if slot[0] == module), None)
+            # Management and the vendor gateway have no slot: Ray does not pass the descriptors that they need.
             if slot is None:
                 return spawn_python(module, arguments, fds)
             self._free.remove(slot)
