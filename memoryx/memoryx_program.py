@@ -196,7 +196,7 @@ class MemoryXProgram:
     def _add_run(self, run: plan_pb2.Run, kernel: StateKernel) -> None:
         inputs = self._program.values.indices(run.inputs)
         states = [self._states[state] if state else None for state in run.commits] or [None] * len(run.outputs)
-        places = [self._buffers.place(value) for value in run.outputs]
+        places = [self._buffers.output_tensor(value) for value in run.outputs]
         passing = [i for i, value in enumerate(run.inputs) if value in self._bytes_of_messages]
         borrowed = {member.value for member in self._borrowed.members} if self._borrowed is not None else set()
         shown = [i for i, value in enumerate(run.inputs) if value in borrowed]

@@ -134,7 +134,7 @@ class PipelineProgram:
         joined = {}
         for each in plan.joined:
             if each.reduction in JOINS:
-                place = self._buffers.place(each.value)
+                place = self._buffers.output_tensor(each.value)
                 if place is None:
                     place = torch.empty(tuple(each.type.shape), dtype=torch_dtype(each.type.element_type))
                 joined[each.value] = (place, each.reduction)

@@ -334,7 +334,7 @@ class RegionKernels:
         return run_kernel
 
     def _place(self, value: int) -> torch.Tensor | None:
-        return self._joined[value][0] if value in self._joined else self._buffers.place(value)
+        return self._joined[value][0] if value in self._joined else self._buffers.output_tensor(value)
 
     def _passes(self, value: int) -> bool:
         """Whether a value is another tensor in each step."""

@@ -127,7 +127,7 @@ class WaferProgram:
         values = self._program.values
         tensors = values.tensors
         inputs, outputs, drops = values.indices(run.inputs), values.indices(run.outputs), values.indices(run.drops)
-        places = [None if value in self._made else self._buffers.place(value) for value in run.outputs]
+        places = [None if value in self._made else self._buffers.output_tensor(value) for value in run.outputs]
         sums = {index: slot for index, slot in enumerate(outputs) if run.outputs[index] in self._sums}
         if not self._made.isdisjoint(run.outputs):
             kernel = self._joining(run, kernel)
@@ -151,7 +151,7 @@ class WaferProgram:
         joined = {}
         for index, value in enumerate(run.outputs):
             if value in self._made and value not in self._sums:
-                place = self._buffers.place(value)
+                place = self._buffers.output_tensor(value)
                 assert place is not None, "what is reduced is sent"
                 joined[index] = (place, self._reductions[value])
         return joining(kernel, joined)

@@ -55,9 +55,11 @@ def cached_compiler(folder: Path, root: Path) -> Compile:
             )
         except ValueError as error:
             raise CompileRefused(str(error)) from error
-        asked = MicroBatching.from_proto(options.micro_batching) if options.HasField("micro_batching") else None
+        micro_batching = None
+        if options.HasField("micro_batching"):
+            micro_batching = MicroBatching.from_proto(options.micro_batching)
         try:
-            return artifacts.compile(cirh, target, asked)
+            return artifacts.compile(cirh, target, micro_batching)
         except (CompileError, CirhError) as error:
             raise CompileRefused(str(error)) from error
 

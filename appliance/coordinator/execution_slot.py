@@ -12,6 +12,8 @@ from wsc.v1 import coordinator_pb2
 
 
 class MakeExecution(Protocol):
+    """Makes an execution by its number in the job; the remaining arguments are those of CoordinatedExecution."""
+
     def __call__(
         self,
         index: int,

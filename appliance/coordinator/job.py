@@ -187,8 +187,8 @@ class CoordinatedJob:
 
     def compile(self, cirh: str, options: plan_pb2.CompileOptions) -> tuple[str, plan_pb2.Plan, bool]:
         """Returns hash, plan, and whether it came from the cache. Raises JobFailed, and as the compiler."""
-        asked, leased = (each.execution_strategy == PIPELINE for each in (options, self.request))
-        if asked != leased:
+        requested, leased = (each.execution_strategy == PIPELINE for each in (options, self.request))
+        if requested != leased:
             raise CompileRefused("the step has another execution strategy than the job, which has the nodes for one")
         return self.plans.compile(cirh, options, self.wait_for_nodes().topology, self._reporter.compiling)
 

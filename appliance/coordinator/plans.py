@@ -40,10 +40,10 @@ class Plans:
 
         compiling: a context that is entered while the compiler works.
         """
-        asked = hashlib.sha256(options.SerializeToString(deterministic=True) + b"\n" + cirh.encode()).digest()
+        request_hash = hashlib.sha256(options.SerializeToString(deterministic=True) + b"\n" + cirh.encode()).digest()
         with self._lock:
             # The key of the cache depends on the placed states, which now include those of this step.
-            if (known := self._artifacts.get(asked)) is not None:
+            if (known := self._artifacts.get(request_hash)) is not None:
                 return known, self._plans[known], True
             with compiling():
                 artifact, plan, cached = self._compile(
@@ -55,8 +55,8 @@ class Plans:
             for shard, slot in _slots(plan):
                 if not slot.replicated:
                     self._placed[slot.name] = shard
-            self._record.compiled(artifact, asked, plan, self._steps[artifact], self._placed)
-            self._artifacts[asked] = artifact
+            self._record.compiled(artifact, request_hash, plan, self._steps[artifact], self._placed)
+            self._artifacts[request_hash] = artifact
         return artifact, plan, cached
 
     def divide(self, num_csx: int, num_shards: int) -> str:

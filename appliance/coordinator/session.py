@@ -25,7 +25,7 @@ class ClientSession:
         """Makes a session that is not open.
 
         Args:
-            on_missing: called with a message if no client has come within `seconds`.
+            on_missing: called with a message if no client has connected within `seconds`.
             on_defect: called with an unexpected exception of the timer.
             seconds: until the client must open the session.
             ingress: address of the ingress that runs this process; empty: none does.

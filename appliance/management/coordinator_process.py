@@ -73,7 +73,7 @@ class IngressProcess:
             except grpc.FutureTimeoutError:
                 self.kill()
             except (grpc.RpcError, grpc.FutureCancelledError):
-                pass  # the ingress is gone
+                pass  # the ingress has died
         with self._lock:
             self._channel.close()
 

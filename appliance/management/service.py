@@ -299,10 +299,10 @@ async def _first(requests: AsyncIterator[_Request], context: Context) -> _Reques
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the stream did not begin with a hello")
 
 
-async def _refuse_version(context: Context, who: str, version: str) -> NoReturn:
+async def _refuse_version(context: Context, caller: str, version: str) -> NoReturn:
     await context.abort(
         grpc.StatusCode.FAILED_PRECONDITION,
-        f"{who} is waferbox version {version[:32] or 'unknown'}, the management service is version {__version__}",
+        f"{caller} is waferbox version {version[:32] or 'unknown'}, the management service is version {__version__}",
     )
 
 

@@ -24,6 +24,8 @@ from wsc.v1 import ingress_pb2, management_pb2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManagementSettings:
+    """The settings of a management service."""
+
     cache_root: Path  # the artifacts of the compiler are below it
     compile_root: Path | None = None  # scripts may name folders below it; None: below the cache root only
     lease_seconds: float = deadlines.REGISTRATION.lease
@@ -330,7 +332,7 @@ class Supervisor:
                 self._end_if_it_hangs(job)
                 away_since = job.away_since if job.process is None else None
                 if away_since is not None and time.monotonic() - away_since > deadlines.COORDINATION.coordinator_return:
-                    self._end(job, management_pb2.JOB_PHASE_FAILED, "its coordinator is gone")
+                    self._end(job, management_pb2.JOB_PHASE_FAILED, "its coordinator has died")
 
     def _end_if_it_hangs(self, job: JobEntry) -> None:
         restarted_at, process = job.restarted_at, job.process

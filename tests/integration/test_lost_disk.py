@@ -107,13 +107,15 @@ def test_the_results_are_those_of_a_run_in_which_no_disk_is_lost(
     start_script: StartScript, cluster: RunningCluster, shards: Shards
 ) -> None:
     expected, errors = run(start_script, cluster, lambda script: None)
-    assert "The job goes on" not in errors
+    assert "The job has resumed" not in errors
 
     def lose_one_and_then_the_other(script: RunningScript) -> None:
         for number, member in enumerate(("memoryx-0", "memoryx-1"), 1):
             shards.lose(member)
             shards.start()
-            wait_for(lambda number=number: script.errors.count("The job goes on from step") == number, START_SECONDS)
+            wait_for(
+                lambda number=number: script.errors.count("The job has resumed from step") == number, START_SECONDS
+            )
             wait_for(lambda: all(copies(disk) for disk in shards.disks()))
 
     output, errors = run(start_script, cluster, lose_one_and_then_the_other)

@@ -154,7 +154,7 @@ def train(start_script: StartScript, ingress: str, *restarts: Callable[[], None]
     """What a script prints while all this happens."""
     script = start_script(SCRIPTS / "recovering.py", "--artifacts", "artifacts", management=ingress)
     script.wait_for_output("30 ")
-    line = "another has taken over the job. The job goes on from step"
+    line = "another has taken over the job. The job has resumed from step"
     for number, restart in enumerate(restarts, 1):
         restart()
         wait_for(lambda number=number: script.errors.count(line) == number, explain=lambda: script.errors)

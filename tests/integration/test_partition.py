@@ -58,4 +58,4 @@ def test_the_results_are_those_of_a_run_in_which_all_hosts_reach_each_other(
         cut_off([states_host, wafers_host])
         assert script.wait(120) == 0, script.errors
     assert script.output == undisturbed.output
-    assert "The job goes on from step" in script.errors
+    assert "The job has resumed from step" in script.errors

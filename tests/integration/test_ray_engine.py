@@ -47,7 +47,7 @@ def test_a_killed_wafer_is_started_again_by_ray_and_the_losses_are_the_embedded_
         assert f"wafer (pid {victim}) ended; Ray has started it again as pid" in told
         wait_for(lambda: roles(surroundings) == [], explain=lambda: str(roles(surroundings)))
     assert script.output == embedded.output
-    assert "The job goes on from step" in script.errors
+    assert "The job has resumed from step" in script.errors
 
 
 def roles(surroundings: Surroundings) -> list[list[str]]:

@@ -60,7 +60,7 @@ def test_the_results_are_those_of_a_run_in_which_nothing_dies(
             output, errors = run(start_script, cluster, kill(cluster, role), *size)
             assert output == expected, role
             assert f"{role}-" in errors
-            assert "The job goes on from step" in errors
+            assert "The job has resumed from step" in errors
 
 
 def test_halves_that_are_rounded_again_are_the_same(start_script: StartScript, tmp_path: Path, cache: Path) -> None:
@@ -72,7 +72,7 @@ def test_halves_that_are_rounded_again_are_the_same(start_script: StartScript, t
         for role in ("wafer", "swarmx"):
             output, errors = run(start_script, cluster, kill(cluster, role), *size)
             assert output == expected, role
-            assert "The job goes on from step" in errors
+            assert "The job has resumed from step" in errors
 
 
 def kill_coordinator(cluster: RunningCluster) -> Callable[[RunningScript], None]:
@@ -98,7 +98,7 @@ def test_the_results_are_those_of_a_run_in_which_the_coordinator_does_not_die(
             output, errors = run(start_script, cluster, kill_coordinator(cluster), *options)
             assert output == expected, options
             assert "another has taken over the job" in errors
-            assert "The job goes on from step" in errors
+            assert "The job has resumed from step" in errors
         records = [cache / "jobs" / job.job for job in cluster.jobs()]
         wait_for(lambda: not any(record.exists() for record in records))
 

@@ -14,8 +14,8 @@ from fake_management import FakeManagement, node
 from typer.testing import CliRunner
 
 from waferbox import deadlines
-from waferbox.cluster import cluster, supervised_process
 from waferbox.cluster import cluster as cluster_module
+from waferbox.cluster import supervised_process
 from waferbox.cluster.cluster import Cluster, ClusterError, Liveness
 from waferbox.cluster.launcher import ClusterSettings
 from waferbox.cluster.local_clusters import recorded
@@ -183,7 +183,7 @@ def supervised(
     monkeypatch.setattr(supervised_process, "DELAY_SECONDS", 0.001)
     monkeypatch.setattr(deadlines, "END", replace(deadlines.END, jobs=0.01))
     told: list[str] = []
-    monkeypatch.setattr(cluster_module, "tell", told.extend)
+    monkeypatch.setattr(cluster_module, "print_messages", told.extend)
     supervised = Supervised(FakeLauncher(management.address), told)
     yield supervised
     supervised.close()
@@ -208,19 +208,18 @@ def test_what_ends_is_started_again_with_the_same_arguments(supervised: Supervis
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
-    """Released after each look at who is a node. Before `supervised`."""
+    """Released after each check for silent processes. Requested before `supervised`."""
     monkeypatch.setenv("WAFERBOX_HANG_SECONDS", "0.3")
-    monkeypatch.setattr(cluster, "LOOK_SECONDS", 0.02)
-    monkeypatch.setattr(cluster_module, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(cluster_module, "CHECK_SECONDS", 0.02)
     done = threading.Semaphore(0)
-    look = Liveness.look
+    look = Liveness.find_silent
 
     def noted(*arguments: Any) -> list[int]:
         silent = look(*arguments)
         done.release()
         return silent
 
-    monkeypatch.setattr(Liveness, "look", noted)
+    monkeypatch.setattr(Liveness, "find_silent", noted)
     return done
 
 
@@ -244,7 +243,7 @@ def test_what_lives_and_is_no_node_any_more_is_ended_and_started_again(
     assert launcher.of("wafer")[1][1] == arguments
     wait_for_looks()
     assert len(launcher.started) == 6
-    assert any(f"wafer (pid {wafer.pid}) lived, and was no node for 0.1 s: it was ended" in t for t in supervised.told)
+    assert any(f"wafer (pid {wafer.pid}) ran unregistered for 0.1 s and was ended" in t for t in supervised.told)
 
 
 def test_what_ends_again_and_again_is_given_up_and_the_status_says_so(

@@ -189,7 +189,7 @@ def test_the_restarts_of_a_job_are_described(fake: FakeManagement) -> None:
         (["describe", "job", "job"], 3, "there is no job 'job'"),
         (["cancel", "job-"], 3, "there is no job 'job-'"),
         (["logs", "beef"], 3, f"the jobs are {RUNNING}, {QUEUED}, {FAILED}"),
-        (["top"], 3, f"say which of {RUNNING}, {QUEUED}"),
+        (["top"], 3, f"name one of {RUNNING}, {QUEUED}"),
         (["cancel", "0000"], 1, f"{FAILED} has ended before (failed)"),
         (["set-priority", RUNNING, "1"], 1, f"{RUNNING} has ended"),
         (["set-priority", RUNNING, "4"], 2, "PRIORITY"),
@@ -268,7 +268,7 @@ def test_what_a_job_uses(fake: FakeManagement) -> None:
     assert rows[0].split() == ["wafer-0", "0.50", "250", "4.0", "0.0", "12.0", "compute", "60%,", "wait", "20%"]
     assert [row.split()[0] for row in rows] == ["wafer-0", "worker-2", "worker-10"]
     fake.events = []
-    assert "Nothing is reported of it yet" in shown("top", "1a2b")
+    assert "There are no reports yet" in shown("top", "1a2b")
 
 
 def test_rates_are_of_one_epoch_and_recent(monkeypatch: pytest.MonkeyPatch) -> None:

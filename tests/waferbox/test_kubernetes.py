@@ -174,12 +174,12 @@ def test_memory_and_variables_are_read_as_compose_reads_them() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "is no file of a cluster"),
-        ("services: [wafer]", "is no file of a cluster"),
+        ("", "does not describe a cluster"),
+        ("services: [wafer]", "does not describe a cluster"),
         ("services: {wafer: {}}", "'command'"),
-        ("services: {wafer: {command: [wafer]}}", "wafer is expected to listen at 0.0.0.0:7000"),
+        ("services: {wafer: {command: [wafer]}}", "wafer must listen at 0.0.0.0:7000"),
         ("services: {wafer: {command: ['0.0.0.0:7000'], mem_limit: lots}}", "write it as 8g or 512m"),
-        ("{", "is no file of a cluster"),
+        ("{", "does not describe a cluster"),
     ],
 )
 def test_other_files_are_refused(tmp_path: Path, text: str, message: str) -> None:

@@ -181,7 +181,7 @@ def test_secrets_are_with_management_and_files_where_recovery_points_are(options
 def test_a_role_that_ray_would_lack_is_refused(scale: str) -> None:
     done = CliRunner().invoke(app, ["kubernetes", str(COMPOSE), "--ray", "--scale", scale])
     assert done.exit_code == 1
-    assert f"on Ray there is at least one {scale[:-2]}" in done.output
+    assert f"a cluster on Ray needs at least one {scale[:-2]}" in done.output
 
 
 def test_the_image_has_the_ray_that_the_manifest_names() -> None:

@@ -40,7 +40,7 @@ def test_it_is_said_which_bundle_waits_for_what() -> None:
     hosts = [{"Alive": True, "Resources": {"CPU": 8.0}}, {"Alive": False, "Resources": {"CPU": 8.0, "GPU": 8.0}}]
     told = missing_resources(layout, hosts, {"CPU": 0.25}).splitlines()
     assert told[0] == "  1 x (1 wafer + 2 workers), each CPU 1.5, GPU 1: no host has so much"
-    assert told[2] == "  1 x (1 memoryx), each CPU 0.5: of CPU too little is free"
+    assert told[2] == "  1 x (1 memoryx), each CPU 0.5: too little CPU is free"
     assert told[3] == "  1 x (1 swarmx), each CPU 0.25"
     assert told[4] == "  free on 1 hosts together: CPU 0.25"
 
@@ -73,7 +73,7 @@ def test_a_runtime_environment_is_a_mapping(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (["--resource", "wafer.GPU=1"], "are of --engine ray"),
+        (["--resource", "wafer.GPU=1"], "need --engine ray"),
         (["--engine", "ray", "--background"], "stays in the foreground"),
         (["--engine", "ray", "--resource", "wafer"], "must look like"),
     ],
@@ -93,5 +93,5 @@ def test_an_address_without_ray_is_an_error_that_says_what_to_do() -> None:
 
     with socket.create_server(("127.0.0.1", 0)) as probe:
         address = f"127.0.0.1:{probe.getsockname()[1]}"
-    with pytest.raises(ClusterError, match=r"there is no Ray cluster to be used at .* `ray start --head`"):
+    with pytest.raises(ClusterError, match=r"there is no Ray cluster at .* `ray start --head`"):
         RayLauncher(RaySettings(address=address), ROLES)

@@ -1,1 +1,1 @@
-"""Clusters of this machine: their processes, started, recorded and ended."""
+"""Clusters of this machine: starting, supervising, recording and ending their processes."""

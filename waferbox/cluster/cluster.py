@@ -1,4 +1,4 @@
-"""A cluster: how many of each role, started by a launcher, there until it is closed; processes that hang are ended."""
+"""A cluster of role processes: it restarts those that end, and ends those that hang. A launcher starts them."""
 
 import math
 import os
@@ -24,67 +24,76 @@ from waferbox.security.tokens import Kind, own_clusters_token
 from waferbox.settings import HANG_SECONDS
 from wsc.v1 import management_pb2, management_pb2_grpc
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Which processes of a cluster live and are no nodes any more: their interpreters hang, or they are suspended
-#
-# Management has taken them for dead; their launcher has to end them, so that others can have their places.
+# --- Processes that hang ----------------------------------------------------------------------------------------------
 
 
-ProcessKey = tuple[str, int]  # its host, empty for this one, and its process id there
+ProcessKey = tuple[str, int]  # a process's host, empty for this one, and its id there
 
-LOOK_SECONDS = 5.0  # between two looks
+CHECK_SECONDS = 5.0  # between two checks of the running processes
 
 
 class Liveness:
-    """Counts looks rather than seconds: while this process is suspended nobody falls silent. Not thread-safe."""
+    """Finds processes that run but are no longer registered: their interpreters hang, or they are suspended.
+
+    Management considers them dead. The cluster ends them, so that others can replace them. Not thread-safe.
+    """
+
+    # Checks are counted, not seconds: after a suspension of this process no other process counts as silent.
 
     def __init__(self, seconds: float) -> None:
-        """seconds: that a process which was a node may be none."""
+        """seconds: how long a process that was a node may be unregistered."""
         self.seconds = seconds
-        self._silent: dict[ProcessKey, int] = {}  # looks, of those that have been nodes
+        self._silent: dict[ProcessKey, int] = {}  # checks since a process was last registered
 
-    def look(self, running: Collection[ProcessKey], registered: Iterable[ProcessKey]) -> list[ProcessKey]:
-        """Those that are to run, and those that management knows. Returns who has been silent too long."""
+    def find_silent(self, running: Collection[ProcessKey], registered: Iterable[ProcessKey]) -> list[ProcessKey]:
+        """Compares the running processes with those registered at management; returns those unregistered too long."""
         for key in registered:
             self._silent[key] = -1
-        self._silent = {key: looks + 1 for key, looks in self._silent.items() if key in running}
-        return [key for key, looks in self._silent.items() if looks * LOOK_SECONDS >= self.seconds]
+        self._silent = {key: checks + 1 for key, checks in self._silent.items() if key in running}
+        return [key for key, checks in self._silent.items() if checks * CHECK_SECONDS >= self.seconds]
 
 
-# --- A cluster: how many of each role, started by a launcher, there until it is closed --------------------------------
+# --- The cluster ------------------------------------------------------------------------------------------------------
 
 
 class ClusterError(RuntimeError):
-    """The cluster did not start, or did not stay."""
+    """Raised when a cluster does not start, or cannot be kept running."""
 
 
 class Cluster:
-    """A running cluster. A context manager; on leaving it nothing is left."""
+    """A running cluster, and the context manager that ends its processes. Not thread-safe."""
 
     def __init__(self, settings: ClusterSettings, launcher: Launcher, stop_requests: Sequence[int] = ()) -> None:
-        """Start it, and wait until all nodes have registered. Raises ClusterError. The launcher is the cluster's.
+        """Starts the cluster and waits until all nodes have registered.
 
-        stop_requests: descriptors; when one becomes readable, the cluster is not wanted any more.
+        Args:
+            settings: the processes of the cluster.
+            launcher: starts them; `close` closes it.
+            stop_requests: descriptors; one that becomes readable requests the end of the cluster.
+
+        Raises:
+            ClusterError: the cluster did not start, or was stopped meanwhile.
         """
         self._launcher = launcher
         self._stop_requests = stop_requests
         self._launcher_backoff = RestartBackoff()
-        self._places: list[SupervisedProcess] = []
+        self._supervised: list[SupervisedProcess] = []
         self._management: ManagementProcess | None = None
         self._vendor_gateway: VendorGatewayProcess | None = None
-        self.vendor_config = ""  # a file for CSCONFIG_PATH of the vendor's client; empty: it is not served
+        self.vendor_config = ""  # path of a file for CSCONFIG_PATH of the vendor's client; empty: it is not served
         try:
             management = self._start_management(settings)
             self.management, self.page = management.address, management.page
             modules = [module for module, count in settings.roles.items() for _ in range(count)]
             listen = launcher.listen(settings.listen.rpartition(":")[0])
             with ThreadPoolExecutor(max_workers=len(modules)) as pool:
-                self._places += pool.map(lambda module: self._make_place(module, listen, settings), modules)
-            self._check_wanted()
+                self._supervised += pool.map(lambda module: self._start_supervised(module, listen, settings), modules)
+            self._check_not_stopped()
             self._wait_until_registered(len(modules))
             if settings.vendor_python is not None:
                 self._start_vendor_gateway(settings.vendor_python)
         except SpawnError as error:
+            # The launcher's own end explains more than the failed start that follows from it.
             cause = launcher.end() or str(error)
             self.close()
             raise ClusterError(cause) from error
@@ -99,44 +108,42 @@ class Cluster:
         self.close()
 
     def supervise(self, on_given_up: Callable[[str], None]) -> None:
-        """Until it is asked to stop, or somebody shuts it down; what ends otherwise meanwhile is started again.
+        """Restarts processes that end, until a stop request or a shutdown of the cluster.
 
-        on_given_up(message): a node's process ends again and again, and is not started any more.
+        Args:
+            on_given_up: called with a message when a node's process has ended too often and is not restarted.
 
         Raises:
-            ClusterError: the management service ends again and again, or what starts the nodes.
+            ClusterError: the management service or the launcher has ended too often.
         """
         assert self._management is not None
-        liveness, look_at = Liveness(HANG_SECONDS.get() / IDLE_PARTS), time.monotonic() + LOOK_SECONDS
+        liveness, check_at = Liveness(HANG_SECONDS.get() / IDLE_PARTS), time.monotonic() + CHECK_SECONDS
         while True:
-            running = [place.process for place in self._places if place.process is not None]
-            waited_for = [*self._stop_requests, self._launcher, *self._management.waited_for(), *running]
-            seconds = min(self._seconds_to_restart(), max(0.0, look_at - time.monotonic()))
-            if not readable(waited_for, seconds).isdisjoint(self._stop_requests):
+            running = [supervised.process for supervised in self._supervised if supervised.process is not None]
+            sources = [*self._stop_requests, self._launcher, *self._management.event_sources(), *running]
+            seconds = min(self._seconds_to_restart(), max(0.0, check_at - time.monotonic()))
+            if not readable(sources, seconds).isdisjoint(self._stop_requests):
                 return
-            if time.monotonic() >= look_at:
+            if time.monotonic() >= check_at:
                 self._end_silent(liveness)
-                look_at = time.monotonic() + LOOK_SECONDS
+                check_at = time.monotonic() + CHECK_SECONDS
             messages = self._management.restart_if_ended()
-            if self._management.place.given_up:
+            if self._management.supervised.given_up:
                 raise ClusterError(*messages)
             if self._management.is_over:
-                return
-            tell(messages)
+                return  # the nodes end with the cluster, and must not be restarted
+            print_messages(messages)
             if (cause := self._launcher.end()) and not self._restart_launcher(cause):
                 return
-            for place in self._places:
-                if place.given_up:
+            for supervised in self._supervised:
+                if supervised.given_up:
                     continue
-                tell(messages := place.restart_if_ended())
-                if place.given_up:
+                print_messages(messages := supervised.restart_if_ended())
+                if supervised.given_up:
                     on_given_up(*messages)
 
     def _restart_launcher(self, cause: str) -> bool:
-        """Have another that can start processes; those that the one before had started have ended. False: not wanted.
-
-        Raises ClusterError.
-        """
+        """Restarts the launcher, which ended with its processes. False after a stop request. Raises ClusterError."""
         while True:
             delay = self._launcher_backoff.end()
             if delay is None:
@@ -149,13 +156,13 @@ class Cluster:
                 break
             except SpawnError as error:
                 cause = str(error)
-        tell([f"{cause}, and all nodes with it; another is started, and starts them again"])
-        for place in self._places:
-            place.reset_backoff()
+        print_messages([f"{cause}, and all nodes with it; another is started, and starts them again"])
+        for supervised in self._supervised:
+            supervised.reset_backoff()
         return readable([*self._stop_requests, ready], None).isdisjoint(self._stop_requests)
 
     def _end_silent(self, liveness: Liveness) -> None:
-        """The processes that live and have not been nodes for too long."""
+        """Ends the processes that run but have been unregistered too long."""
         request = management_pb2.ListNodesRequest()
         with make_channel(self.management, own_clusters_token(Kind.ADMIN)) as channel:
             try:
@@ -165,36 +172,39 @@ class Cluster:
                     .nodes
                 )
             except grpc.RpcError:
-                return  # nobody can be a node now
-        running = (place for place in self._places if place.process is not None and place.process.poll() is None)
-        places = {(place.process.host, place.process.pid): place for place in running if place.process is not None}
-        # The numbers of processes here are known without their host, as such processes are.
+                return  # without management no process can be registered
+        running: dict[ProcessKey, SupervisedProcess] = {}
+        for supervised in self._supervised:
+            process = supervised.process
+            if process is not None and process.poll() is None:
+                running[process.host, process.pid] = supervised
+        # A process of this host has the key with an empty host, another the key with its address: list both.
         here = [("", node.process_id) for node in nodes]
         anywhere = [(split_address(node.address)[0], node.process_id) for node in nodes]
-        for key in liveness.look(places.keys(), [*here, *anywhere]):
-            places[key].replace(f"lived, and was no node for {liveness.seconds:g} s: it was ended")
+        for key in liveness.find_silent(running.keys(), [*here, *anywhere]):
+            running[key].replace(f"ran unregistered for {liveness.seconds:g} s and was ended")
 
     def _seconds_to_restart(self) -> float:
-        """Until the next process is to be started again; infinite if none is."""
+        """Seconds until the next process is to be restarted; infinite if none is."""
         assert self._management is not None
-        places = [self._management.place, *self._places]
-        times = [place.restart_at for place in places if place.restart_at is not None]
+        processes = [self._management.supervised, *self._supervised]
+        times = [supervised.restart_at for supervised in processes if supervised.restart_at is not None]
         return max(0.0, min(times) - time.monotonic()) if times else math.inf
 
     def close(self) -> None:
-        """End all processes."""
+        """Ends all processes."""
         if self._management is not None:
-            self._management.end(deadlines.END.jobs)  # first, so that jobs end as cancelled and not for want of nodes
+            self._management.end(deadlines.END.jobs)  # first, so that jobs end as cancelled, not as failed
         if self._vendor_gateway is not None:
             self._vendor_gateway.close()
         self._launcher.close()
-        for place in self._places:
-            place.close()
+        for supervised in self._supervised:
+            supervised.close()
         if self._management is not None:
             self._management.close()
 
     def _start_management(self, settings: ClusterSettings) -> ManagementProcess:
-        """Once it is there."""
+        """Starts the management service and waits until it listens."""
         management = self._management = ManagementProcess(
             self._launcher,
             ManagementSettings(
@@ -205,29 +215,33 @@ class Cluster:
                 compile_root=settings.compile_root,
             ),
         )
-        if not readable([*management.waited_for(), self._launcher, *self._stop_requests], deadlines.START.management):
+        if not readable(
+            [*management.event_sources(), self._launcher, *self._stop_requests], deadlines.START.management
+        ):
             raise ClusterError(f"the management service did not start within {deadlines.START.management:g} s")
-        self._check_wanted()
-        management.take_in()
+        self._check_not_stopped()
+        management.read_announcements()
         if not management.address:
-            raise ClusterError(f"the management service did not start at {settings.listen}; its messages say why")
+            raise ClusterError(
+                f"the management service did not start at {settings.listen}; its messages have the cause"
+            )
         return management
 
     def _start_vendor_gateway(self, interpreter: str) -> None:
-        """Once it listens."""
+        """Starts the vendor gateway and waits until it listens."""
         gateway = self._vendor_gateway = VendorGatewayProcess(self._launcher, self.management, interpreter)
-        if not gateway.take_address(deadlines.START.vendor_gateway):
-            raise ClusterError("the gateway for the vendor's client did not start; its messages say why")
+        if not gateway.read_address(deadlines.START.vendor_gateway):
+            raise ClusterError("the gateway for the vendor's client did not start; see its messages")
         self.vendor_config = str(gateway.write_config())
-        self._places.append(gateway.place)
+        self._supervised.append(gateway.supervised)
 
-    def _check_wanted(self) -> None:
+    def _check_not_stopped(self) -> None:
         if readable(self._stop_requests, 0.0):
-            raise ClusterError("it was told to end while it started")
+            raise ClusterError("the cluster was stopped while it started")
         if cause := self._launcher.end():
             raise ClusterError(cause)
 
-    def _make_place(self, module: str, listen: str, settings: ClusterSettings) -> SupervisedProcess:
+    def _start_supervised(self, module: str, listen: str, settings: ClusterSettings) -> SupervisedProcess:
         arguments = ["--management", self.management, "--listen", listen, *_metrics_arguments(settings)]
         if module == WAFER.module:
             share = max(1, len(os.sched_getaffinity(0)) // settings.wafers)
@@ -244,25 +258,25 @@ class Cluster:
         with make_channel(self.management, own_clusters_token(Kind.ADMIN)) as channel:
             stub = management_pb2_grpc.ManagementStub(channel)
             while True:
-                self._check_wanted()
+                self._check_not_stopped()
                 try:
                     nodes = stub.ListNodes(request, timeout=deadlines.QUERIES.nodes, wait_for_ready=True).nodes
                 except grpc.RpcError as error:
-                    raise ClusterError("the management service does not answer; its messages say why") from error
+                    raise ClusterError("the management service does not answer; see its messages") from error
                 if len(nodes) >= count:
                     return
-                for place in self._places:
-                    if place.process is not None and (status := place.process.poll()) is not None:
-                        who = f"{place.module} ({described(place.process)})"
-                        raise ClusterError(f"{who} ended with status {status} while the cluster started")
+                for supervised in self._supervised:
+                    if supervised.process is not None and (status := supervised.process.poll()) is not None:
+                        name = f"{supervised.module} ({described(supervised.process)})"
+                        raise ClusterError(f"{name} ended with status {status} while the cluster started")
                 if time.monotonic() > deadline:
                     raise ClusterError(
                         f"only {len(nodes)} of {count} nodes registered within {deadlines.START.nodes:g} s"
                     )
 
 
-def tell(messages: Sequence[str]) -> None:
-    """Users, on the terminal of whoever owns the cluster."""
+def print_messages(messages: Sequence[str]) -> None:
+    """Prints messages for the owner of the cluster on standard error."""
     for message in messages:
         print(f"waferbox: {message}", file=sys.stderr, flush=True)
 

@@ -1,8 +1,8 @@
 """`python -m waferbox.cluster.embedded`: a cluster of child processes for the process that starts it.
 
-Prints one line of JSON, {"management": "host:port", "page": "URL, or nothing", "vendor_config": "file, or nothing"},
-when all nodes are there, and lives until its standard input ends, SIGTERM comes, or somebody shuts the cluster down.
-With --detached it does not look at its standard input.
+Once all nodes have registered, the process prints one line of JSON, {"management": "host:port", "page": "URL or empty",
+"vendor_config": "file or empty"}. It runs until its standard input ends (not with --detached), SIGTERM, or a shutdown
+of the cluster.
 """
 
 import argparse
@@ -19,23 +19,23 @@ from waferbox.launch.stop_signals import StopSignals
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `up` and `run`."""
+    """Adds the options of `up` and `run`."""
     defaults = ClusterSettings()
     parser.add_argument("--wafers", type=int, default=defaults.wafers)
     parser.add_argument("--memoryx", type=int, default=defaults.memoryx)
     parser.add_argument("--workers", type=int, help="in all; default: one for each wafer")
     parser.add_argument("--swarmx", type=int, help="default: as many as a tree over the wafers has")
-    parser.add_argument("--threads", type=int, help="of a wafer at most; default: its share of the cores")
+    parser.add_argument("--threads", type=int, help="of each wafer; default: its share of the cores")
     parser.add_argument("--state-dir", metavar="DIR", help="where MemoryX keeps weights and optimizer state")
     parser.add_argument("--memory-limit", metavar="SIZE", help="of each shard of MemoryX, such as 8g")
     parser.add_argument("--listen", default=defaults.listen, metavar="HOST:PORT")
     parser.add_argument("--page", metavar="HOST:PORT", help="where management serves a page; default: nowhere")
-    parser.add_argument("--metrics", action="store_true", help="every process serves figures for Prometheus")
+    parser.add_argument("--metrics", action="store_true", help="every process serves metrics for Prometheus")
     parser.add_argument("--cache-root", metavar="DIR")
     parser.add_argument("--vendor-python", metavar="PATH", help="serve the vendor's client, whose interpreter this is")
-    parser.add_argument("--compile-root", metavar="DIR", help="default: of a detached cluster none, else all folders")
-    parser.add_argument("--detached", action="store_true", help="live until shut down; be found by `waferbox status`")
-    parser.add_argument("--log", type=Path, help="of a detached cluster: the file to take away at the end")
+    parser.add_argument("--compile-root", metavar="DIR", help="default: all folders; with --detached none")
+    parser.add_argument("--detached", action="store_true", help="run until shut down; `waferbox status` finds it")
+    parser.add_argument("--log", type=Path, help="with --detached: the log file, which is removed at the end")
 
 
 def arguments(settings: ClusterSettings) -> list[str]:
@@ -64,8 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = vars(parser.parse_args(argv))
     detached, log = options.pop("detached"), options.pop("log")
     if not detached:
-        options["compile_root"] = options["compile_root"] or "/"  # it is for one script, of the same user
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's is for the script
+        options["compile_root"] = options["compile_root"] or "/"  # the cluster serves one script, of the same user
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's SIGINT is for the script
     signals = StopSignals(signal.SIGTERM)
     stop_requests = [signals.fileno()] if detached else [signals.fileno(), 0]
     launcher = ForkingLauncher()  # its fork server imports torch while this process imports gRPC

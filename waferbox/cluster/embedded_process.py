@@ -1,4 +1,4 @@
-"""A cluster in a process of its own, `python -m waferbox.cluster.embedded`: for `waferbox run` and `up`."""
+"""Starting and ending `python -m waferbox.cluster.embedded`, a cluster in a process of its own."""
 
 import contextlib
 import json
@@ -14,23 +14,29 @@ from waferbox.launch.installation import python_command
 
 
 class Embedded(NamedTuple):
-    """A cluster as its starter knows it."""
+    """The process of a cluster, and its addresses."""
 
     process: subprocess.Popen[bytes]
-    management: str  # the management service's address
-    page: str  # its page's, as a URL; empty: there is none
-    vendor_config: str  # a file for CSCONFIG_PATH of the vendor's client; empty: it is not served
+    management: str  # address of the management service
+    page: str  # URL of its page; empty: there is none
+    vendor_config: str  # path of a file for CSCONFIG_PATH of the vendor's client; empty: it is not served
 
 
 def start_embedded(settings: ClusterSettings, *, detached_log: Path | None = None) -> Embedded:
-    """The cluster, once all nodes are there.
+    """Starts a cluster, and waits until all nodes have registered.
 
-    It ends when its standard input is closed. With detached_log, the file for its messages, it is detached: it does
-    not, and is the caller's no more. Raises ClusterError.
+    Args:
+        settings: the processes of the cluster.
+        detached_log: the file for messages of a detached cluster, which runs until it is shut down. None: the cluster
+            ends when its standard input is closed.
+
+    Raises:
+        ClusterError: the cluster did not start.
     """
     detached = detached_log is not None
     extra = ["--detached", "--log", str(detached_log)] if detached else []
     with contextlib.nullcontext() if detached_log is None else detached_log.open("ab") as log:
+        # In a session of its own, so that Ctrl-C on the terminal reaches the script only.
         process = subprocess.Popen(
             [*python_command("waferbox.cluster.embedded"), *arguments(settings), *extra],
             stdin=subprocess.DEVNULL if detached else subprocess.PIPE,
@@ -41,7 +47,7 @@ def start_embedded(settings: ClusterSettings, *, detached_log: Path | None = Non
     assert process.stdout is not None
     try:
         with process.stdout as output:
-            line = output.readline()  # it says something, or ends, within its own deadline
+            line = output.readline()  # without a timeout: the process has deadlines of its own
     except BaseException:
         process.terminate()
         process.wait(deadlines.END.launched)
@@ -53,11 +59,11 @@ def start_embedded(settings: ClusterSettings, *, detached_log: Path | None = Non
 
 
 def stop_embedded(process: subprocess.Popen[bytes]) -> None:
-    """End the cluster and wait for it."""
+    """Ends the cluster and waits for its end."""
     assert process.stdin is not None
     process.stdin.close()
     try:
         process.wait(deadlines.END.launched)
     except subprocess.TimeoutExpired:
-        process.kill()  # its fork server, and all that it forked, die with it
+        process.kill()  # its fork server, and all that the server forked, die with it
         process.wait()

@@ -1,4 +1,4 @@
-"""Which processes a cluster consists of, and who starts them: by default a fork server, as children of its own."""
+"""The settings of a cluster, the interface of launchers, and the launcher of this machine."""
 
 import os
 from collections.abc import Sequence
@@ -12,30 +12,28 @@ from waferbox.roles import MANAGEMENT, MEMORYX, SWARMX, WAFER, WORKER
 from waferbox.runtime.swarmx_tree import tree_size
 from waferbox.security.tokens import without_tokens
 
-# --- Which processes a cluster consists of ----------------------------------------------------------------------------
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSettings:
-    """Which processes a cluster consists of, beside its management service."""
+    """The number of processes of each role in a cluster, and their options."""
 
     wafers: int = 1
     memoryx: int = 1
-    workers: int | None = None  # in all; None: one for each wafer
+    workers: int | None = None  # in total; None: one for each wafer
     swarmx: int | None = None  # None: as many as a tree over the wafers has
-    listen: str = "127.0.0.1:0"  # the management service
-    page: str | None = None  # where management serves a page, as host:port; None: nowhere
-    metrics: bool = False  # every process serves figures for Prometheus, at any port
-    threads: int | None = None  # of a wafer; None: its share of the cores
-    state_dir: str | None = None  # where MemoryX keeps weights and optimizer state; None: in memory
+    listen: str = "127.0.0.1:0"  # address of the management service
+    page: str | None = None  # address of management's page, as host:port; None: no page
+    metrics: bool = False  # whether every process serves metrics for Prometheus, at any port
+    threads: int | None = None  # of each wafer; None: its share of the cores
+    state_dir: str | None = None  # folder for weights and optimizer state of MemoryX; None: they are in memory
     memory_limit: str | None = None  # of each shard of MemoryX, such as "8g"; the rest is in state_dir
     cache_root: str | None = None  # None: the management service's default
-    vendor_python: str | None = None  # serve the vendor's client, whose environment has this interpreter
-    compile_root: str | None = None  # below which scripts may name folders for artifacts; None: the cache root alone
+    vendor_python: str | None = None  # interpreter of the environment of the vendor's client; None: it is not served
+    compile_root: str | None = None  # scripts may name folders for artifacts below it; None: in the cache root only
 
     @property
     def roles(self) -> dict[str, int]:
-        """How many processes of each role module."""
+        """The number of processes of each role module."""
         return {
             MEMORYX.module: self.memoryx,
             SWARMX.module: tree_size(self.wafers) if self.swarmx is None else self.swarmx,
@@ -44,65 +42,62 @@ class ClusterSettings:
         }
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Who starts the processes of a cluster. The embedded cluster starts them as children of its own, by a fork server
-
-
 class Process(Protocol):
-    """A process of the cluster, as its launcher knows it."""
+    """A process that a launcher has started."""
 
     @property
     def pid(self) -> int:
-        """On its host; 0: it is not known yet."""
+        """Its id on its host; 0 while that is unknown."""
 
     @property
     def host(self) -> str:
-        """The host part of the address where it listens, if it can be on another host; else empty."""
+        """The host part of its address, if it may be on another host; else empty."""
 
     def fileno(self) -> int:
-        """Readable once it has ended."""
+        """A descriptor that is readable once the process has ended."""
 
     def poll(self) -> int | None:
-        """The exit status, or None while it runs."""
+        """The exit status; None while the process runs."""
 
     def terminate(self) -> None:
-        """Ask it to end."""
+        """Requests the end of the process."""
 
     def close(self) -> int:
-        """End it; returns the exit status."""
+        """Ends the process; returns the exit status."""
 
 
 class Launcher(Protocol):
-    """Starts role processes: here, or wherever."""
+    """Starts role processes, on this host or on others."""
 
     def start(self, module: str, arguments: Sequence[str], fds: Sequence[int] = ()) -> Process:
-        """Start `python -m module arguments`. The descriptors are 3, 4, ... there."""
+        """Starts `python -m module arguments`, in which the descriptors are 3, 4, ... Raises SpawnError."""
 
     def listen(self, management_host: str) -> str:
-        """Where a role process is to listen if management listens at that host. Raises SpawnError."""
+        """The address at which role processes listen if management listens at that host. Raises SpawnError."""
 
     def fileno(self) -> int:
-        """Readable once nothing can be started any more, and what was started by it has ended with it."""
+        """A descriptor that is readable once the launcher has ended, and its processes with it."""
 
     def end(self) -> str:
-        """What has happened then, for the user; empty before."""
+        """The cause of the launcher's end, for the user; empty while it runs."""
 
     def restart(self) -> int:
-        """Be able to start processes again, after that; what was started before has ended. Raises SpawnError.
+        """Restarts the launcher after its end; it can start processes afterwards. Raises SpawnError.
 
-        Returns the descriptor that is readable once processes can be started at once.
+        Returns:
+            A descriptor that is readable once processes start without delay.
         """
 
     def close(self) -> None:
-        """The last: what was started and still runs may be ended with it."""
+        """Ends the launcher, and possibly processes that still run. The last call."""
 
 
 class ForkingLauncher:
-    """Children of this process and of a fork server, which dies with this process, and they with it."""
+    """Starts children of this process, and of a fork server. All of them die with this process."""
 
     def __init__(self) -> None:
-        # The terminal is the script's: it hears of what is wrong, and the job's log has the rest. libgomp spins when it
-        # waits, unless told before torch is imported: ruinous where roles outnumber cores.
+        # The terminal belongs to the script: it shows warnings only, and the job's log has the rest. libgomp must not
+        # spin while it waits, which is ruinous where roles outnumber cores; it reads its policy when torch is imported.
         os.environ.setdefault(settings.LOG_LEVEL.name, "warning")
         self._fork_server = ForkServerProcess(
             ROLES_PRELOAD,
@@ -112,7 +107,7 @@ class ForkingLauncher:
         os.environ[settings.FORK_SERVER.name] = self._fork_server.name
 
     def start(self, module: str, arguments: Sequence[str], fds: Sequence[int] = ()) -> Process:
-        # The management service needs no torch: it is there before the fork server has imported it.
+        # The management service needs no torch, and so starts while the fork server imports it.
         return (spawn_python if module == MANAGEMENT.module else spawn)(module, arguments, fds)
 
     def listen(self, management_host: str) -> str:

@@ -1,6 +1,6 @@
-"""Where `waferbox up` notes the cluster that it started, so that `waferbox status` and `down` find it.
+"""Records of the clusters that `waferbox up` has started on this machine, by which other commands find them.
 
-One small file for each cluster, in a folder that only the user can use; it goes when the cluster does.
+A record is a file in a folder that only the user can use. It is removed when its cluster ends.
 """
 
 import contextlib
@@ -22,16 +22,16 @@ FAILURE = "last_failure"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalCluster:
-    """A cluster that was started on this machine by this user."""
+    """A cluster that this user has started on this machine."""
 
-    management: str
+    management: str  # address
     pid: int  # of the process that owns it
-    created: float  # of that process, as psutil has it: a number may be used again
-    given_up: Sequence[str] = ()  # why processes that ended are not started again, for the user
+    created: float  # creation time of that process, as an id may be used again
+    given_up: Sequence[str] = ()  # messages about processes that are not restarted any more
     tls: str = ""  # the folder of its certificates; empty: it uses no TLS
 
     def runs(self) -> bool:
-        """Whether that process is still there."""
+        """Whether the process that owns the cluster still runs."""
         try:
             process = psutil.Process(self.pid)
             same = abs(process.create_time() - self.created) < 1.0
@@ -40,7 +40,7 @@ class LocalCluster:
             return False
 
     def wait(self, seconds: float) -> bool:
-        """Wait until that process has ended; False if it has not in time."""
+        """Waits until the process that owns the cluster has ended; False if it has not ended in time."""
         try:
             pidfd = os.pidfd_open(self.pid)
         except ProcessLookupError:
@@ -52,20 +52,20 @@ class LocalCluster:
 
 
 def runtime_folder(*, create: bool = True) -> Path:
-    """$XDG_RUNTIME_DIR/waferbox, or one in the temporary folder. Raises OSError if it is not the user's own."""
+    """$XDG_RUNTIME_DIR/waferbox, or a folder in the temporary folder. Raises OSError if another user owns it."""
     base = os.environ.get("XDG_RUNTIME_DIR")
     folder = Path(base) / "waferbox" if base else Path(tempfile.gettempdir()) / f"waferbox-{os.getuid()}"
     if create:
         folder.mkdir(mode=0o700, exist_ok=True)
     with contextlib.suppress(FileNotFoundError):
         if folder.lstat().st_uid != os.getuid() or folder.is_symlink():
-            raise PermissionError(f"{folder} belongs to somebody else")
+            raise PermissionError(f"{folder} belongs to another user")
     return folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """The last cluster of this user that came to its end unasked, until another is started, or it is forgotten."""
+    """The failure of this user's last cluster, kept until another is started or forget_failure is called."""
 
     management: str
     cause: str
@@ -86,10 +86,17 @@ def forget_failure() -> None:
 
 @contextlib.contextmanager
 def recorded(management: str, pid: int, log: Path | None = None) -> Iterator[Callable[[str], None]]:
-    """Note a cluster for as long as the context lasts; its log, if it has one, goes with the note.
+    """Keeps the record of a cluster for the duration of the block.
 
-    What is given is to be called with each reason why a process of the cluster is not started again. A ClusterError
-    that leaves the context is noted as its failure.
+    Args:
+        management: address of the management service.
+        pid: id of the process that owns the cluster.
+        log: a log file that is removed at the end, with the record.
+
+    Yields:
+        A function that adds a message about a process that is not restarted any more.
+
+    A ClusterError that leaves the block is recorded as the cluster's failure.
     """
     folder = runtime_folder()
     path = folder / f"{pid}.json"
@@ -100,9 +107,9 @@ def recorded(management: str, pid: int, log: Path | None = None) -> Iterator[Cal
 
     def write() -> None:
         tls = os.environ.get(settings.TLS_DIR.name, "")
-        note = {"management": management, "pid": pid, "created": created, "given_up": given_up, "tls": tls}
-        partial.write_text(json.dumps(note))
-        partial.rename(path)
+        record = {"management": management, "pid": pid, "created": created, "given_up": given_up, "tls": tls}
+        partial.write_text(json.dumps(record))
+        partial.rename(path)  # at once, so that no reader finds half a record
 
     def give_up(reason: str) -> None:
         given_up.append(reason)
@@ -122,24 +129,24 @@ def recorded(management: str, pid: int, log: Path | None = None) -> Iterator[Cal
 
 
 def discard_log(log: Path) -> None:
-    """Take away the log of a cluster that did not start."""
+    """Removes the log of a cluster that did not start."""
     log.unlink(missing_ok=True)
     _drop_if_empty(log.parent)
 
 
 def _drop_if_empty(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # something of another cluster is in it
+    with contextlib.suppress(OSError):  # the folder may hold files of another cluster
         folder.rmdir()
 
 
 def local_clusters() -> list[LocalCluster]:
-    """The clusters that run, oldest first. Notes of clusters that were killed are taken away."""
+    """The clusters that run, oldest first. Removes the records of clusters that were killed."""
     found = []
     for path in sorted(runtime_folder(create=False).glob("*.json")):
         try:
             cluster = LocalCluster(**json.loads(path.read_text()))
         except (OSError, ValueError, TypeError):
-            continue  # it went while we looked, or is none of ours
+            continue  # the record was removed meanwhile, or the file is no record
         if cluster.runs():
             found.append(cluster)
         else:
@@ -148,5 +155,5 @@ def local_clusters() -> list[LocalCluster]:
 
 
 def given_up(management: str) -> Sequence[str]:
-    """Which processes of the cluster at an address are not started again, and why, if it was started here."""
+    """The messages about processes that are not restarted any more, for the cluster at an address if it is local."""
     return [reason for cluster in local_clusters() if cluster.management == management for reason in cluster.given_up]

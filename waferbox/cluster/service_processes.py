@@ -1,6 +1,4 @@
-"""The management service and the vendor gateway of a cluster as its owner sees them: where they are, and that they
-stay there.
-"""
+"""The management service and the vendor gateway of a cluster: supervised processes that announce their addresses."""
 
 import dataclasses
 import json
@@ -15,16 +13,38 @@ from urllib.parse import urlsplit
 from waferbox.cluster.launcher import Launcher, Process
 from waferbox.cluster.supervised_process import SupervisedProcess
 from waferbox.host.descriptors import readable
-from waferbox.roles import MANAGEMENT
+from waferbox.roles import MANAGEMENT, VENDOR_GATEWAY
 from waferbox.rpc.address import split_address
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The management service of a cluster as its owner sees it: where it is, that it stays there, and when it is over
+
+class _AnnouncementPipe:
+    """A pipe in which a process announces its addresses by lines of JSON. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self.reader: IO[bytes] | None = None  # None before the first start, and after `close`
+
+    def start(self, launcher: Launcher, module: str, arguments: Sequence[str]) -> Process:
+        """Starts a process that writes to a new pipe. Raises SpawnError."""
+        self.close()
+        reader, writer = os.pipe()
+        try:
+            self.reader = open(reader, "rb", buffering=0)  # noqa: SIM115 - closed by close
+            return launcher.start(module, [*arguments, "--announce-fd", "3"], [writer])
+        finally:
+            os.close(writer)  # so that the pipe ends with the process
+
+    def close(self) -> None:
+        if self.reader is not None:
+            self.reader.close()
+            self.reader = None
+
+
+# --- The management service -------------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ManagementSettings:
-    """What a management service is told; ports may be 0, for any."""
+    """The options of a management service; a port of 0 is any free port."""
 
     listen: str
     page: str | None  # host:port; None: nowhere
@@ -44,70 +64,74 @@ class ManagementSettings:
 
 
 class ManagementProcess:
-    """A place for the service. It says where it is and that it ends in good order by lines of JSON in a pipe."""
+    """The management service. It announces its addresses, and an orderly end, by lines of JSON in a pipe.
+
+    A restarted service gets the addresses of the first. Not thread-safe.
+    """
 
     def __init__(self, launcher: Launcher, settings: ManagementSettings) -> None:
-        """Start it. Raises SpawnError."""
+        """Starts the service. Raises SpawnError."""
         self._launcher = launcher
         self._settings = settings
-        self.address = ""  # this and the page's, as a URL, once it has said so
-        self.page = ""
-        self.is_over = False  # it was told to end
-        self._pipe: IO[bytes] | None = None
-        self.place = SupervisedProcess("appliance", self._start)
+        self.address = ""  # empty until the service has announced it
+        self.page = ""  # URL
+        self.is_over = False  # the service has announced an orderly end
+        self._pipe = _AnnouncementPipe()
+        self.supervised = SupervisedProcess(MANAGEMENT.module, self._start)
 
-    def waited_for(self) -> Sequence[IO[bytes] | Process]:
-        """What becomes readable when there is something to restart_if_ended to."""
-        process = self.place.process
+    def event_sources(self) -> Sequence[IO[bytes] | Process]:
+        """The objects that become readable when restart_if_ended has work to do."""
+        process = self.supervised.process
         return [*self._pipes(), *([] if process is None else [process])]
 
     def restart_if_ended(self) -> Sequence[str]:
-        """Take in what it has said, and start it again if it has died; returns what users should be told."""
-        process = self.place.process
+        """Reads announcements, and restarts the service if it has died; returns messages for the user."""
+        process = self.supervised.process
         is_running = process is not None and process.poll() is None
-        self.take_in()  # all that it said before its end
-        return [] if is_running or self.is_over else self.place.restart_if_ended()
+        # After the poll: an ended process has written all its announcements.
+        self.read_announcements()
+        return [] if is_running or self.is_over else self.supervised.restart_if_ended()
 
-    def take_in(self) -> None:
-        """What it has said until now."""
+    def read_announcements(self) -> None:
+        """Reads all announcements that were written until now."""
         while readable(self._pipes(), 0.0):
             self._read()
 
     def end(self, seconds: float) -> None:
-        """Have it end all jobs and itself; returns when the jobs have ended, or after so many seconds."""
-        if self.place.process is None:
+        """Ends the service and all jobs; returns when the jobs have ended, or after so many seconds."""
+        if self.supervised.process is None:
             return
-        self.place.process.terminate()
+        self.supervised.process.terminate()
         deadline = time.monotonic() + seconds
-        # Without a pipe it has ended otherwise, and says no more.
-        while self._pipe is not None and not self.is_over:
-            if not readable([self._pipe], max(0.0, deadline - time.monotonic())):
+        # The pipe is closed when the service has ended without an announcement.
+        while self._pipe.reader is not None and not self.is_over:
+            if not readable([self._pipe.reader], max(0.0, deadline - time.monotonic())):
                 return
             self._read()
 
     def close(self) -> None:
-        """End it, if it has not ended, and forget it."""
-        self.place.close()
-        self._close_pipe()
+        """Ends the service if it still runs, and closes the pipe."""
+        self.supervised.close()
+        self._pipe.close()
 
     def _pipes(self) -> Sequence[IO[bytes]]:
-        return [] if self._pipe is None else [self._pipe]
+        return [] if self._pipe.reader is None else [self._pipe.reader]
 
     def _read(self) -> None:
-        """The next line."""
-        assert self._pipe is not None
-        line = self._pipe.readline()
+        """Reads the next line."""
+        assert self._pipe.reader is not None
+        line = self._pipe.reader.readline()
         if not line:
-            self._close_pipe()
+            self._pipe.close()
             return
-        told = json.loads(line)
-        if "ended" in told:
+        announced = json.loads(line)
+        if "ended" in announced:
             self.is_over = True
         else:
-            self._announced(told["management"], told["page"], told["metrics"])
+            self._note_addresses(announced["management"], announced["page"], announced["metrics"])
 
-    def _announced(self, address: str, page: str, metrics: str) -> None:
-        """Whoever is started in its place has the same addresses."""
+    def _note_addresses(self, address: str, page: str, metrics: str) -> None:
+        """Puts the announced ports into the settings, for restarts."""
         self.address, self.page = address, page
         old = self._settings
         self._settings = dataclasses.replace(
@@ -118,57 +142,52 @@ class ManagementProcess:
         )
 
     def _start(self) -> Process:
-        self._close_pipe()
-        reader, writer = os.pipe()
-        try:
-            self._pipe = open(reader, "rb", buffering=0)  # noqa: SIM115 - closed by _close_pipe
-            return self._launcher.start(
-                MANAGEMENT.module, [*self._settings.arguments(), "--announce-fd", "3"], [writer]
-            )
-        finally:
-            os.close(writer)
-
-    def _close_pipe(self) -> None:
-        if self._pipe is not None:
-            self._pipe.close()
-            self._pipe = None
+        return self._pipe.start(self._launcher, MANAGEMENT.module, self._settings.arguments())
 
 
 def _with_port(listen: str, address: str) -> str:
-    """The host of the one with the port of the other."""
+    """The host of `listen` with the port of `address`."""
     return f"{split_address(listen, any_port=True)[0]}:{split_address(address)[1]}"
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The vendor gateway of a cluster as its owner sees it: where it is, that it stays there, and a file that names it
+# --- The vendor gateway -----------------------------------------------------------------------------------------------
 
 
 class VendorGatewayProcess:
-    """A place for the gateway, which says where it is by a line of JSON in a pipe."""
+    """The vendor gateway, which announces its address by a line of JSON in a pipe. Not thread-safe."""
 
     def __init__(self, launcher: Launcher, management: str, interpreter: str) -> None:
-        """interpreter: of the environment of the vendor's client. Raises SpawnError."""
+        """Starts the gateway.
+
+        Args:
+            launcher: starts it.
+            management: the address of the management service.
+            interpreter: the Python of the environment of the vendor's client.
+
+        Raises:
+            SpawnError: the process cannot be started.
+        """
         self._launcher = launcher
         self._management = management
         self._interpreter = interpreter
         self._listen = "127.0.0.1:0"
-        self._pipe: IO[bytes] | None = None
+        self._pipe = _AnnouncementPipe()
         self._config: Path | None = None
-        self.place = SupervisedProcess("vendor_gateway", self._start)
+        self.supervised = SupervisedProcess(VENDOR_GATEWAY.module, self._start)
 
-    def take_address(self, seconds: float) -> str:
-        """Where it listens, and will if it is started again; empty if it does not say so in time."""
-        process = self.place.process
-        assert self._pipe is not None
+    def read_address(self, seconds: float) -> str:
+        """Waits for the address of the gateway, which restarts keep; empty if it is not announced in time."""
+        process, reader = self.supervised.process, self._pipe.reader
+        assert reader is not None
         assert process is not None
-        if not readable([self._pipe, process], seconds) or not (line := self._pipe.readline()):
+        if not readable([reader, process], seconds) or not (line := reader.readline()):
             return ""
         self._listen = str(json.loads(line)["address"])
         return self._listen
 
     def write_config(self) -> Path:
-        """A file for CSCONFIG_PATH of the vendor's client. Raises OSError."""
-        # The client asks no certificate of a cluster without namespaces, and trusts that a localhost is there.
+        """Writes a file for CSCONFIG_PATH of the vendor's client. Raises OSError."""
+        # The client needs no certificate for a cluster without namespaces, and does not check that localhost is up.
         server = f"localhost:{self._listen.rpartition(':')[2]}"
         cluster = {"name": "waferbox", "server": server, "authority": server, "namespaces": []}
         context = {"name": "waferbox", "cluster": "waferbox"}
@@ -180,24 +199,12 @@ class VendorGatewayProcess:
         return self._config
 
     def close(self) -> None:
-        """End it, and take its file away."""
-        self.place.close()
-        self._close_pipe()
+        """Ends the gateway, and removes its file."""
+        self.supervised.close()
+        self._pipe.close()
         if self._config is not None:
             self._config.unlink(missing_ok=True)
 
     def _start(self) -> Process:
-        self._close_pipe()
-        reader, writer = os.pipe()
-        try:
-            self._pipe = open(reader, "rb", buffering=0)  # noqa: SIM115 - closed by _close_pipe
-            arguments = ["--management", self._management, "--listen", self._listen]
-            arguments += ["--input-python", self._interpreter, "--announce-fd", "3"]
-            return self._launcher.start("vendor_gateway", arguments, [writer])
-        finally:
-            os.close(writer)
-
-    def _close_pipe(self) -> None:
-        if self._pipe is not None:
-            self._pipe.close()
-            self._pipe = None
+        arguments = ["--management", self._management, "--listen", self._listen, "--input-python", self._interpreter]
+        return self._pipe.start(self._launcher, VENDOR_GATEWAY.module, arguments)

@@ -1,1 +1,1 @@
-"""The commands, and how they reach a cluster."""
+"""The command `waferbox`: its subcommands, and their connection to a cluster."""

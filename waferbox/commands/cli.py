@@ -13,7 +13,7 @@ from waferbox.commands.kubernetes_command import kubernetes
 from waferbox.commands.logs import logs
 from waferbox.commands.top import top
 from waferbox.commands.trace import trace
-from waferbox.output.console import say
+from waferbox.output.console import print_text
 
 CLUSTERS: Final = "Clusters"
 JOBS: Final = "Jobs"
@@ -25,7 +25,7 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help=__d
 @app.callback(invoke_without_command=True)
 def root(version: Annotated[bool, typer.Option("--version", metavar="", help="Show the version.")] = False) -> None:
     if version:
-        say(f"waferbox {__version__}")
+        print_text(f"waferbox {__version__}")
         raise typer.Exit
 
 

@@ -23,7 +23,7 @@ from waferbox.host.folders import cache_root
 from waferbox.host.memory import parse_size
 from waferbox.launch.installation import user_environment
 from waferbox.launch.stop_signals import StopSignals
-from waferbox.output.console import errors, fail, output, print_heading, say, warn
+from waferbox.output.console import errors, fail, output, print_heading, print_text, warn
 from waferbox.output.tables import cluster_table
 from waferbox.rpc.address import split_address
 from waferbox.security.tls import tls_folder
@@ -34,26 +34,33 @@ from wsc.v1 import management_pb2
 if TYPE_CHECKING:
     from waferbox.ray_engine.settings import RaySettings
 
-# --- `waferbox run`: a script as a child process, with its exit status and our signals passed on ----------------------
+# --- The script of `waferbox run` -------------------------------------------------------------------------------------
 
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-_FROM_KERNEL = 0x80  # si_code SI_KERNEL: the terminal sent it, to the whole foreground group, so to the script too
+_FROM_KERNEL = 0x80  # si_code SI_KERNEL: the terminal has sent the signal to its foreground group, script included
 
 
 def run_script(script: str, arguments: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Run it with this Python; returns its exit status, 128 + n if signal n ended it.
+    """Runs a script with this Python, and forwards signals to it. Must be called by the only thread of the process.
 
-    To be called in the main thread of a process that has no other.
+    Args:
+        script: its path.
+        arguments: of the script.
+        environment: variables that are added to those of this process.
+
+    Returns:
+        The exit status of the script; 128 + n if signal n ended it.
     """
     watched = {*FORWARDED, signal.SIGCHLD}
     process = subprocess.Popen(
         [sys.executable, script, *arguments], env={**user_environment(os.environ), **environment}
     )
+    # Blocked after the start of the script, which would inherit the mask.
     signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     try:
         while process.poll() is None:
-            # A timeout only in case the child's end came between poll and here, and its signal with another's.
+            # With a timeout, since two SIGCHLD may arrive as one.
             received = signal.sigtimedwait(watched, 1.0)
             if received is None or received.si_signo == signal.SIGCHLD:
                 continue
@@ -66,31 +73,32 @@ def run_script(script: str, arguments: Sequence[str], environment: Mapping[str, 
     return status if status >= 0 else 128 - status
 
 
-# --- `waferbox token`: what others show the clusters of this user -----------------------------------------------------
+# --- `waferbox token` -------------------------------------------------------------------------------------------------
 
 
 def token(
-    user: Annotated[str | None, typer.Option(metavar="NAME", help="For a user: jobs of his own.")] = None,
-    view: Annotated[bool, typer.Option("--view", metavar="", help="For somebody who may look, no more.")] = False,
+    user: Annotated[str | None, typer.Option(metavar="NAME", help="For a user, who may run jobs.")] = None,
+    view: Annotated[bool, typer.Option("--view", metavar="", help="For a viewer, who may change nothing.")] = False,
 ) -> None:
-    """Print a token for the clusters of this account: in WAFERBOX_TOKEN it opens them. By default the owner's."""
+    """Print a token for WAFERBOX_TOKEN, which gives access to the clusters of this account. Default: the owner's."""
     if user is not None and view:
         raise typer.BadParameter("--user and --view are for different people")
     secret = cluster_secret()
     if user is not None:
-        say(secret.token(Kind.USER, user))
+        print_text(secret.token(Kind.USER, user))
     else:
-        say(secret.token(Kind.VIEWER if view else Kind.ADMIN))
+        print_text(secret.token(Kind.VIEWER if view else Kind.ADMIN))
 
 
-# --- Commands for clusters of this machine: `waferbox up`, `run`, `down` ----------------------------------------------
+# --- `waferbox up`, `run` and `down` ----------------------------------------------------------------------------------
 
 
-STOPPED: Final = frozenset(128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM))  # by somebody
+# Exit statuses of a script that was stopped on purpose.
+STOPPED: Final = frozenset(128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM))
 
 
 class Engine(enum.StrEnum):
-    """Who starts, restarts and finds room for the processes of the roles."""
+    """The launcher of the role processes."""
 
     LOCAL = "local"
     RAY = "ray"
@@ -98,7 +106,7 @@ class Engine(enum.StrEnum):
 
 Wafers = Annotated[int, typer.Option(min=1, help="Wafers.")]
 MemoryX = Annotated[int, typer.Option(min=1, help="MemoryX shards.")]
-Workers = Annotated[int | None, typer.Option(min=1, help=r"Input workers in all.  \[default: one for each wafer]")]
+Workers = Annotated[int | None, typer.Option(min=1, help=r"Input workers in total.  \[default: one for each wafer]")]
 SwarmX = Annotated[int | None, typer.Option(min=1, help=r"SwarmX nodes.  \[default: a tree over the wafers]")]
 Threads = Annotated[int | None, typer.Option(min=1, help=r"Threads of a wafer.  \[default: its share of the cores]")]
 StateDir = Annotated[
@@ -118,21 +126,21 @@ VendorClient = Annotated[
     Path | None,
     typer.Option(
         metavar="PYTHON",
-        help="Serve the vendor's own client too; the Python of its environment.",
+        help="Serve the vendor's own client too; PYTHON: the interpreter of its environment.",
         dir_okay=False,
     ),
 ]
 Address = Annotated[
     str | None,
-    typer.Option(metavar="ADDRESS", help=r"Of --engine ray: auto, HOST:PORT or ray://HOST:PORT.  \[default: auto]"),
+    typer.Option(metavar="ADDRESS", help=r"With --engine ray: auto, HOST:PORT or ray://HOST:PORT.  \[default: auto]"),
 ]
 Resource = Annotated[
     list[str] | None,
-    typer.Option(metavar="ROLE.NAME=N", help="Of --engine ray, what a role asks for: wafer.GPU=1, memoryx.memory=64g."),
+    typer.Option(metavar="ROLE.NAME=N", help="With --engine ray, a role's resource: wafer.GPU=1, memoryx.memory=64g."),
 ]
 RuntimeEnv = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Of --engine ray: a runtime environment of Ray's, as YAML.", dir_okay=False),
+    typer.Option(metavar="FILE", help="With --engine ray: a runtime environment of Ray, as YAML.", dir_okay=False),
 ]
 CacheRoot = Annotated[Path | None, typer.Option(help=r"Folder for artifacts.  \[default: ~/.cache/waferbox]")]
 
@@ -146,34 +154,32 @@ def up(
     state_dir: StateDir = None,
     memory_limit: MemoryLimit = None,
     listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where management listens; port 0: any.")
+        str, typer.Option(metavar="HOST:PORT", help="The address of management; port 0: any.")
     ] = "127.0.0.1:0",
     cache_root: CacheRoot = None,
     compile_root: Annotated[
-        Path | None, typer.Option(help="Let scripts name folders for artifacts below this one, outside of the cache.")
+        Path | None, typer.Option(help="Let scripts name folders for artifacts below this one, outside the cache.")
     ] = None,
     vendor_client: VendorClient = None,
-    page: Annotated[bool, typer.Option("--page", metavar="", help="Serve a page to look at, on this machine.")] = False,
+    page: Annotated[bool, typer.Option("--page", metavar="", help="Serve a status page on this machine.")] = False,
     metrics: Annotated[
-        bool, typer.Option("--metrics", metavar="", help="Serve figures for Prometheus, which finds them by the page.")
+        bool, typer.Option("--metrics", metavar="", help="Serve metrics for Prometheus, which finds them by the page.")
     ] = False,
-    tls: Annotated[bool, typer.Option("--tls", metavar="", help="Encrypt, with certificates made for it.")] = False,
+    tls: Annotated[bool, typer.Option("--tls", metavar="", help="Encrypt, with new certificates.")] = False,
     insecure: Annotated[
         bool, typer.Option("--insecure", metavar="", help="Listen beyond this machine without --tls.")
     ] = False,
-    background: Annotated[
-        bool, typer.Option("--background", metavar="", help="Return when the cluster is there.")
-    ] = False,
+    background: Annotated[bool, typer.Option("--background", metavar="", help="Return when all nodes are up.")] = False,
     engine: Annotated[Engine, typer.Option(help="What starts the processes of the roles.")] = Engine.LOCAL,
     address: Address = None,
     resource: Resource = None,
     runtime_env: RuntimeEnv = None,
 ) -> None:
-    """Start a cluster, which stays until Ctrl-C or `waferbox down`."""
+    """Start a cluster, which runs until Ctrl-C or `waferbox down`."""
     if engine is Engine.LOCAL and (address or resource or runtime_env):
-        raise typer.BadParameter("--address, --resource and --runtime-env are of --engine ray")
+        raise typer.BadParameter("--address, --resource and --runtime-env need --engine ray")
     if engine is Engine.RAY and background:
-        raise typer.BadParameter("--engine ray stays in the foreground: have systemd, tmux or nohup keep it")
+        raise typer.BadParameter("--engine ray stays in the foreground: run it under systemd, tmux or nohup")
     on_ray = _ray_settings(address or "auto", resource or (), runtime_env) if engine is Engine.RAY else None
     settings = _settings(wafers, memoryx, workers, swarmx, threads, state_dir, memory_limit, cache_root)
     settings = dataclasses.replace(
@@ -184,7 +190,7 @@ def up(
     )
     if vendor_client is not None:
         if not os.access(vendor_client, os.X_OK):
-            raise typer.BadParameter(f"--vendor-client: {vendor_client} is no Python that can be run")
+            raise typer.BadParameter(f"--vendor-client: {vendor_client} is not executable")
         settings = dataclasses.replace(settings, vendor_python=os.path.abspath(vendor_client))
     if compile_root is not None:
         settings = dataclasses.replace(settings, compile_root=str(compile_root.absolute()))
@@ -193,8 +199,8 @@ def up(
     beyond = split_address(listen, any_port=True)[0] not in ("127.0.0.1", "localhost", "[::1]")
     if beyond and tls_folder() is None:
         if not insecure:
-            fail(f"{listen} can be reached from elsewhere: add --tls, or --insecure where nobody reads the network")
-        warn("everybody who reads the network can take tokens, and use the cluster")
+            fail(f"{listen} can be reached from other hosts: add --tls, or --insecure in a trusted network")
+        warn("without TLS, everybody who can read the network can copy tokens and use the cluster")
     try:
         if background:
             _up_in_background(settings)
@@ -205,19 +211,19 @@ def up(
 
 
 def _use_tls() -> None:
-    """Has this process, and those that it starts, use certificates that are made now."""
+    """Makes certificates, for this process and those that it starts."""
     from waferbox.security.authority import issue
 
     folder = tls_folder() or cache_root() / "tls"
     try:
         issue(folder)
     except OSError as error:
-        fail(f"no certificates can be kept in {folder}: {error.strerror}")
+        fail(f"certificates cannot be written to {folder}: {error.strerror}")
     os.environ[TLS_DIR.name] = str(folder)
 
 
 def _ray_settings(address: str, resources: Sequence[str], runtime_env: Path | None) -> "RaySettings":
-    """Raises typer.BadParameter."""
+    """The settings of --engine ray. Raises typer.BadParameter."""
     from waferbox.ray_engine.settings import RaySettings, parse_resources, read_runtime_env
 
     try:
@@ -267,25 +273,26 @@ def _up_in_background(settings: ClusterSettings) -> None:
     _show(cluster, "The cluster is up in the background; `waferbox down` ends it.")
 
 
-def _show(cluster: Cluster | Embedded, what: str) -> None:
+def _show(cluster: Cluster | Embedded, remark: str) -> None:
+    """Prints the nodes of a cluster, a remark, and the variables for its users."""
     management = cluster.management
     with connect(management) as connection:
         nodes = connection.nodes()
     print_heading(f"Cluster at {management}")
     output.print(cluster_table(nodes))
-    say(what)
+    print_text(remark)
     folder = tls_folder()
     tls = "" if folder is None else f" {TLS_DIR.name}={folder}"
-    say(f"To use it:  export {MANAGEMENT.name}={management}{tls}")
+    print_text(f"To use it:  export {MANAGEMENT.name}={management}{tls}")
     if cluster.vendor_config:
-        say(f"To use it by the vendor's client:  export CSCONFIG_PATH={cluster.vendor_config}")
+        print_text(f"To use it with the vendor's client:  export CSCONFIG_PATH={cluster.vendor_config}")
     if cluster.page:
-        say(f"To look at it:  {cluster.page}")
+        print_text(f"To look at it:  {cluster.page}")
 
 
 def run(
     script: Annotated[Path, typer.Argument(help="A Python script.", exists=True, dir_okay=False, readable=True)],
-    arguments: Annotated[list[str] | None, typer.Argument(help="What the script is given.")] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(help="Arguments of the script.")] = None,
     wafers: Wafers = 1,
     memoryx: MemoryX = 1,
     workers: Workers = None,
@@ -294,14 +301,12 @@ def run(
     state_dir: StateDir = None,
     memory_limit: MemoryLimit = None,
     cache_root: CacheRoot = None,
-    restarts: Annotated[
-        int, typer.Option(min=0, help="How often the script is started again when it dies or fails.")
-    ] = 0,
+    restarts: Annotated[int, typer.Option(min=0, help="How often a script that dies or fails is started again.")] = 0,
 ) -> None:
-    """Run a script on a cluster that is there for it alone. Exits as the script does.
+    """Run a script on a cluster of its own. The exit status is that of the script.
 
-    With --restarts it is started again if it was killed, or ended with an error. It finds the number of the restart in
-    WAFERBOX_RESTART (0 at first), and goes on from its last checkpoint if it loads that.
+    With --restarts a script that was killed, or ended with an error, is started again. WAFERBOX_RESTART has the number
+    of the restart, 0 at first. A script continues from its last checkpoint if it loads that.
     """
     settings = _settings(wafers, memoryx, workers, swarmx, threads, state_dir, memory_limit, cache_root)
     try:
@@ -316,23 +321,23 @@ def run(
             if status == 0 or status in STOPPED:
                 break
             if restart < restarts:
-                say(f"{script} ended with status {status}: starting it again ({restart + 1} of {restarts})")
+                print_text(f"{script} ended with status {status}: starting it again ({restart + 1} of {restarts})")
     finally:
         stop_embedded(process)
     raise typer.Exit(status)
 
 
 def down(management: ManagementOption = None) -> None:
-    """End a cluster, and the jobs on it."""
+    """End a cluster and its jobs."""
     try:
         address, own = find_cluster(management)
         with connect(address) as cluster:
             cluster.management.Shutdown(management_pb2.ShutdownRequest(), timeout=deadlines.QUERIES.command)
     finally:
-        forget_failure()  # it has been shown where there was nothing to end
+        forget_failure()  # if no cluster runs, the error has shown the failure
     if own is not None and not own.wait(deadlines.END.down):
-        fail(f"the cluster at {address} (pid {own.pid}) is still there after {deadlines.END.down:g} s")
-    say(f"The cluster at {address} is down.")
+        fail(f"the cluster at {address} (pid {own.pid}) still runs after {deadlines.END.down:g} s")
+    print_text(f"The cluster at {address} is down.")
 
 
 def _settings(
@@ -347,7 +352,7 @@ def _settings(
 ) -> ClusterSettings:
     if memory_limit is not None:
         if state_dir is None:
-            raise typer.BadParameter("--memory-limit needs --state-dir: a folder on a disk, for what has no room")
+            raise typer.BadParameter("--memory-limit needs --state-dir: a folder on a disk, for the rest of the states")
         try:
             parse_size(memory_limit)
         except ValueError as error:

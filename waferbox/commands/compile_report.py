@@ -1,4 +1,4 @@
-"""`waferbox compile-report`: what a compile told, told again."""
+"""`waferbox compile-report`: the report of a compile, made again from its plan."""
 
 from pathlib import Path
 
@@ -17,22 +17,22 @@ from waferbox.output.tables import empty_table
 
 
 class NoArtifact(ValueError):
-    """There is no plan where one was looked for."""
+    """Raised when a path leads to no plan that can be read."""
 
 
 def read_report(path: Path) -> Report:
-    """The report of an artifact.
+    """Makes the report of an artifact.
 
     Args:
         path: a plan, the folder beside it with the same name, or a folder of plans, of which the newest is taken.
 
     Raises:
-        NoArtifact: see there; or the plan is damaged, or of another version.
+        NoArtifact: there is no plan, or it is damaged or of another version.
     """
     file = _plan_file(path)
     plan = read_plan(file)
     if plan is None:
-        raise NoArtifact(f"{file} is no plan of this version, or is damaged; compile the step again")
+        raise NoArtifact(f"{file} is damaged or of another version; compile the step again")
     return make_report(plan, file.stem, machine_model(cache_root()))
 
 
@@ -44,12 +44,12 @@ def _plan_file(path: Path) -> Path:
         return beside
     plans = sorted(path.glob("*.plan"), key=lambda plan: plan.stat().st_mtime) if path.is_dir() else []
     if not plans:
-        raise NoArtifact(f"{path} is no artifact, and holds none: name a .plan file or a folder with some")
+        raise NoArtifact(f"{path} is no artifact and contains none: name a .plan file, or a folder with such files")
     return plans[-1]
 
 
 def report_tables(report: Report) -> Group:
-    """The report for a terminal: the layers, then the wafer's memory, the step and MemoryX in a line each."""
+    """The report for a terminal: a table of the layers, then lines about kernels, memory and the step."""
     totals = report.totals
     libraries = sorted({layer.library for layer in report.layers})
     numbers = ("parameters", "FLOPs", "streamed", "gradients", "activations", "forward", "backward")
@@ -89,7 +89,7 @@ def report_tables(report: Report) -> Group:
 
 
 def _memory_lines(report: Report) -> list[str]:
-    """Who holds how much."""
+    """The lines about the memory of wafers and MemoryX."""
     memory = report.memory
     if isinstance(memory, PipelineMemory):
         shares = zip(report.regions, memory.regions, strict=True)

@@ -1,4 +1,4 @@
-"""How a command reaches a cluster, finds the job that it names, and watches that job."""
+"""The connection of a command to a cluster, names of jobs on the command line, and streams that follow a job."""
 
 import contextlib
 import os
@@ -19,8 +19,7 @@ from waferbox.rpc.server import is_from_ingress, make_channel
 from waferbox.security.tokens import Kind, own_clusters_token
 from wsc.v1 import management_pb2, management_pb2_grpc, observation_pb2_grpc
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The cluster that a command speaks with: which it is, what it is asked, and what its answers mean for the command
+# --- The cluster ------------------------------------------------------------------------------------------------------
 
 
 ManagementOption = Annotated[
@@ -45,16 +44,16 @@ _REFUSALS: Final = {
 
 
 class WatchLost(Exception):
-    """What a command watched has gone, and does not come back."""
+    """Raised when a job cannot be followed any more: management, or the job, did not return."""
 
     def __init__(self, message: str, status: Status) -> None:
-        """status: what the command exits with."""
+        """status: the exit status of the command."""
         super().__init__(message)
         self.status = status
 
 
 class Connection:
-    """The services of a cluster at an address."""
+    """The services of the cluster at an address. Thread-safe."""
 
     def __init__(self, address: str, channel: grpc.Channel) -> None:
         self.address = address
@@ -68,48 +67,52 @@ class Connection:
         return list(self.list_nodes().nodes)
 
     def jobs(self) -> list[management_pb2.JobInfo]:
-        """Newest first, those that ended last."""
+        """All jobs: live ones, newest first, then ended ones."""
         return list(self.management.ListJobs(management_pb2.ListJobsRequest(), timeout=deadlines.QUERIES.command).jobs)
 
     def job(self, name: str) -> management_pb2.JobInfo:
-        """A job by its whole name, as it is now."""
+        """The current state of a job. name: its full name."""
         return self.management.GetJob(management_pb2.GetJobRequest(job=name), timeout=deadlines.QUERIES.command).job
 
 
 @contextlib.contextmanager
 def connect(management: str | None) -> Iterator[Connection]:
-    """A connection to the cluster that is meant. A call that fails in the context, or WatchLost, ends the command."""
+    """A connection to a cluster; a failed call or WatchLost within the block ends the command.
+
+    Args:
+        management: address of the management service; None: the only cluster of this machine.
+    """
     address, own = find_cluster(management)
     with make_channel(address, None if own is None else own_clusters_token(Kind.ADMIN)) as channel:
         try:
             yield Connection(address, channel)
         except grpc.RpcError as error:
-            _end(address, error)
+            _fail_for(address, error)
         except WatchLost as error:
             fail(str(error), error.status)
 
 
 def find_cluster(management: str | None) -> tuple[str, LocalCluster | None]:
-    """The address of the cluster that is meant, and the note of it if it was started here."""
+    """The address of a cluster, and its record if it was started on this machine. management: as for connect."""
     known = local_clusters()
     if management is not None:
         address = checked_address(management)
         return address, next((cluster for cluster in known if cluster.management == address), None)
     if not known:
         fail(
-            "no cluster is up that `waferbox up` started here; start one, or name another with --management HOST:PORT "
+            "no cluster of `waferbox up` runs on this machine; start one, or name another with --management HOST:PORT "
             f"(or {settings.MANAGEMENT.name}).{_failure_text()}"
         )
     if len(known) > 1:
         addresses = ", ".join(cluster.management for cluster in known)
-        fail(f"several clusters are up ({addresses}): say which with --management HOST:PORT")
-    if known[0].tls:
+        fail(f"several clusters run ({addresses}): name one with --management HOST:PORT")
+    if known[0].tls:  # make_channel reads the variable
         os.environ.setdefault(settings.TLS_DIR.name, known[0].tls)
     return known[0].management, known[0]
 
 
 def _failure_text(address: str | None = None) -> str:
-    """How the last cluster failed that was started here, if it did, and had this address."""
+    """A sentence about the failure of this machine's last cluster, if it failed and had this address; else empty."""
     failure = last_failure()
     if failure is None or address not in (None, failure.management):
         return ""
@@ -117,7 +120,7 @@ def _failure_text(address: str | None = None) -> str:
 
 
 def checked_address(value: str, *, any_port: bool = False) -> str:
-    """The same; raises typer.BadParameter."""
+    """Returns an address if it is valid, and otherwise raises typer.BadParameter."""
     try:
         split_address(value, any_port=any_port)
     except ValueError as error:
@@ -125,26 +128,27 @@ def checked_address(value: str, *, any_port: bool = False) -> str:
     return value
 
 
-def _end(address: str, error: grpc.RpcError) -> Never:
+def _fail_for(address: str, error: grpc.RpcError) -> Never:
+    """Ends the command with the message and the exit status for a failed call."""
     assert isinstance(error, grpc.Call)
     if error.code() in _REFUSALS:
         fail(error.details() or error.code().name, _REFUSALS[error.code()])
     if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
         fail(f"{address} did not answer in time")
     if error.code() == grpc.StatusCode.UNIMPLEMENTED:
-        fail(f"what answers at {address} is not a management service of this version")
+        fail(f"the server at {address} is not a management service of this version")
     if is_from_ingress(error):
         fail(error.details() or error.code().name)
-    tls = f"does {settings.TLS_DIR.name} name its certificates if it has some"
+    tls = f"does {settings.TLS_DIR.name} name its certificates, if it uses TLS"
     question = f"is the cluster up, is this its address, and {tls}?"
     fail(f"no management service answers at {address}; {question}{_failure_text(address)}")
 
 
-# --- Names of jobs, as one types them: whole, or so much of them that no other begins with it -------------------------
+# --- Names of jobs ----------------------------------------------------------------------------------------------------
 
 
 _PREFIX: Final = "job-"
-_NAMED: Final = 8  # so many jobs does a message name
+_NAMED: Final = 8  # jobs that a message names at most
 
 ENDED: Final = frozenset(
     {management_pb2.JOB_PHASE_SUCCEEDED, management_pb2.JOB_PHASE_FAILED, management_pb2.JOB_PHASE_CANCELLED}
@@ -152,8 +156,7 @@ ENDED: Final = frozenset(
 
 
 def find_job(jobs: Sequence[management_pb2.JobInfo], name: str) -> management_pb2.JobInfo:
-    """The job of which this is the name or its beginning, with or without "job-". Ends the command if none is, or
-    several are."""
+    """The job with this name, or the only one whose name begins so; "job-" may be left out. Else ends the command."""
     stem = name.removeprefix(_PREFIX)
     found = [job for job in jobs if stem and job.job.startswith(f"{_PREFIX}{stem}")]
     exact = [job for job in found if job.job == f"{_PREFIX}{stem}"]
@@ -161,8 +164,8 @@ def find_job(jobs: Sequence[management_pb2.JobInfo], name: str) -> management_pb
         return (exact or found)[0]
     if found:
         fail(f"{name!r} may be {_named(found, ' or ')}: write more of the name", Status.NO_JOB)
-    there = f"the jobs are {_named(jobs, ', ')}" if jobs else "there are none"
-    fail(f"there is no job {name!r}; {there}", Status.NO_JOB)
+    known = f"the jobs are {_named(jobs, ', ')}" if jobs else "there are none"
+    fail(f"there is no job {name!r}; {known}", Status.NO_JOB)
 
 
 def _named(jobs: Sequence[management_pb2.JobInfo], separator: str) -> str:
@@ -171,7 +174,7 @@ def _named(jobs: Sequence[management_pb2.JobInfo], separator: str) -> str:
 
 
 def _complete(context: typer.Context, incomplete: str) -> Iterable[tuple[str, str]]:
-    """Names of jobs for a shell, with what each is about; nothing where there is no cluster to ask."""
+    """Completes names of jobs for a shell, with their phases; nothing without a unique cluster."""
     management = context.params.get("management")
     addresses = [management] if management else [cluster.management for cluster in local_clusters()]
     if len(addresses) != 1:
@@ -198,11 +201,10 @@ OptionalJobArguments = Annotated[
     typer.Argument(metavar="JOB", help="Jobs' names, or their beginnings.", autocompletion=_complete),
 ]
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Watching a job across restarts of the management service, which the job outlives: the stream is opened anew
+# --- Streams about a job ----------------------------------------------------------------------------------------------
 
 
-RETRY_SECONDS: Final = 0.5
+RETRY_SECONDS: Final = 0.5  # between two attempts to reach management
 
 _BROKEN: Final = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
 _AWAY: Final = _BROKEN | {grpc.StatusCode.DEADLINE_EXCEEDED}
@@ -211,7 +213,10 @@ T = TypeVar("T")
 
 
 class JobWatch:
-    """Watches one job. responses() is for one thread; job() and close() are for any."""
+    """A stream about a job, which is opened again after a restart of management, as the job outlives the service.
+
+    `responses` is used by one thread, the other methods by any.
+    """
 
     def __init__(self, cluster: Connection, job: management_pb2.JobInfo) -> None:
         self._cluster = cluster
@@ -219,13 +224,19 @@ class JobWatch:
         self._lock = threading.Lock()
         self._stream: grpc.RpcContext | None = None
         self._over = threading.Event()
-        self._settled_at = 0.0  # when all of the job should be back
+        self._settled_at = 0.0  # until then FAILED_PRECONDITION is retried: the job has not fully returned
 
     def responses(self, call: "Callable[[], grpc.CallIterator[T]]") -> Iterator[T]:
-        """Those of a call, which is made anew when management was away. Ends with the call, or after close.
+        """The responses of a streaming call, until it ends or `close` is called.
 
-        Says on standard error that management is away, and that it is back. Raises WatchLost if it does not come back,
-        or comes back without the job, and grpc.RpcError for what else goes wrong.
+        Warns when management is unavailable, and repeats the call when it has returned.
+
+        Args:
+            call: makes the call.
+
+        Raises:
+            WatchLost: management did not return, or returned without the job.
+            grpc.RpcError: the call failed for another reason.
         """
         while True:
             stream = call()
@@ -248,7 +259,7 @@ class JobWatch:
                     raise
 
     def job(self) -> management_pb2.JobInfo:
-        """The job as it is now; as it was last, while management is away."""
+        """The current state of the job; while management is unavailable, the last known state."""
         try:
             self._job = self._cluster.job(self._job.job)
         except grpc.RpcError as error:
@@ -257,14 +268,14 @@ class JobWatch:
         return self._job
 
     def close(self) -> None:
-        """Have responses() end."""
+        """Ends `responses`."""
         with self._lock:
             self._over.set()
             if self._stream is not None:
                 self._stream.cancel()  # type: ignore[no-untyped-call]
 
     def _wait_for_return(self) -> None:
-        """Until management answers again, and knows the job. Raises WatchLost."""
+        """Waits until management has returned and has the job. Raises WatchLost."""
         named = f"the management service at {self._cluster.address}"
         seconds = deadlines.QUERIES.management_away
         warn(f"{named} is away; waiting for it, {seconds:g} s at most")

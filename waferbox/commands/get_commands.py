@@ -1,4 +1,4 @@
-"""`waferbox get`, `describe` and `status`: what there is on a cluster."""
+"""`waferbox get`, `describe` and `status`: the nodes and jobs of a cluster."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -26,9 +26,9 @@ from waferbox.output.console import (
     output,
     print_data,
     print_heading,
+    print_text,
     print_unfolded,
     printable,
-    say,
     warn,
 )
 from waferbox.output.tables import (
@@ -49,7 +49,7 @@ NO_JOBS = "No jobs. To run a script:  WAFERBOX_MANAGEMENT={address} python SCRIP
 NO_NODES = "No nodes. To start one:  python -m wafer --management {address}; also memoryx, swarmx, workers"
 
 get = typer.Typer(no_args_is_help=True, help="Show jobs, nodes, or the cluster.")
-describe = typer.Typer(no_args_is_help=True, help="Show all that is known of one job.")
+describe = typer.Typer(no_args_is_help=True, help="Show the details of one job.")
 
 Selector = Annotated[
     list[str] | None, typer.Option("--selector", "-l", metavar="KEY=VALUE", help="Only jobs with this label.")
@@ -64,7 +64,7 @@ def get_jobs(
     form: FormatOption = Format.TABLE,
     management: ManagementOption = None,
 ) -> None:
-    """Show the jobs: those under way, newest first, then the last that ended."""
+    """Show the jobs: live ones, newest first, then the last that ended."""
     with connect(management) as cluster:
         jobs = cluster.jobs()
     chosen = [find_job(jobs, name) for name in names or ()] or jobs
@@ -81,7 +81,7 @@ def get_jobs(
 @get.command("node", hidden=True)
 @get.command("nodes")
 def get_nodes(form: FormatOption = Format.TABLE, management: ManagementOption = None) -> None:
-    """Show the nodes, the jobs that hold them, and how long each lease would last if the node said nothing more."""
+    """Show the nodes, the jobs that lease them, and the time left of each lease."""
     with connect(management) as cluster:
         listed = cluster.list_nodes()
     nodes = sorted_nodes(listed.nodes)
@@ -93,7 +93,7 @@ def get_nodes(form: FormatOption = Format.TABLE, management: ManagementOption = 
 
 @get.command("cluster")
 def get_cluster(form: FormatOption = Format.TABLE, management: ManagementOption = None) -> None:
-    """Show how many nodes of each role there are, how many are free, and how many jobs there are."""
+    """Show the numbers of nodes and free nodes of each role, and of jobs."""
     with connect(management) as cluster:
         summary = _summary(cluster)
     if form.is_data:
@@ -107,11 +107,11 @@ def get_cluster(form: FormatOption = Format.TABLE, management: ManagementOption 
     jobs = summary["jobs"]
     output.print(f"Jobs: {jobs['under_way']} under way ({jobs['queued']} in the queue), {jobs['ended']} ended.")
     if summary["metrics"]:
-        say(f"Metrics of management: {summary['metrics']}")
+        print_text(f"Metrics of management: {summary['metrics']}")
 
 
 def status(management: ManagementOption = None) -> None:
-    """Show the nodes and the jobs at a glance."""
+    """Show the nodes and the jobs."""
     with connect(management) as cluster:
         nodes, jobs = cluster.nodes(), cluster.jobs()
     print_heading(f"Nodes of {cluster.address}")
@@ -140,7 +140,7 @@ def _show_nodes(address: str, nodes: Sequence[management_pb2.NodeInfo], *, wide:
 def _summary(cluster: Connection) -> dict[str, Any]:
     listed, jobs = cluster.list_nodes(), cluster.jobs()
     nodes = listed.nodes
-    there = Counter(node.role for node in nodes)
+    total = Counter(node.role for node in nodes)
     free = Counter(node.role for node in nodes if is_free(node))
     ended = sum(job.phase in ENDED for job in jobs)
     queued = sum(job.phase == management_pb2.JOB_PHASE_QUEUED for job in jobs)
@@ -149,7 +149,7 @@ def _summary(cluster: Connection) -> dict[str, Any]:
         "metrics": listed.metrics,
         "version": __version__,
         "roles": [
-            {"role": role.name, "nodes": there[role.number], "free": free[role.number]} for role in roles.REGISTERED
+            {"role": role.name, "nodes": total[role.number], "free": free[role.number]} for role in roles.REGISTERED
         ],
         "jobs": {"under_way": len(jobs) - ended, "queued": queued, "ended": ended},
     }
@@ -158,7 +158,7 @@ def _summary(cluster: Connection) -> dict[str, Any]:
 @describe.command("jobs", hidden=True)
 @describe.command("job")
 def describe_job(name: JobArgument, management: ManagementOption = None) -> None:
-    """Show all that is known of a job. For programs: `waferbox get jobs JOB -o json`."""
+    """Show the details of a job. For programs: `waferbox get jobs JOB -o json`."""
     with connect(management) as cluster:
         job = find_job(cluster.jobs(), name)
     table = Table.grid(padding=(0, 2))
@@ -175,8 +175,8 @@ def describe_job(name: JobArgument, management: ManagementOption = None) -> None
 
 
 def _facts(job: management_pb2.JobInfo) -> Sequence[tuple[str, str]]:
-    waited = f", after {age_text(job.started - job.created)}" if job.started else ""
-    took = f", after {age_text(job.ended - job.created)}" if job.ended else ""
+    until_started = f", after {age_text(job.started - job.created)}" if job.started else ""
+    until_ended = f", after {age_text(job.ended - job.created)}" if job.ended else ""
     return (
         ("Job", job.job),
         ("Phase", styled_phase(job)),
@@ -188,8 +188,8 @@ def _facts(job: management_pb2.JobInfo) -> Sequence[tuple[str, str]]:
         ("Priority", str(job.priority)),
         ("Wafers", str(job.num_csx)),
         ("Created", f"{time_text(job.created)}"),
-        ("Got nodes", f"{time_text(job.started)}{waited}" if job.started else ""),
-        ("Ended", f"{time_text(job.ended)}{took}" if job.ended else ""),
+        ("Got nodes", f"{time_text(job.started)}{until_started}" if job.started else ""),
+        ("Ended", f"{time_text(job.ended)}{until_ended}" if job.ended else ""),
         ("Restarts", str(job.num_restarts or "")),
         ("Coordinator", safe(job.coordinator)),
     )

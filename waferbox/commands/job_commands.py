@@ -6,13 +6,13 @@ import typer
 
 from waferbox import deadlines
 from waferbox.commands.connection import ENDED, JobArgument, JobArguments, ManagementOption, connect, find_job
-from waferbox.output.console import fail, say
+from waferbox.output.console import fail, print_text
 from waferbox.output.tables import phase_text, step_text
 from wsc.v1 import management_pb2
 
 
 def cancel(names: JobArguments, management: ManagementOption = None) -> None:
-    """End jobs. Their scripts raise an error; what was not saved in a checkpoint is lost."""
+    """End jobs. Their scripts raise an error; states that no checkpoint contains are lost."""
     with connect(management) as cluster:
         jobs = cluster.jobs()
         chosen = [find_job(jobs, name) for name in names]
@@ -23,20 +23,18 @@ def cancel(names: JobArguments, management: ManagementOption = None) -> None:
                 management_pb2.CancelJobRequest(job=job.job), timeout=deadlines.QUERIES.command
             )
             at = f" at step {step_text(job)}" if job.num_steps else ""
-            say(f"{job.job} is cancelled (it was {phase_text(job)}{at})")
-    over = [f"{job.job} has ended before ({phase_text(job)})" for job in chosen if job.phase in ENDED]
-    if over:
-        fail("; ".join(over))
+            print_text(f"{job.job} is cancelled (it was {phase_text(job)}{at})")
+    ended = [f"{job.job} has ended before ({phase_text(job)})" for job in chosen if job.phase in ENDED]
+    if ended:
+        fail("; ".join(ended))
 
 
 def label(
     name: JobArgument,
-    labels: Annotated[
-        list[str], typer.Argument(metavar="KEY=VALUE|KEY-", help="Labels to set; with KEY- one is taken away.")
-    ],
+    labels: Annotated[list[str], typer.Argument(metavar="KEY=VALUE|KEY-", help="Labels to set; KEY- removes one.")],
     management: ManagementOption = None,
 ) -> None:
-    """Set and take away labels of a job, also of one that has ended."""
+    """Set and remove labels of a job, live or ended."""
     removed = [text[:-1] for text in labels if text.endswith("-") and "=" not in text]
     added = [text for text in labels if "=" in text]
     wrong = [text for text in labels if "=" not in text and not text.endswith("-")]
@@ -46,7 +44,7 @@ def label(
         job = find_job(cluster.jobs(), name)
         request = management_pb2.LabelJobRequest(job=job.job, add=added, remove=removed)
         now = cluster.management.LabelJob(request, timeout=deadlines.QUERIES.command).labels
-    say(f"{job.job} has the labels {' '.join(now)}" if now else f"{job.job} has no labels")
+    print_text(f"{job.job} has the labels {' '.join(now)}" if now else f"{job.job} has no labels")
 
 
 def set_priority(
@@ -54,11 +52,11 @@ def set_priority(
     priority: Annotated[int, typer.Argument(metavar="PRIORITY", min=1, max=3, help="1 (first) to 3.")],
     management: ManagementOption = None,
 ) -> None:
-    """Move a job in the queue. A job that has its nodes keeps them."""
+    """Change the priority of a job, and so its place in the queue. A job that has its nodes keeps them."""
     with connect(management) as cluster:
         before = find_job(cluster.jobs(), name)
         request = management_pb2.SetPriorityRequest(job=before.job, priority=priority)
         cluster.management.SetPriority(request, timeout=deadlines.QUERIES.command)
         job = cluster.job(before.job)
     place = f"; place {job.queue_position} in the queue" if job.queue_position else ""
-    say(f"{job.job} has priority {job.priority} (it was {before.priority}){place}")
+    print_text(f"{job.job} has priority {job.priority} (it was {before.priority}){place}")

@@ -7,31 +7,31 @@ from typing import Annotated
 
 import typer
 
-from waferbox.output.console import fail, say
+from waferbox.output.console import fail, print_text
 
 
 def kubernetes(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="What says how many of each role, and of what size.", dir_okay=False)
+        Path, typer.Argument(metavar="FILE", help="The roles, with the number and size of each.", dir_okay=False)
     ] = Path("docker-compose.yml"),
     scale: Annotated[
-        list[str] | None, typer.Option(metavar="ROLE=N", help="So many of a role, in place of what the file says.")
+        list[str] | None, typer.Option(metavar="ROLE=N", help="Processes of a role, instead of the file's number.")
     ] = None,
-    namespace: Annotated[str, typer.Option(help="Where all of it is.")] = "waferbox",
-    images: Annotated[str, typer.Option(metavar="PREFIX", help="Before the images' names: registry.example/me/")] = "",
-    tag: Annotated[str, typer.Option(help="Of the images.")] = "latest",
+    namespace: Annotated[str, typer.Option(help="Namespace of all objects.")] = "waferbox",
+    images: Annotated[str, typer.Option(metavar="PREFIX", help="Prefix of the images: registry.example/me/")] = "",
+    tag: Annotated[str, typer.Option(help="Tag of the images.")] = "latest",
     tls: Annotated[bool, typer.Option("--tls", metavar="", help="Encrypt, with the certificates of a secret.")] = False,
     storage: Annotated[
-        str, typer.Option(metavar="SIZE", help="Of each volume for caches and recovery points.")
+        str, typer.Option(metavar="SIZE", help="Size of each volume for caches and recovery points.")
     ] = "20Gi",
-    storage_class: Annotated[str, typer.Option(help="Of these volumes; without it the default one.")] = "",
+    storage_class: Annotated[str, typer.Option(help=r"Class of these volumes.  \[default: the cluster's]")] = "",
     data: Annotated[
-        str, typer.Option(metavar="CLAIM:FOLDER", help="A volume that input functions read, and where they see it.")
+        str, typer.Option(metavar="CLAIM:FOLDER", help="A volume that input functions read, and its path there.")
     ] = "",
     ray: Annotated[
         bool, typer.Option("--ray", metavar="", help="A cluster on Ray, as a RayCluster for the KubeRay operator.")
     ] = False,
-    wafer_cpus: Annotated[int, typer.Option(min=1, metavar="N", help="With --ray, of each wafer.")] = 4,
+    wafer_cpus: Annotated[int, typer.Option(min=1, metavar="N", help="With --ray, processors of each wafer.")] = 4,
 ) -> None:
     """Print the manifests of a cluster, for `kubectl apply -f -`."""
     from waferbox.kubernetes.compose_file import ComposeFileError, read_roles
@@ -60,10 +60,10 @@ def kubernetes(
     for each in scale or ():
         name, _, count = each.partition("=")
         if name not in roles or not count.isdecimal():
-            raise typer.BadParameter(f"--scale: {each!r} must look like ROLE=N, and the roles are {', '.join(roles)}")
+            raise typer.BadParameter(f"--scale: {each!r} must look like ROLE=N; the roles are {', '.join(roles)}")
         roles[name] = dataclasses.replace(roles[name], count=int(count))
     try:
         made = ray_manifests(roles, options, wafer_cpus) if ray else cluster_manifests(roles, options)
     except ComposeFileError as error:
         fail(str(error))
-    say(as_text(made).rstrip())
+    print_text(as_text(made).rstrip())

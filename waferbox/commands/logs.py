@@ -1,4 +1,4 @@
-"""`waferbox logs`: what the processes of a job said."""
+"""`waferbox logs`: the log records of a job's processes."""
 
 import logging
 import time
@@ -22,12 +22,12 @@ _LEVEL_WIDTH: Final = 7  # "WARNING"
 def logs(
     name: JobArgument,
     role: Annotated[
-        str | None, typer.Option(metavar="ROLE", help="Only of one process (wafer-0), or of a role (wafer).")
+        str | None, typer.Option(metavar="ROLE", help="Only those of one process (wafer-0), or of a role (wafer).")
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", metavar="", help="Go on until the job has ended.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", metavar="", help="Follow the job to its end.")] = False,
     management: ManagementOption = None,
 ) -> None:
-    """Show what the processes of a job said, oldest first, as far as the management service keeps it."""
+    """Show the messages of a job's processes, oldest first, as far as the management service keeps them."""
     seen: set[str] = set()
     shown = False
     with connect(management) as cluster:
@@ -49,21 +49,22 @@ def logs(
 
 
 def _print_end(job: management_pb2.JobInfo) -> None:
-    """The line that matters most: why there is no more. Beside the messages, which a program may read."""
+    """Prints the end of an ended job, to standard error: programs may read the messages on standard output."""
     if job.phase in ENDED:
         message = f": {safe(job.message.strip())}" if job.message else ""
         errors.print(f"{job.job} has ended ({styled_phase(job)}){message}", soft_wrap=True)
 
 
 def _kept(cluster: Connection, job: str) -> Iterable[observation_pb2.LogRecord]:
-    """What there is now, in order of time: taken whole, for who reads it, in a pager, may take longer than the call."""
+    """The records that management keeps, in the order of time."""
     request = observation_pb2.WatchJobRequest(job=job, kinds=["log"])
+    # All at once, since a pager may read the output for longer than the call may take.
     batches = list(cluster.observation.WatchJob(request, timeout=deadlines.QUERIES.history))
     return sorted(_records(event for batch in batches for event in batch.events), key=lambda record: record.time)
 
 
 def _followed(cluster: Connection, watch: JobWatch, job: str) -> Iterator[observation_pb2.LogRecord]:
-    """What there is, and what comes, each once, also if management is started anew meanwhile."""
+    """The records that management keeps, and new ones, each once, even across restarts of management."""
     request = observation_pb2.WatchJobRequest(job=job, follow=True, kinds=["log"])
 
     def call() -> "grpc.CallIterator[observation_pb2.JobEvents]":
@@ -79,7 +80,7 @@ def _followed(cluster: Connection, watch: JobWatch, job: str) -> Iterator[observ
 
 
 def _records(events: Iterable[observation_pb2.JobEvent]) -> Iterator[observation_pb2.LogRecord]:
-    """Those of the events; says, by their numbers, how many are not there."""
+    """The records in events; warns of missing ones, which gaps in the events' numbers reveal."""
     last = 0
     for event in events:
         if event.number > last + 1:
@@ -91,7 +92,7 @@ def _records(events: Iterable[observation_pb2.JobEvent]) -> Iterator[observation
 
 
 def _clock(seconds: float) -> str:
-    """To the millisecond."""
+    """Local time to the millisecond. seconds: since 1970."""
     return f"{time.strftime('%H:%M:%S', time.localtime(seconds))}.{int(seconds % 1 * 1000):03d}"
 
 

@@ -10,10 +10,16 @@ from waferbox.output.console import printable
 
 
 def make_target(num_csx: int, half: str, optimization_level: int, half_gradients: bool) -> Target:
-    """The cluster that stages divide the work for. half: the type of mixed precision; empty: float32 throughout.
+    """The cluster for which passes divide the work.
+
+    Args:
+        num_csx: the number of wafers.
+        half: the type of mixed precision; empty: float32 throughout.
+        optimization_level: of mixed precision, 0 to 2.
+        half_gradients: whether gradients of weights are sent in half precision.
 
     Raises:
-        OptError: there is no such type, or none in which gradients could travel.
+        OptError: there is no such type, or half_gradients needs one.
     """
     try:
         precision = Precision.of_options(half, optimization_level, half_gradients)
@@ -38,7 +44,7 @@ def optimise(file: str, names: list[str], target: Target, print_after_all: bool,
     except UnicodeDecodeError as error:
         raise OptError(f"{shown}: not a text: {error}") from error
     except (OptError, OSError) as error:
-        # The text that is quoted may hold anything.
+        # The message may quote control characters of the text.
         raise OptError(printable(str(error))) from error
 
 

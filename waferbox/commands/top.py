@@ -1,4 +1,4 @@
-"""`waferbox top`: what the processes of a job are busy with, as rates between the last two reports of each."""
+"""`waferbox top`: the loads of a job's processes, as rates between the last two reports of each."""
 
 import threading
 import time
@@ -21,40 +21,40 @@ from waferbox.commands.connection import (
     connect,
     find_job,
 )
-from waferbox.output.console import Status, fail, output, printable, say
+from waferbox.output.console import Status, fail, output, print_text, printable
 from waferbox.output.tables import empty_table, one_line, phase_text, reason, safe, step_text, styled_phase
 from wsc.v1 import management_pb2, observation_pb2
 
-# --- What the processes of a job say of themselves, as rates: between the last two reports of each --------------------
+# --- Metrics ----------------------------------------------------------------------------------------------------------
 
 
-STALE_SECONDS: Final = 5.0  # without a report: the rates are none any more
+STALE_SECONDS: Final = 5.0  # age at which a report yields no rates any more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeMetrics:
-    """One process of a job. Rates are per second; None where there are no two reports of one execution, or old ones."""
+    """The load of one process. Rates are per second; None without two recent reports of the same epoch."""
 
     node: str
     memory_bytes: int
-    cores: float | None  # that it keeps busy: CPU seconds a second
+    cores: float | None  # busy cores: CPU seconds per second
     received: float | None  # bytes
     sent: float | None  # bytes
-    steps: float | None  # None also of a process that counts none
-    shares: Mapping[str, float]  # of its time, by what it went into; empty as the rates are
+    steps: float | None  # None also if the process counts no steps
+    shares: Mapping[str, float]  # of the time, by activity; empty where rates are None
 
 
 class JobMetrics:
-    """The last of the events of a job. Thread-safe."""
+    """The last reports and scalars of a job. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._reports: dict[str, tuple[observation_pb2.NodeReport | None, observation_pb2.NodeReport]] = {}
-        self._received_at: dict[str, float] = {}  # monotonic: clocks of other hosts may differ from ours
+        self._received_at: dict[str, float] = {}  # monotonic time, as clocks of other hosts may differ
         self._scalars: dict[str, observation_pb2.Scalar] = {}
 
     def add(self, events: Iterable[observation_pb2.JobEvent]) -> None:
-        """Take note of reports and scalars, in the order in which they were made."""
+        """Adds reports and scalars, in the order in which they were made."""
         now = time.monotonic()
         with self._lock:
             for event in events:
@@ -67,19 +67,19 @@ class JobMetrics:
                     self._scalars[event.scalar.name] = event.scalar
 
     def scalars(self) -> Mapping[str, float]:
-        """The last value of each output that is a single number."""
+        """The last value of each scalar output."""
         with self._lock:
             return {name: scalar.value for name, scalar in self._scalars.items()}
 
     def nodes(self) -> list[NodeMetrics]:
-        """The processes, those of a role together, in their order."""
+        """The loads of all processes, ordered by role and index."""
         oldest = time.monotonic() - STALE_SECONDS
         with self._lock:
             found = [
                 _rates(former if self._received_at[node] >= oldest else None, report)
                 for node, (former, report) in self._reports.items()
             ]
-        return sorted(found, key=lambda metrics: _place(metrics.node))
+        return sorted(found, key=lambda metrics: _sort_key(metrics.node))
 
 
 def _rates(former: observation_pb2.NodeReport | None, report: observation_pb2.NodeReport) -> NodeMetrics:
@@ -111,24 +111,24 @@ def _rates(former: observation_pb2.NodeReport | None, report: observation_pb2.No
     )
 
 
-def _place(node: str) -> tuple[str, int, str]:
+def _sort_key(node: str) -> tuple[str, int, str]:
     role, _, index = node.rpartition("-")
     return (role, int(index), "") if index.isdecimal() else (node, -1, "")
 
 
-# --- `waferbox top`: what the processes of a job are busy with --------------------------------------------------------
+# --- The command ------------------------------------------------------------------------------------------------------
 
 
 REFRESH_SECONDS: Final = 1.0
-FIRST_SECONDS: Final = 0.3  # until what is kept of a job has come
-END_SECONDS: Final = 5.0  # until the stream of a job has ended, once it is told to
-_SHOWN_SHARE: Final = 0.01  # of the time: less is not worth a word
+FIRST_SECONDS: Final = 0.3  # before the first picture: management's stored events have arrived by then
+END_SECONDS: Final = 5.0  # deadline for the end of the reading thread
+_SHOWN_SHARE: Final = 0.01  # the smallest share of the time that is shown
 
 
 def top(name: OptionalJobArgument = None, management: ManagementOption = None) -> None:
-    """Show what the processes of a job use, each second, until it has ended or Ctrl-C. Without JOB: the only one.
+    """Show the loads of a job's processes, each second, until the job ends or Ctrl-C. Default: the only live job.
 
-    Where no terminal shows it, it is shown once.
+    Without a terminal the loads are shown once.
     """
     with connect(management) as cluster:
         job = _chosen(cluster.jobs(), name)
@@ -140,7 +140,7 @@ def top(name: OptionalJobArgument = None, management: ManagementOption = None) -
         else:
             for events in cluster.observation.WatchJob(request, timeout=deadlines.QUERIES.history):
                 metrics.add(events.events)
-            output.print(_picture(job, metrics))
+            output.print(_rendered(job, metrics))
 
 
 def _chosen(jobs: Sequence[management_pb2.JobInfo], name: str | None) -> management_pb2.JobInfo:
@@ -150,13 +150,13 @@ def _chosen(jobs: Sequence[management_pb2.JobInfo], name: str | None) -> managem
     if len(live) == 1:
         return live[0]
     if live:
-        fail(f"several jobs are under way: say which of {', '.join(job.job for job in live)}", Status.NO_JOB)
+        fail(f"several jobs are under way: name one of {', '.join(job.job for job in live)}", Status.NO_JOB)
     fail("no job is under way; `waferbox get jobs` shows those that ended", Status.NO_JOB)
 
 
 def _watch(watch: JobWatch, stream: Iterator[observation_pb2.JobEvents], metrics: JobMetrics) -> None:
-    """Show it again and again, until the stream ends."""
-    over = threading.Event()
+    """Shows the loads each second, until the stream ends."""
+    ended = threading.Event()
     problems: list[Exception] = []
 
     def read() -> None:
@@ -166,28 +166,29 @@ def _watch(watch: JobWatch, stream: Iterator[observation_pb2.JobEvents], metrics
         except (grpc.RpcError, WatchLost) as error:
             problems.append(error)
         finally:
-            over.set()
+            ended.set()
 
+    # The stream blocks between events, while the step and the rates are refreshed each second.
     reader = threading.Thread(target=read, name="events", daemon=True)
     reader.start()
     try:
         with Live(console=output, auto_refresh=False) as live:
             pause = FIRST_SECONDS
-            while not over.wait(pause):
-                live.update(_picture(watch.job(), metrics), refresh=True)
+            while not ended.wait(pause):
+                live.update(_rendered(watch.job(), metrics), refresh=True)
                 pause = REFRESH_SECONDS
             if not problems:
                 job = watch.job()
-                live.update(_picture(job, metrics), refresh=True)
+                live.update(_rendered(job, metrics), refresh=True)
     finally:
         watch.close()
         reader.join(END_SECONDS)
     if problems:
         raise problems[0]
-    say(f"{job.job} has ended ({phase_text(job)})")
+    print_text(f"{job.job} has ended ({phase_text(job)})")
 
 
-def _picture(job: management_pb2.JobInfo, metrics: JobMetrics) -> Group:
+def _rendered(job: management_pb2.JobInfo, metrics: JobMetrics) -> Group:
     nodes = metrics.nodes()
     rates = [node.steps for node in nodes if node.steps is not None]
     step = f"step {step_text(job)}" if job.num_steps else ""
@@ -195,10 +196,10 @@ def _picture(job: management_pb2.JobInfo, metrics: JobMetrics) -> Group:
     scalars = [f"{safe(name)} {value:.4g}" for name, value in metrics.scalars().items()]
     line = "   ".join(filter(None, [f"[bold]{job.job}[/]", styled_phase(job), step, rate, *scalars]))
     parts: list[RenderableType] = [one_line(Text.from_markup(line))]
-    if said := reason(job).strip():
-        parts.append(one_line(Text(printable(said.splitlines()[0]))))
+    if text := reason(job).strip():
+        parts.append(one_line(Text(printable(text.splitlines()[0]))))
     if not nodes:
-        parts.append(Text("Nothing is reported of it yet: that begins with its first step."))
+        parts.append(Text("There are no reports yet: they begin with the first step."))
         return Group(*parts)
     table = empty_table(
         *("process", "cores", "MB", "MB/s in", "MB/s out", "steps/s", "its time goes into"),

@@ -1,1 +1,1 @@
-"""The manifests of a cluster on Kubernetes, made of what docker-compose.yml says of its roles."""
+"""The manifests of a cluster on Kubernetes, made from the roles in docker-compose.yml."""

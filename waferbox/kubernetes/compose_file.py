@@ -1,4 +1,4 @@
-"""What docker-compose.yml says of the roles of a cluster."""
+"""The roles of a cluster as docker-compose.yml describes them."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,9 +10,9 @@ import yaml
 
 from waferbox.host.memory import UNITS
 
-PORT: Final = 7000  # where each role listens
+PORT: Final = 7000  # at which each role listens
 METRICS_PORT: Final = 9100
-LISTEN: Final = f"0.0.0.0:{PORT}"  # as the file says it
+LISTEN: Final = f"0.0.0.0:{PORT}"  # the --listen argument of each role in the file
 CACHE_FOLDER: Final = "/var/lib/waferbox"
 
 _VARIABLE: Final = re.compile(r"\$\{(\w+)(?::-([^}$]*))?\}")
@@ -21,40 +21,44 @@ _LIMIT: Final = re.compile(r"(\d+)([bkmg])b?", re.IGNORECASE)
 
 
 class ComposeFileError(ValueError):
-    """The file does not describe a cluster; the message says what is wrong."""
+    """Raised when the file does not describe a cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleSettings:
-    """One service: so many processes of a role."""
+    """One service of the file: the processes of a role."""
 
     name: str
     image: str
     arguments: Sequence[str]  # module and options
     count: int
-    memory: str  # as Kubernetes writes it: 8Gi
+    memory: str  # of one process, as Kubernetes writes it: 8Gi
     memory_bytes: int
-    keeps_files: bool  # it has a cache folder that outlives it
-    grace_seconds: int  # that it gets to end
+    keeps_files: bool  # whether its cache folder outlives a process
+    grace_seconds: int  # between the request to end and the kill
 
 
 def read_roles(path: Path, variables: Mapping[str, str]) -> dict[str, RoleSettings]:
-    """The roles by the names of their services; what has a profile is none.
+    """Reads the roles of a file, by the names of their services. Services with a profile are left out.
 
-    variables: of which the file may have values, as `${NAME:-default}`.
+    Args:
+        path: the file.
+        variables: replace `${NAME:-default}` in the file.
 
-    Raises ComposeFileError, OSError.
+    Raises:
+        ComposeFileError: the file does not describe a cluster.
+        OSError: the file cannot be read.
     """
     try:
         content = yaml.safe_load(_filled_in(path.read_text(), variables))
         services = content["services"]
         return {name: _role(name, service) for name, service in services.items() if not service.get("profiles")}
     except (yaml.YAMLError, UnicodeError, KeyError, TypeError, AttributeError) as error:
-        raise ComposeFileError(f"{path} is no file of a cluster as docker-compose.yml is: {error}") from error
+        raise ComposeFileError(f"{path} does not describe a cluster, as docker-compose.yml does: {error}") from error
 
 
 def _filled_in(text: str, variables: Mapping[str, str]) -> str:
-    """With the values of variables, from the innermost of those that are within each other."""
+    """The text with the values of variables, which may be nested: the innermost are replaced first."""
     before = ""
     while text != before:
         before = text
@@ -65,7 +69,7 @@ def _filled_in(text: str, variables: Mapping[str, str]) -> str:
 def _role(name: str, service: Mapping[str, Any]) -> RoleSettings:
     arguments = [str(word) for word in service["command"]]
     if LISTEN not in arguments:
-        raise ComposeFileError(f"{name} is expected to listen at {LISTEN}")
+        raise ComposeFileError(f"{name} must listen at {LISTEN}")
     limit = _LIMIT.fullmatch(str(service["mem_limit"]))
     if limit is None:
         raise ComposeFileError(f"the mem_limit of {name} is {service['mem_limit']!r}: write it as 8g or 512m")

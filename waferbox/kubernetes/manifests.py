@@ -1,4 +1,4 @@
-"""All manifests of a cluster on Kubernetes, in the order in which they are to be applied, with the pod of each role."""
+"""The manifests of a cluster on Kubernetes, in the order in which they are applied, with the pod of each role."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,16 +11,16 @@ from waferbox.kubernetes.compose_file import CACHE_FOLDER, LISTEN, METRICS_PORT,
 from waferbox.roles import BY_NAME, INGRESS, MANAGEMENT, WAFER, WORKER
 from waferbox.security.tokens import SECRET_FILE
 
-# --- The pod of each role: one container that runs it, and one before it that lays out the secrets --------------------
+# --- The pod of each role ---------------------------------------------------------------------------------------------
 
 
 Manifest = dict[str, Any]
 
 APP: Final = "waferbox"
-EVERY_ROLE: Final = {"app.kubernetes.io/name": APP}  # by which all pods are found
+EVERY_ROLE: Final = {"app.kubernetes.io/name": APP}  # the label of all pods
 CLIENT_LABEL: Final = "waferbox-client"  # "true" on pods whose scripts use the cluster
 CLIENTS: Final = {"namespaceSelector": {}, "podSelector": {"matchLabels": {CLIENT_LABEL: "true"}}}
-PAGE_PORT: Final = 7001  # of management
+PAGE_PORT: Final = 7001  # of management's page
 _TLS_FOLDER: Final = "/var/lib/waferbox-tls"
 _USER: Final = 1000  # of the images
 _SECRET_FOLDER: Final = "/var/lib/waferbox-secret"
@@ -29,25 +29,25 @@ _GIVEN: Final = "/run/given"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOptions:
-    """What docker-compose.yml does not know."""
+    """Settings of a cluster on Kubernetes that docker-compose.yml does not have."""
 
     namespace: str
-    images: str  # where the images are, as a prefix of their names: registry.example/team/
+    images: str  # prefix of the images' names: registry.example/team/
     tag: str
     tls: bool
-    storage: str  # of each role that keeps files
-    storage_class: str  # empty: the default of Kubernetes
-    data_claim: str  # a volume that input functions read; empty: none
-    data_folder: str  # where the scripts and the workers see it
+    storage: str  # size of the volume of each role that keeps files
+    storage_class: str  # of these volumes; empty: the default of Kubernetes
+    data_claim: str  # the claim of a volume that input functions read; empty: none
+    data_folder: str  # the path of this volume in scripts and workers
 
 
 def labels(role: str) -> dict[str, str]:
-    """By which the pods of a role are found."""
+    """The labels of a role's pods."""
     return {**EVERY_ROLE, "app.kubernetes.io/component": role}
 
 
 def ports(role: RoleSettings) -> dict[str, int]:
-    """Those that can be known before; coordinators listen at others too."""
+    """The fixed ports of a role, by name; coordinators listen at other ports too."""
     found = {"grpc": PORT, "metrics": METRICS_PORT}
     if role.name == MANAGEMENT.name:
         found["page"] = PAGE_PORT
@@ -55,7 +55,7 @@ def ports(role: RoleSettings) -> dict[str, int]:
 
 
 def pod(role: RoleSettings, options: ClusterOptions) -> Manifest:
-    """The template of a role's pods."""
+    """The template of a role's pods: a container that runs the role, after one that copies the secrets."""
     spec = {
         **confined_pod(),
         "terminationGracePeriodSeconds": role.grace_seconds,
@@ -64,7 +64,7 @@ def pod(role: RoleSettings, options: ClusterOptions) -> Manifest:
         "volumes": _volumes(role, options),
     }
     if BY_NAME[role.name].has_own_name:
-        spec["hostname"] = role.name  # how it names itself to others
+        spec["hostname"] = role.name  # the process announces its address by its host's name
     else:
         spec["topologySpreadConstraints"] = [spread(labels(role.name))]
     if role.name == WORKER.name:
@@ -73,7 +73,7 @@ def pod(role: RoleSettings, options: ClusterOptions) -> Manifest:
 
 
 def confined_pod() -> Manifest:
-    """What every pod has."""
+    """The part of the specification that every pod has."""
     return {
         "serviceAccountName": APP,
         "automountServiceAccountToken": False,
@@ -89,7 +89,7 @@ def confined_pod() -> Manifest:
 
 
 def spread(pods: Mapping[str, str]) -> Manifest:
-    """Over hosts, as far as there are some."""
+    """The constraint that spreads pods with these labels over hosts, as far as possible."""
     return {
         "maxSkew": 1,
         "topologyKey": "kubernetes.io/hostname",
@@ -99,7 +99,7 @@ def spread(pods: Mapping[str, str]) -> Manifest:
 
 
 def _container(role: RoleSettings, options: ClusterOptions) -> Manifest:
-    # Others reach a pod by its address, but those that have a service by its name, which is that of their host too.
+    # A pod is reached by its address, but a role with a service by the service's name, which is its host name too.
     host = "0.0.0.0" if BY_NAME[role.name].has_own_name else "$(POD_IP)"
     mounts: list[Manifest] = [
         {"name": "secret", "mountPath": _SECRET_FOLDER},
@@ -133,7 +133,7 @@ CONFINED: Final = {
 def _environment(options: ClusterOptions) -> Sequence[Manifest]:
     variables: list[Manifest] = [
         {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
-        {"name": "HOME", "value": "/tmp"},  # all else cannot be written to
+        {"name": "HOME", "value": "/tmp"},  # the file system of the image is read-only
         {"name": settings.SECRET_FILE.name, "value": f"{_SECRET_FOLDER}/{SECRET_FILE}"},
     ]
     if options.tls:
@@ -142,26 +142,26 @@ def _environment(options: ClusterOptions) -> Sequence[Manifest]:
 
 
 def _probes(options: ClusterOptions) -> Mapping[str, Manifest]:
-    """Kubernetes asks by itself where there is no TLS, of which its own probe knows nothing."""
-    ask: Manifest = {"grpc": {"port": PORT}}
+    """The health probes of a role: the gRPC probe of Kubernetes, or a command with TLS, which that probe lacks."""
+    check: Manifest = {"grpc": {"port": PORT}}
     if options.tls:
-        ask = {"exec": {"command": ["sh", "-c", f"exec python -m waferbox.rpc.health_check $POD_IP:{PORT}"]}}
+        check = {"exec": {"command": ["sh", "-c", f"exec python -m waferbox.rpc.health_check $POD_IP:{PORT}"]}}
     every = {"periodSeconds": 10, "timeoutSeconds": 5}
     failures = int(deadlines.START.probe) // 2
     return {
         "startupProbe": {
-            **ask,
+            **check,
             "periodSeconds": 2,
             "timeoutSeconds": 5,
             "failureThreshold": failures,
         },
-        "readinessProbe": {**ask, **every},
-        "livenessProbe": {**ask, **every, "failureThreshold": 3},
+        "readinessProbe": {**check, **every},
+        "livenessProbe": {**check, **every, "failureThreshold": 3},
     }
 
 
 def _secrets_container(role: RoleSettings, options: ClusterOptions) -> Manifest:
-    """Copies them into memory: a process takes a secret only from a file that nobody but itself may read."""
+    """The container that copies the secrets into memory: a process accepts a secret only from a private file."""
     folders = {"secret": _SECRET_FOLDER, **({"tls": _TLS_FOLDER} if options.tls else {})}
     commands = [f"install -m 600 {_GIVEN}/{name}/* {folder}/" for name, folder in folders.items()]
     mounts: list[Manifest] = []
@@ -198,30 +198,30 @@ def _volumes(role: RoleSettings, options: ClusterOptions) -> Sequence[Manifest]:
 
 
 def image(name: str, options: ClusterOptions) -> str:
-    """Where Kubernetes finds an image of compose's."""
+    """The full name of an image that docker-compose.yml names."""
     return f"{options.images}{name}:{options.tag}"
 
 
 def _beside(role: str) -> Manifest:
-    """Rather on a host of that role than elsewhere."""
+    """The affinity that prefers hosts on which a role's pods run."""
     term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": labels(role)}}
     preferred = {"weight": 100, "podAffinityTerm": term}
     return {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [preferred]}}
 
 
-# --- All manifests of a cluster on Kubernetes, in the order in which they are to be applied ---------------------------
+# --- The manifests of a cluster ---------------------------------------------------------------------------------------
 
 
 def cluster_manifests(roles: Mapping[str, RoleSettings], options: ClusterOptions) -> Sequence[Manifest]:
-    """One list of objects. The secrets are not among them: they are made by hand, and lie in no file."""
-    made = [*common(options), *_network_policies(options)]
+    """The objects of a cluster, without the secrets, which a user creates by hand so that no file contains them."""
+    manifests = [*common(options), *_network_policies(options)]
     for role in roles.values():
-        made += _of_role(role, options)
-    return made
+        manifests += _role_manifests(role, options)
+    return manifests
 
 
 def common(options: ClusterOptions) -> Sequence[Manifest]:
-    """What all else is in, and runs as."""
+    """The namespace and the service account of a cluster."""
     return [
         {
             "apiVersion": "v1",
@@ -236,23 +236,23 @@ def common(options: ClusterOptions) -> Sequence[Manifest]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes out what is there twice: a name for it would be hard to read."""
+    """Writes out repeated objects, since YAML's aliases are hard to read."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
 
 
 def as_text(manifests: Sequence[Manifest]) -> str:
-    """One document for each."""
+    """The manifests as YAML documents."""
     return yaml.dump_all(manifests, Dumper=_Dumper, sort_keys=False)
 
 
 def head(version: str, kind: str, name: str, options: ClusterOptions) -> Manifest:
-    """What every object begins with."""
+    """The first fields of an object."""
     return {"apiVersion": version, "kind": kind, "metadata": {"name": name, "namespace": options.namespace}}
 
 
-def _of_role(role: RoleSettings, options: ClusterOptions) -> Sequence[Manifest]:
+def _role_manifests(role: RoleSettings, options: ClusterOptions) -> Sequence[Manifest]:
     template = pod(role, options)
     if BY_NAME[role.name].has_own_name:
         return named_role(role, template, options)
@@ -275,12 +275,12 @@ def _of_role(role: RoleSettings, options: ClusterOptions) -> Sequence[Manifest]:
 
 
 def named_role(role: RoleSettings, template: Manifest, options: ClusterOptions) -> Sequence[Manifest]:
-    """One pod, which others reach by the name of its service, with a volume that outlives it."""
+    """The objects of a role with one pod, which is reached by the name of its service and has a lasting volume."""
     deployment: Manifest = {
         "replicas": role.count,
         "selector": {"matchLabels": labels(role.name)},
         "template": template,
-        # Never two at once: they have one name, and one folder.
+        # Two pods must never run at once: they would share a name and a folder.
         "strategy": {"type": "Recreate"},
     }
     return [
@@ -292,7 +292,7 @@ def named_role(role: RoleSettings, template: Manifest, options: ClusterOptions) 
 
 
 def disruption_budget(name: str, pods: Mapping[str, str], options: ClusterOptions) -> Manifest:
-    """Hosts are drained one of these pods at a time."""
+    """The budget by which drained hosts lose at most one of these pods at a time."""
     return {
         **head("policy/v1", "PodDisruptionBudget", name, options),
         "spec": {"maxUnavailable": 1, "selector": {"matchLabels": dict(pods)}},
@@ -300,7 +300,7 @@ def disruption_budget(name: str, pods: Mapping[str, str], options: ClusterOption
 
 
 def _service(name: str, template: Manifest, options: ClusterOptions) -> Manifest:
-    """A name for the pods' own addresses: coordinators listen at ports that no service could list."""
+    """A headless service, whose name stands for the pods' addresses: a service cannot list coordinators' ports."""
     (container,) = template["spec"]["containers"]
     return {
         **head("v1", "Service", name, options),
@@ -314,20 +314,20 @@ def _service(name: str, template: Manifest, options: ClusterOptions) -> Manifest
 
 
 def claim(options: ClusterOptions) -> Manifest:
-    """Of a volume for a cache folder."""
-    asked: Manifest = {
+    """The specification of a volume claim for a cache folder."""
+    spec: Manifest = {
         "accessModes": ["ReadWriteOnce"],
         "resources": {"requests": {"storage": options.storage}},
     }
     if options.storage_class:
-        asked["storageClassName"] = options.storage_class
-    return asked
+        spec["storageClassName"] = options.storage_class
+    return spec
 
 
 def network_policy(
     name: str, pods: Manifest, sources: Sequence[Manifest], options: ClusterOptions, port: int | None = None
 ) -> Manifest:
-    """Who reaches these pods, at one port or at all."""
+    """The policy that lets only these sources reach these pods, at one port or at all ports."""
     rule: Manifest = {"from": list(sources)}
     if port is not None:
         rule["ports"] = [{"protocol": "TCP", "port": port}]
@@ -338,7 +338,7 @@ def network_policy(
 
 
 def _network_policies(options: ClusterOptions) -> Sequence[Manifest]:
-    """The roles reach each other; scripts reach the ingress, and who looks on the page and the figures."""
+    """The policies by which roles reach each other, and clients reach the ingress and management's page."""
     everyone = {"matchLabels": EVERY_ROLE}
     between = network_policy("between-roles", everyone, [{"podSelector": everyone}], options)
     opened = {"clients-to-ingress": (INGRESS.name, PORT), "clients-to-page": (MANAGEMENT.name, PAGE_PORT)}

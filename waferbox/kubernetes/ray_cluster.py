@@ -1,7 +1,7 @@
-"""A cluster on Kubernetes by way of Ray: a RayCluster, which the KubeRay operator runs, and `waferbox up` beside it.
+"""The manifests of a cluster on Ray on Kubernetes: a RayCluster for the KubeRay operator, and a pod with `waferbox up`.
 
-Each pod of the RayCluster has room for one process of a role, a wafer's for its workers too, and offers it to Ray as a
-resource with the name of the role. So all of them are as large as docker-compose.yml says.
+Each pod of the RayCluster has room for one process of a role, as large as docker-compose.yml says; a wafer's pod also
+for its workers. The pod offers this room to Ray as a resource with the name of the role.
 """
 
 import json
@@ -31,28 +31,34 @@ from waferbox.kubernetes.manifests import (
 from waferbox.roles import INGRESS, LEASED, MANAGEMENT, MEMORYX, SWARMX, WAFER, WORKER
 
 RAY_VERSION: Final = "2.60.0"  # of the image
-CLUSTER: Final = "waferbox"  # and the secret with Ray's token, which KubeRay makes, has its name
+CLUSTER: Final = "waferbox"  # name of the RayCluster, and of the secret with Ray's token, which KubeRay makes
 RAY_IMAGE: Final = "waferbox-ray"
-RAY_LABEL: Final = "waferbox-ray"  # on all pods of this cluster, and what each is
+RAY_LABEL: Final = "waferbox-ray"  # on all pods of the cluster; its value is the kind of the pod
 GROUPS: Final = tuple(role.name for role in (MEMORYX, SWARMX, WAFER))  # the roles that have pods of their own
 _GCS_PORT: Final = 6379
 _NODE_PORT: Final = 6380
-_OBJECT_STORE_BYTES: Final = 100_000_000  # of each node of Ray; no tensor of ours is ever in it
-_OVERHEAD_BYTES: Final = 2**30  # of a node of Ray, and an actor for each process
+_OBJECT_STORE_BYTES: Final = 100_000_000  # of each Ray node; tensors do not use it
+_OVERHEAD_BYTES: Final = 2**30  # of a Ray node, with an actor for each process
 
 
 def ray_manifests(roles: Mapping[str, RoleSettings], options: ClusterOptions, wafer_cpus: int) -> Sequence[Manifest]:
-    """One list of objects, as of cluster_manifests. wafer_cpus: of each wafer, and so its threads.
+    """The objects of a cluster on Ray, without the secrets.
 
-    Raises ComposeFileError.
+    Args:
+        roles: by name.
+        options: of the cluster.
+        wafer_cpus: processors of each wafer, and so its threads.
+
+    Raises:
+        ComposeFileError: a role that is needed has no process.
     """
     for name in (*GROUPS, WORKER.name, MANAGEMENT.name, INGRESS.name):
         if name not in roles or not roles[name].count:
-            raise ComposeFileError(f"on Ray there is at least one {name}")
+            raise ComposeFileError(f"a cluster on Ray needs at least one {name}")
     everyone = {"matchExpressions": [{"key": RAY_LABEL, "operator": "Exists"}]}
     return [
         *common(options),
-        # A script asks management, its coordinator, at any port beside it, and MemoryX.
+        # A script connects to management, to its coordinator, which has any port on the same host, and to MemoryX.
         network_policy("within-ray", everyone, [{"podSelector": everyone}, CLIENTS], options),
         {
             **head("ray.io/v1", "RayCluster", CLUSTER, options),
@@ -69,7 +75,7 @@ def ray_manifests(roles: Mapping[str, RoleSettings], options: ClusterOptions, wa
 
 
 def _head_group(options: ClusterOptions) -> Manifest:
-    """Runs no role: it takes part in Ray with no processor."""
+    """The head group of the RayCluster: a pod without processors for Ray, which therefore runs no role."""
     parameters = {**_ray_parameters(cpus=0, resources={}), "port": str(_GCS_PORT), "include-dashboard": "false"}
     template = _ray_pod("head", 2 * _OVERHEAD_BYTES, {"emptyDir": {}}, _GCS_PORT, options)
     (container,) = template["spec"]["containers"]
@@ -80,7 +86,7 @@ def _head_group(options: ClusterOptions) -> Manifest:
 def _worker_group(
     role: RoleSettings, roles: Mapping[str, RoleSettings], options: ClusterOptions, wafer_cpus: int
 ) -> Manifest:
-    """As many pods as there are processes of the role."""
+    """A worker group of the RayCluster, with a pod for each process of the role."""
     workers = _workers_of_a_wafer(roles) if role.name == WAFER.name else 0
     memory = role.memory_bytes + workers * roles[WORKER.name].memory_bytes + _OVERHEAD_BYTES
     cpus = math.ceil(workers * WORKER.default_cpus) + (wafer_cpus if role.name == WAFER.name else 1)
@@ -105,19 +111,19 @@ def _worker_group(
 
 
 def _ray_parameters(*, cpus: int, resources: Mapping[str, int]) -> dict[str, str]:
-    """Of `ray start`, which a shell is given."""
+    """The parameters of `ray start`, quoted for a shell."""
     parameters = {
         "num-cpus": str(cpus),
         "node-manager-port": str(_NODE_PORT),
         "object-store-memory": str(_OBJECT_STORE_BYTES),
     }
     if resources:
-        parameters["resources"] = json.dumps(json.dumps(resources))  # quoted once more
+        parameters["resources"] = json.dumps(json.dumps(resources))  # the outer call quotes for the shell
     return parameters
 
 
 def _ray_pod(name: str, memory: int, cache: Manifest, port: int, options: ClusterOptions) -> Manifest:
-    """A node of Ray, which KubeRay gives the command. port: of what tells its health."""
+    """The template of a pod with a Ray node, to which KubeRay adds the command. port: of its health service."""
     health: Manifest = {"grpc": {"port": port}, "periodSeconds": 10, "timeoutSeconds": 5}
     container: Manifest = {
         "name": f"ray-{name}",
@@ -141,7 +147,7 @@ def _ray_pod(name: str, memory: int, cache: Manifest, port: int, options: Cluste
 
 
 def _management(roles: Mapping[str, RoleSettings], options: ClusterOptions, wafer_cpus: int) -> Manifest:
-    """A pod that joins Ray with no processor, so that there is a Ray on its host, and runs `waferbox up` there."""
+    """A pod that runs `waferbox up`; it joins Ray without processors, since `up` needs a Ray node on its host."""
     role = replace(roles[MANAGEMENT.name], image=RAY_IMAGE)
     template = pod(role, options)
     template["metadata"]["labels"][RAY_LABEL] = role.name
@@ -149,9 +155,9 @@ def _management(roles: Mapping[str, RoleSettings], options: ClusterOptions, wafe
     join = f"ray start --address={CLUSTER}-head-svc:{_GCS_PORT} --node-ip-address=$POD_IP"
     join += "".join(f" --{name}={value}" for name, value in _ray_parameters(cpus=0, resources={}).items())
     container["command"] = ["sh", "-c"]
-    container["args"] = [f"{join} && exec python -m waferbox {' '.join(_up(roles, options, wafer_cpus))}"]
+    container["args"] = [f"{join} && exec python -m waferbox {' '.join(_up_arguments(roles, options, wafer_cpus))}"]
     container["ports"] = [{"name": "grpc", "containerPort": PORT}]
-    # Coordinators run here too, which are with the ingress elsewhere.
+    # Coordinators run in this pod, and not, as without Ray, beside the ingress.
     container["resources"] = _memory(role.memory_bytes + roles[INGRESS.name].memory_bytes + _OVERHEAD_BYTES)
     container["env"] += [
         {"name": "RAY_USAGE_STATS_ENABLED", "value": "0"},
@@ -164,16 +170,16 @@ def _management(roles: Mapping[str, RoleSettings], options: ClusterOptions, wafe
     return template
 
 
-def _up(roles: Mapping[str, RoleSettings], options: ClusterOptions, wafer_cpus: int) -> Sequence[str]:
-    """The words of the command."""
-    words = ["up", "--engine", "ray", "--address", "auto", "--listen", f"$POD_IP:{PORT}"]
-    # Without TLS the network policy keeps others out.
-    words += [] if options.tls else ["--insecure"]
+def _up_arguments(roles: Mapping[str, RoleSettings], options: ClusterOptions, wafer_cpus: int) -> Sequence[str]:
+    """The arguments of `waferbox up`."""
+    arguments = ["up", "--engine", "ray", "--address", "auto", "--listen", f"$POD_IP:{PORT}"]
+    # Without TLS the network policy alone restricts access.
+    arguments += [] if options.tls else ["--insecure"]
     for role in LEASED:
-        words += [f"--{role.count_option}", str(roles[role.name].count)]
+        arguments += [f"--{role.count_option}", str(roles[role.name].count)]
     for name in GROUPS:
-        words += ["--resource", f"{name}.{name}=1"]
-    return [*words, "--resource", f"{WAFER.name}.CPU={wafer_cpus}"]
+        arguments += ["--resource", f"{name}.{name}=1"]
+    return [*arguments, "--resource", f"{WAFER.name}.CPU={wafer_cpus}"]
 
 
 def _workers_of_a_wafer(roles: Mapping[str, RoleSettings]) -> int:
@@ -185,5 +191,5 @@ def _memory(size: int) -> Manifest:
 
 
 def _quantity(size: int) -> str:
-    """As Kubernetes writes bytes."""
+    """A number of bytes as Kubernetes writes it."""
     return f"{math.ceil(size / 2**20)}Mi"

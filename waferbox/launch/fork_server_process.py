@@ -165,7 +165,7 @@ _own: ForkServerProcess | None = None
 
 @contextlib.contextmanager
 def own_fork_server(preload: Sequence[str]) -> Iterator[None]:
-    """Has an own fork server start the processes of the block, unless a launcher has a fork server.
+    """Starts the processes of the block by an own fork server, unless a launcher has one.
 
     The server imports `preload` meanwhile. If it dies, its children die too, and the next request starts another
     server. It ends with this process, or after the last child that outlives this process.

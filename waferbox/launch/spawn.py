@@ -51,7 +51,7 @@ class PopenStatus:
         return self._process.wait()
 
     def close(self) -> None:
-        """Nothing but the process, which has ended."""
+        """Does nothing: there is no connection to close."""
 
 
 class ForkServerStatus:
@@ -95,7 +95,7 @@ class UnknownStatus:
         return 1
 
     def close(self) -> None:
-        """Nothing but the process, which has ended."""
+        """Does nothing: there is no connection to close."""
 
 
 def process_started(pid: int) -> int:

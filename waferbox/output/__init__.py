@@ -1,1 +1,1 @@
-"""What commands show."""
+"""The output of the commands."""

@@ -1,4 +1,4 @@
-"""Where the commands write, in which format (`-o`), and how they end."""
+"""The streams to which the commands write, the formats of data (`-o`), and the exit statuses."""
 
 import enum
 import json
@@ -18,26 +18,27 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-# --- Where the commands write, and how they end -----------------------------------------------------------------------
+# --- Streams and exit statuses ----------------------------------------------------------------------------------------
 
 
 UNFOLDED_WIDTH: Final = 10_000
 
 
 class Status(enum.IntEnum):
-    """What a command exits with, if not with 0. docs/command.md names them."""
+    """The exit statuses of commands other than 0, as in docs/command.md."""
 
-    FAILED = 1  # the cluster refused it, or does not answer
-    USAGE = 2  # also given by typer
-    NO_JOB = 3  # no job has this name, or several have
-    AWAY = 4  # the management service went away while a job was followed, and did not come back
-    BROKEN_PIPE = 141  # nobody reads what it writes: as a shell says of a command that SIGPIPE ends
+    FAILED = 1  # the cluster refused the request, or does not answer
+    USAGE = 2  # also used by typer
+    NO_JOB = 3  # no job has this name, or several have it
+    AWAY = 4  # management became unavailable while the command followed a job, and did not return
+    BROKEN_PIPE = 141  # the reader of the output has ended; shells report a command that SIGPIPE ended so
 
 
 class _Output(Console):
     def on_broken_pipe(self) -> None:
-        """Without a word: `waferbox logs JOB | head` is no error."""
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what the interpreter flushes at its end
+        """Exits without a message: `waferbox logs JOB | head` is no error."""
+        # The interpreter flushes standard output at its end, and must not fail then.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(Status.BROKEN_PIPE)
 
 
@@ -47,28 +48,28 @@ errors: Final = Console(stderr=True, highlight=False)
 
 
 def printable(text: str) -> str:
-    """The text without what could steer a terminal: it may come from anybody. Lines stay lines."""
+    """The text without control characters but newline and tab: untrusted text must not control a terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
 
 
 def fail(message: str, status: Status = Status.FAILED) -> Never:
-    """Say why on standard error, and exit."""
+    """Prints an error to standard error, and exits."""
     errors.print(f"[bold red]waferbox:[/] {escape(printable(message))}", soft_wrap=True)
     raise typer.Exit(status)
 
 
 def warn(text: str) -> None:
-    """Something that one should know, on standard error."""
+    """Prints a warning to standard error."""
     errors.print(f"[yellow]waferbox: {escape(text)}[/]", soft_wrap=True)
 
 
-def say(text: str) -> None:
-    """Text as it stands: no markup, not folded."""
+def print_text(text: str) -> None:
+    """Prints text without markup, unfolded."""
     output.print(text, markup=False, soft_wrap=True)
 
 
 def print_unfolded(table: Table) -> None:
-    """A table as wide as it is. Where the terminal wraps a line, it is for what stands in it, not for blanks."""
+    """Prints a table at its full width, without blanks at the ends of lines, which a terminal would wrap."""
     header, rule, *rows = output.render_lines(table, output.options.update_width(UNFOLDED_WIDTH), pad=False)
     header = _stripped(header)
     rule = [Segment(rule[0].text[0] * Segment.get_line_length(header), rule[0].style)]
@@ -83,18 +84,18 @@ def _stripped(line: list[Segment]) -> list[Segment]:
 
 
 def print_heading(text: str) -> None:
-    """A title."""
+    """Prints a title."""
     output.print(text, style="bold", markup=False)
 
 
-# --- `-o`: what a command shows, as a table for people or as data for programs ----------------------------------------
+# --- Formats ----------------------------------------------------------------------------------------------------------
 
 
 _WIDE_INTEGERS: Final = (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64)
 
 
 class Format(enum.StrEnum):
-    """A format of what is shown."""
+    """A format of a command's output."""
 
     TABLE = "table"
     WIDE = "wide"
@@ -103,7 +104,7 @@ class Format(enum.StrEnum):
 
     @property
     def is_data(self) -> bool:
-        """Whether it is for programs."""
+        """Whether programs read the format."""
         return self in (Format.JSON, Format.YAML)
 
 
@@ -111,12 +112,12 @@ FormatOption = Annotated[Format, typer.Option("-o", "--output", help="Format; wi
 
 
 def print_data(data: Message | Mapping[str, Any], form: Format) -> None:
-    """Print it as JSON or YAML, with the names of the protocol and every field."""
+    """Prints a message as JSON or YAML, with every field, under its name in the protocol."""
     shown = as_data(data) if isinstance(data, Message) else data
     if form == Format.JSON:
-        say(json.dumps(shown, indent=2))
+        print_text(json.dumps(shown, indent=2))
     else:
-        say(yaml.safe_dump(shown, sort_keys=False).rstrip("\n"))
+        print_text(yaml.safe_dump(shown, sort_keys=False).rstrip("\n"))
 
 
 def as_data(message: Message) -> dict[str, Any]:
@@ -129,7 +130,7 @@ def as_data(message: Message) -> dict[str, Any]:
 
 
 def _restore_integers(data: dict[str, Any], descriptor: Any) -> None:
-    """JSON of protobuf has integers of 64 bits as strings. Ours are counts, which scripts want to compare."""
+    """Makes numbers of 64-bit integers, which protobuf's JSON has as strings: scripts compare these counts."""
     for field in descriptor.fields:
         value = data.get(field.name)
         if field.cpp_type in _WIDE_INTEGERS and isinstance(value, str):

@@ -1,4 +1,4 @@
-"""What the commands show, as tables."""
+"""The tables of the commands, and the texts in their cells."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,12 +21,13 @@ _STYLES: Final = {
 
 
 def empty_table(*columns: str, right: Sequence[str] = (), whole: Sequence[str] = (), dense: bool = False) -> Table:
-    """A table in the command's style.
+    """Returns a table in the commands' style.
 
     Args:
-        right: the columns with numbers.
-        whole: those that are never folded.
-        dense: less room between columns.
+        columns: their titles.
+        right: the columns with numbers, which are aligned right.
+        whole: the columns that are never folded.
+        dense: whether there is less space between columns.
     """
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0) if dense else (0, 1))
     for column in columns:
@@ -40,18 +41,18 @@ def empty_table(*columns: str, right: Sequence[str] = (), whole: Sequence[str] =
 
 
 def sorted_nodes(nodes: Iterable[management_pb2.NodeInfo]) -> list[management_pb2.NodeInfo]:
-    """By role, then in the order in which they came."""
+    """The nodes by role, then in the order of their registrations."""
     order = [role.number for role in roles.REGISTERED]
     return sorted(nodes, key=lambda node: (order.index(node.role), int(node.node_id.lstrip("n") or 0)))
 
 
 def is_free(node: management_pb2.NodeInfo) -> bool:
-    """Whether a job may get it: an ingress serves all."""
+    """Whether a job may lease the node; an ingress is never leased."""
     return not node.job and roles.role_of(node.role).is_leased
 
 
 def cluster_table(nodes: Sequence[management_pb2.NodeInfo]) -> Table:
-    """One line for each role that is there: what `up` shows."""
+    """The table of `waferbox up`, with a row for each role that has nodes."""
     table = empty_table("role", "nodes", "processes", right=["nodes"])
     for role in roles.REGISTERED:
         pids = [str(node.process_id) for node in sorted_nodes(nodes) if node.role == role.number]
@@ -61,7 +62,7 @@ def cluster_table(nodes: Sequence[management_pb2.NodeInfo]) -> Table:
 
 
 def nodes_table(nodes: Sequence[management_pb2.NodeInfo], *, wide: bool = False) -> Table:
-    """One line for each node, with its lease; wide: and where it is."""
+    """A row for each node, with its lease; wide: also with its addresses."""
     more = ("host", "address", "metrics", "pid", "version") if wide else ()
     columns = ("node", "role", "job", "member", "lease", *more)
     table = empty_table(*columns, right=["pid", "lease"], whole=columns)
@@ -81,7 +82,7 @@ def nodes_table(nodes: Sequence[management_pb2.NodeInfo], *, wide: bool = False)
 
 
 def jobs_table(jobs: Sequence[management_pb2.JobInfo], *, wide: bool = False) -> Table:
-    """One line for each job, newest first; wide: and whose it is, and what is to be said of it."""
+    """A row for each job; wide: also with its priority, host, nodes, and message."""
     more = ("priority", "host", "nodes", "message") if wide else ()
     whole = ("job", "phase", "step", "age", "user", "wafers", "priority", "host", "nodes")
     columns = ("job", "phase", "step", "age", "user", "wafers", "labels", *more)
@@ -103,29 +104,29 @@ def jobs_table(jobs: Sequence[management_pb2.JobInfo], *, wide: bool = False) ->
 
 
 def phase_text(job: management_pb2.JobInfo) -> str:
-    """Such as "running"; of a job in the queue also at which place."""
+    """The phase, such as "running"; for a job in the queue also its place."""
     name = management_pb2.JobPhase.Name(job.phase).removeprefix("JOB_PHASE_").lower()
     return f"{name}, place {job.queue_position}" if job.queue_position else name
 
 
 def styled_phase(job: management_pb2.JobInfo) -> str:
-    """The same with its colour, as markup."""
+    """The phase with its colour, as markup."""
     style = _STYLES.get(job.phase)
     return f"[{style}]{phase_text(job)}[/]" if style else phase_text(job)
 
 
 def reason(job: management_pb2.JobInfo) -> str:
-    """What a job waits for, or what became of it."""
+    """The cause of a job's wait, or else its message."""
     return f"waits for {job.waiting_for}" if job.waiting_for else job.message
 
 
 def step_text(job: management_pb2.JobInfo) -> str:
-    """Such as 20/400; empty before the first execution."""
+    """A job's step, such as 20/400; empty before the first execution."""
     return f"{job.step}/{job.num_steps}" if job.num_steps else ""
 
 
 def age_text(seconds: float) -> str:
-    """Such as 15 s, 3 min, 2.5 h."""
+    """A duration, such as 15 s, 3 min, 2.5 h."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     if seconds < 7200:
@@ -134,17 +135,17 @@ def age_text(seconds: float) -> str:
 
 
 def time_text(seconds: float) -> str:
-    """Seconds since 1970 as local time, such as 2026-11-21 16:20:11."""
+    """Local time, such as 2026-11-21 16:20:11. seconds: since 1970."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 def safe(text: str) -> str:
-    """Text from anybody, on one line, for a place where markup is read."""
+    """Untrusted text on one line, escaped for a string with markup."""
     return escape(printable(text).replace("\n", "\\n").replace("\t", "\\t"))
 
 
 def one_line(text: Text) -> Text:
-    """Cut, not folded, where the terminal is narrow: what is shown again and again does not jump."""
+    """The text cut, not folded, at the width of the terminal, so that repeated output keeps its height."""
     text.no_wrap, text.overflow = True, "ellipsis"
     return text
 
@@ -154,7 +155,7 @@ def _first_line(text: str) -> str:
 
 
 def passes_table(descriptions: Mapping[str, str]) -> Table:
-    """One line for each pass of the compiler."""
+    """A row for each pass of the compiler. descriptions: by name."""
     table = empty_table("pass", "what it does")
     for name, description in descriptions.items():
         table.add_row(name, escape(description))

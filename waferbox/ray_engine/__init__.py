@@ -1,1 +1,1 @@
-"""Ray as the engine of a cluster: role processes on the hosts of a Ray cluster that is there already."""
+"""Ray as the engine of a cluster: role processes on the hosts of an existing Ray cluster."""

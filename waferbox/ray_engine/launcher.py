@@ -1,6 +1,4 @@
-"""Starts the role processes of a cluster on a Ray cluster, as actors. Management, and what else has descriptors, stays
-here.
-"""
+"""The launcher that starts role processes on a Ray cluster, as actors. Processes with descriptors run on this host."""
 
 import contextlib
 import logging
@@ -18,7 +16,7 @@ from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from waferbox import deadlines
-from waferbox.cluster.cluster import ClusterError, tell
+from waferbox.cluster.cluster import ClusterError, print_messages
 from waferbox.cluster.launcher import Process
 from waferbox.cluster.supervised_process import described
 from waferbox.host.descriptors import readable
@@ -30,21 +28,29 @@ from waferbox.rpc.address import split_address
 from waferbox.security.tokens import is_here
 from waferbox.settings import REPLACEMENT_SECONDS
 
-# ----------------------------------------------------------------------------------------------------------------------
-# A role process on a Ray cluster, as its launcher knows it: an actor, which Ray may start anew, elsewhere
-
 
 class RayProcess:
-    """It has ended when Ray does not start its actor anew, or when it had lived for a moment only. Thread-safe."""
+    """A role process on a Ray cluster: an actor, which Ray may restart on another host. Thread-safe.
+
+    The process counts as ended after an early exit, or once Ray does not restart its actor any more.
+    """
 
     def __init__(
-        self, module: str, actor: Any, tell: Callable[[Sequence[str]], None], on_closed: Callable[[], None]
+        self, module: str, actor: Any, on_messages: Callable[[Sequence[str]], None], on_closed: Callable[[], None]
     ) -> None:
+        """Begins to follow an actor.
+
+        Args:
+            module: of the role, for messages.
+            actor: the handle of a RoleActor.
+            on_messages: called with messages for the user, in a thread of the object.
+            on_closed: called once, at the end of `close`.
+        """
         self.module = module
         self.host = ""
         self.pid = 0
         self._actor = actor
-        self._tell = tell
+        self._on_messages = on_messages
         self._on_closed = on_closed
         self._closed = False
         self._status: int | None = None
@@ -59,11 +65,10 @@ class RayProcess:
         return self._status
 
     def terminate(self) -> None:
-        """Ask it to end; nobody waits for that."""
-        self.ask_to_end()
+        self.request_end()
 
-    def ask_to_end(self) -> Any:
-        """What Ray gives for the answer, or None where there is nobody to ask."""
+    def request_end(self) -> Any:
+        """Requests the end of the process; returns Ray's reference to the result, None if the actor has ended."""
         try:
             return self._actor.end.remote()
         except RayError:
@@ -72,29 +77,30 @@ class RayProcess:
     def close(self) -> int:
         if not self._closed:
             self._closed = True
-            if self._status is None and (answer := self.ask_to_end()) is not None:
-                # Where its host does not answer, Ray ends what is left of it.
+            if self._status is None and (result := self.request_end()) is not None:
+                # If the host does not answer, the actor is killed below.
                 with contextlib.suppress(RayError, GetTimeoutError):
-                    ray.get(answer, timeout=deadlines.START.ray_end)
+                    ray.get(result, timeout=deadlines.START.ray_end)
             self.kill()
             self._on_closed()
         return self._status or 0
 
     def kill(self) -> None:
-        """The actor, and with it the process."""
+        """Kills the actor, and with it the process."""
         self._closed = True
-        with contextlib.suppress(RayError):  # there is none
+        with contextlib.suppress(RayError):  # the actor has ended
             ray.kill(self._actor, no_restart=True)
         self._follower.join(deadlines.START.ray_end)
 
     def _follow(self) -> None:
-        """Know where it is, and its end."""
+        """Follows the actor through its restarts, until its end."""
         before = ""
         try:
             while True:
                 self.host, self.pid = ray.get(self._actor.process.remote())
                 if before:
-                    self._tell([f"{self.module} ({before}) ended; Ray has started it again as {described(self)}"])
+                    message = f"{self.module} ({before}) ended; Ray has started it again as {described(self)}"
+                    self._on_messages([message])
                 before = described(self)
                 try:
                     self._status = ray.get(self._actor.wait.remote())
@@ -102,30 +108,41 @@ class RayProcess:
                 except ActorUnavailableError:
                     if self._closed:
                         raise
-                    # Until Ray has started it again, there is nobody who could hang.
+                    # Until Ray has restarted the actor there is no process that could hang.
                     self.pid, self.host = 0, ""
         except RayError as error:
             self._status = 1
             if not self._closed:
-                self._tell([f"{self.module}: {str(error).splitlines()[0]}"])
+                self._on_messages([f"{self.module}: {str(error).splitlines()[0]}"])
         os.eventfd_write(self._ended, 1)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Starts the role processes of a cluster on a Ray cluster. Management, and what else has descriptors, stays here
+# --- The launcher -----------------------------------------------------------------------------------------------------
 
 
-WAIT_NOTICE_SECONDS: Final = 5.0  # until it is said what it waits for
-LOOK_SECONDS: Final = 0.25
-MAX_RESTARTS: Final = 100  # of an actor by Ray, over the life of a cluster: of one that has lived for some time
-ACTOR_THREADS: Final = 8  # of calls to an actor at once: one waits for its process
+WAIT_NOTICE_SECONDS: Final = 5.0  # of waiting for room, before a message lists the missing resources
+CHECK_SECONDS: Final = 0.25  # between two checks for room
+MAX_RESTARTS: Final = 100  # of an actor by Ray, over the life of a cluster; early exits do not count
+ACTOR_THREADS: Final = 8  # concurrent calls to an actor: one waits for its process
 
 
 class RayLauncher:
-    """One actor for each role process, in one placement group; Ray ends all of it with this process."""
+    """Starts each role process as an actor, in one placement group. Ray ends all of them with this process.
+
+    Thread-safe.
+    """
 
     def __init__(self, settings: RaySettings, roles: Mapping[str, int], stop_requests: Sequence[int] = ()) -> None:
-        """Connect, and wait for room. Raises ClusterError."""
+        """Connects to Ray, and waits until it has room for the cluster.
+
+        Args:
+            settings: of Ray.
+            roles: the number of processes of each role module.
+            stop_requests: descriptors; one that becomes readable requests the end of the cluster.
+
+        Raises:
+            ClusterError: there is no Ray, or no room in time; or a stop was requested.
+        """
         _connect(settings)
         # The coordinators, which start on this host, inherit the variable.
         os.environ.setdefault(REPLACEMENT_SECONDS.name, f"{deadlines.START.ray_replacement:g}")
@@ -146,18 +163,19 @@ class RayLauncher:
     def start(self, module: str, arguments: Sequence[str], fds: Sequence[int] = ()) -> Process:
         with self._lock:
             slot = next((slot for slot in self._free if slot[0] == module), None)
+            # Management and the vendor gateway have no slot: Ray does not pass the descriptors that they need.
             if slot is None:
                 return spawn_python(module, arguments, fds)
             self._free.remove(slot)
-        asked = dict(self._settings.resources[module])
+        requested = dict(self._settings.resources[module])
         try:
             actor = (
                 ray.remote(RoleActor)
                 .options(
-                    num_cpus=asked.pop("CPU", 0.0),
-                    num_gpus=asked.pop("GPU", 0.0),
-                    memory=asked.pop("memory", None),
-                    resources=asked,
+                    num_cpus=requested.pop("CPU", 0.0),
+                    num_gpus=requested.pop("GPU", 0.0),
+                    memory=requested.pop("memory", None),
+                    resources=requested,
                     max_restarts=MAX_RESTARTS,
                     max_concurrency=ACTOR_THREADS,
                     scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, slot[1]),
@@ -167,7 +185,7 @@ class RayLauncher:
         except RayError as error:
             self._release(slot)
             raise SpawnError(f"Ray cannot start {module}: {error}") from error
-        process = RayProcess(module, actor, tell, lambda: self._release(slot))
+        process = RayProcess(module, actor, print_messages, lambda: self._release(slot))
         with self._lock:
             self._running.append(process)
         return process
@@ -179,28 +197,28 @@ class RayLauncher:
         if elsewhere:
             raise SpawnError(
                 f"Ray has hosts ({', '.join(elsewhere)}) that cannot reach management at {management_host}: give this "
-                "host's address, as in --listen HOST:0, with --tls, or with --insecure where nobody reads the network"
+                "host's address, as in --listen HOST:0, with --tls, or with --insecure in a trusted network"
             )
         return f"{management_host}:0"
 
     def fileno(self) -> int:
-        return self._never_ready  # where Ray itself ends, it ends this process
+        return self._never_ready  # the end of Ray ends this process too
 
     def end(self) -> str:
         return ""
 
     def restart(self) -> int:
-        raise SpawnError("Ray is not ours to start")
+        raise SpawnError("Ray cannot be restarted from here")
 
     def close(self) -> None:
         with self._lock:
             running, self._running = self._running, []
-        answers = [answer for process in running if (answer := process.ask_to_end()) is not None]
-        if answers:
-            ray.wait(answers, num_returns=len(answers), timeout=deadlines.START.ray_end)
+        results = [result for process in running if (result := process.request_end()) is not None]
+        if results:
+            ray.wait(results, num_returns=len(results), timeout=deadlines.START.ray_end)
         for process in running:
             process.kill()
-        ray.shutdown()  # and the placement group goes
+        ray.shutdown()  # removes the placement group
         if self._never_ready >= 0:
             os.close(self._never_ready)
             self._never_ready = -1
@@ -210,19 +228,19 @@ class RayLauncher:
             self._free.append(slot)
 
     def _wait_for_room(self, stop_requests: Sequence[int]) -> None:
-        began, told = time.monotonic(), False
-        while not self._group.wait(LOOK_SECONDS):
+        began, is_reported = time.monotonic(), False
+        while not self._group.wait(CHECK_SECONDS):
             waited = time.monotonic() - began
             if readable(stop_requests, 0.0):
-                raise ClusterError("it was told to end while it waited for room on Ray")
+                raise ClusterError("the cluster was stopped while it waited for room on Ray")
             if waited > deadlines.START.ray_room:
                 raise ClusterError(
                     f"Ray has had no room for the cluster within {deadlines.START.ray_room:g} s:\n{self._missing()}\n"
-                    "Add hosts to Ray, wait until others are done, or ask for less, as in --resource wafer.CPU=0.5"
+                    "Add hosts to Ray, wait for the end of other work, or request less, as in --resource wafer.CPU=0.5"
                 )
-            if waited > WAIT_NOTICE_SECONDS and not told:
-                tell([f"waiting for room on Ray, {deadlines.START.ray_room:g} s at most:\n{self._missing()}"])
-                told = True
+            if waited > WAIT_NOTICE_SECONDS and not is_reported:
+                print_messages([f"waiting for room on Ray, {deadlines.START.ray_room:g} s at most:\n{self._missing()}"])
+                is_reported = True
 
     def _missing(self) -> str:
         return missing_resources(self._layout, _hosts(), ray.available_resources())
@@ -242,11 +260,11 @@ def _connect(settings: RaySettings) -> None:
     except (RayError, ConnectionError, RuntimeError, TimeoutError, ValueError) as error:
         raise ClusterError(_no_ray(settings.address, str(error).partition("\n")[0])) from error
     finally:
-        signal.signal(signal.SIGTERM, on_termination)  # it is the cluster's, not Ray's
+        signal.signal(signal.SIGTERM, on_termination)  # ray.init replaces the handler of the cluster
 
 
 def _check_reachable(address: str) -> None:
-    """Ray itself takes two minutes to find that out, and ends the process then. Raises ClusterError."""
+    """Raises ClusterError if nothing listens at the address; Ray would end this process, after two minutes."""
     if address == "auto":
         return
     try:
@@ -259,6 +277,6 @@ def _check_reachable(address: str) -> None:
 def _no_ray(address: str, why: str) -> str:
     where = "on this host" if address == "auto" else f"at {address}"
     return (
-        f"there is no Ray cluster to be used {where} ({why}): start one with `ray start --head`, join hosts with "
+        f"there is no Ray cluster {where} ({why}): start one with `ray start --head`, join hosts with "
         "`ray start --address HOST:PORT`, and name it with --address"
     )

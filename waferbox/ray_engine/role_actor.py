@@ -1,7 +1,7 @@
-"""The actor of a role process, on whatever host Ray puts it: it starts the process, and ends when that ends.
+"""The Ray actor of a role process: it starts the process on its host, and ends when the process ends.
 
-Ray starts an actor that has ended so anew, elsewhere if its host is gone. A process that has lived for a moment only is
-not worth that: then the actor stays, and says so, and whoever has asked for the process decides.
+Ray restarts an actor that has ended, on another host if its host is lost. After an early exit of the process the actor
+stays instead and returns the exit status, and the launcher decides about a restart.
 """
 
 import os
@@ -19,11 +19,11 @@ from waferbox.cluster.supervised_process import EARLY_EXIT_SECONDS
 from waferbox.launch.spawn import spawn_python
 from waferbox.ray_engine.credentials import Credentials
 
-OWN_HOST = "{host}"  # in an argument: the address of the host where the actor is
+OWN_HOST = "{host}"  # stands, in an argument, for the address of the actor's host
 
 
 class RoleActor:
-    """What Ray makes an actor. The process dies with the actor's, which has started it."""
+    """The class of the actor, with which the process dies. Ray calls the methods from several threads."""
 
     def __init__(self, module: str, arguments: Sequence[str], credentials: Credentials) -> None:
         own_host = get_node_ip_address()
@@ -31,8 +31,8 @@ class RoleActor:
         self._folder, variables = credentials.lay_out()
         os.environ.update(variables)
         os.environ.setdefault(settings.LOG_LEVEL.name, "warning")
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as of the fork server
-        # What Ray has put there for the actor, its runtime environment, is the process's too.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as ForkingLauncher sets it
+        # Ray has put the runtime environment on the actor's path; the process needs it too.
         os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         self._ending = threading.Event()
         self._ended = threading.Event()
@@ -42,16 +42,16 @@ class RoleActor:
 
     @ray.method(max_task_retries=-1)
     def process(self) -> tuple[str, int]:
-        """The host part of its address, if that is the host's own, else nothing; and its process id there."""
+        """The host part of the process's address, empty for a loopback address, and its id on its host."""
         return self._host, self._child.pid
 
     def wait(self) -> int:
-        """The exit status of a process that has not lived for long; for another the call fails, with the actor."""
+        """Waits for the exit status after an early exit; after another exit the actor ends, and the call fails."""
         self._ended.wait()
         return self._status
 
     def end(self) -> None:
-        """End the process; the actor stays."""
+        """Ends the process; the actor stays."""
         self._ending.set()
         self._child.close()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -62,5 +62,5 @@ class RoleActor:
         if not self._ending.is_set() and time.monotonic() - began >= EARLY_EXIT_SECONDS:
             shutil.rmtree(self._folder, ignore_errors=True)
             print(f"the process {self._child.pid} ended with status {self._status}", file=sys.stderr, flush=True)
-            os._exit(1)  # unasked, as Ray sees it: it starts the actor anew
+            os._exit(1)  # Ray takes it for a failure, and restarts the actor
         self._ended.set()

@@ -1,4 +1,4 @@
-"""What a cluster asks of Ray: its address, what each role gets of its hosts, and the placement group of these."""
+"""The settings of a cluster on Ray: Ray's address, the resources of each role, and the placement group for them."""
 
 import math
 from collections import Counter
@@ -12,30 +12,28 @@ import yaml
 from waferbox.host.memory import UNITS
 from waferbox.roles import LEASED, MEMORYX, SWARMX, WAFER, WORKER
 
-# --- What a cluster asks of Ray: where it is, and what each role gets of its hosts ------------------------------------
-
-
-Resources = Mapping[str, float]  # by Ray's names: CPU, GPU, memory in bytes, and those of a site's own
+Resources = Mapping[str, float]  # by Ray's names: CPU, GPU, memory in bytes, and custom resources
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaySettings:
-    """address: "auto", HOST:PORT or ray://HOST:PORT."""
+    """The settings of a cluster on Ray."""
 
-    address: str = "auto"
+    address: str = "auto"  # or HOST:PORT, or ray://HOST:PORT
     resources: Mapping[str, Resources] = field(default_factory=lambda: parse_resources(()))  # by module
-    runtime_env: Mapping[str, Any] | None = None  # as Ray's own, for all role processes
+    runtime_env: Mapping[str, Any] | None = None  # Ray's runtime environment of all role processes
 
     @property
     def wafer_threads(self) -> int:
-        """As many as a wafer has processors."""
+        """The number of threads of a wafer: as many as it has processors."""
         return max(1, int(self.resources[WAFER.module].get("CPU", 0.0)))
 
 
 def parse_resources(given: Sequence[str]) -> Mapping[str, Resources]:
-    """What each role module gets, the defaults included, of words such as "wafer.GPU=1" and "memoryx.memory=64g".
+    """The resources of each role module: the defaults, changed by words such as "wafer.GPU=1" and "memoryx.memory=64g".
 
-    Raises ValueError.
+    Raises:
+        ValueError: a word has another form, or names no role.
     """
     resources: dict[str, dict[str, float]] = {role.module: {"CPU": role.default_cpus} for role in LEASED}
     modules = {role.name: role.module for role in LEASED}
@@ -43,13 +41,13 @@ def parse_resources(given: Sequence[str]) -> Mapping[str, Resources]:
         name, _, amount = word.partition("=")
         role_name, _, resource = name.partition(".")
         if role_name not in modules or not resource:
-            raise ValueError(f"{word!r} must look like ROLE.NAME=AMOUNT, and the roles are {', '.join(modules)}")
+            raise ValueError(f"{word!r} must look like ROLE.NAME=AMOUNT; the roles are {', '.join(modules)}")
         resources[modules[role_name]][resource] = _amount(word, amount)
     return resources
 
 
 def read_runtime_env(path: Path) -> Mapping[str, Any]:
-    """A file as `ray job submit --runtime-env` takes it. Raises ValueError, OSError."""
+    """Reads a runtime environment from a file as for `ray job submit --runtime-env`. Raises ValueError, OSError."""
     try:
         content = yaml.safe_load(path.read_text())
     except (yaml.YAMLError, UnicodeError) as error:
@@ -66,29 +64,27 @@ def _amount(word: str, text: str) -> float:
     except ValueError:
         amount = -1.0
     if not 0 <= amount < math.inf:
-        raise ValueError(f"{word!r}: the amount is a number, for memory of bytes or such as 64g")
+        raise ValueError(f"{word!r}: the amount is a number; for memory the bytes, or such as 64g")
     return amount
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Where Ray is to put a cluster: one placement group, all of it or nothing, of bundles of which each is on one host
+# --- The placement group ----------------------------------------------------------------------------------------------
 
 
-# Bundles go to different hosts as far as there are some, and together where there are not.
-STRATEGY: Final = "SPREAD"
+STRATEGY: Final = "SPREAD"  # bundles on different hosts where possible
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """The bundles, with whose processes they are for, and for each process its module and the number of its bundle."""
+    """The bundles of a cluster's placement group. Ray reserves all of them at once, each on one host."""
 
     bundles: Sequence[Resources]
-    members: Sequence[Sequence[str]]  # modules, of each bundle
-    slots: Sequence[tuple[str, int]]
+    members: Sequence[Sequence[str]]  # the modules of the processes in each bundle
+    slots: Sequence[tuple[str, int]]  # module and bundle of each process
 
 
 def lay_out(roles: Mapping[str, int], resources: Mapping[str, Resources]) -> Layout:
-    """A wafer and its workers have a bundle; every other process has one of its own."""
+    """Assigns processes to bundles: one bundle for a wafer and its workers, one for every other process."""
     members: list[list[str]] = [[WAFER.module] for _ in range(roles[WAFER.module])]
     for worker in range(roles[WORKER.module]):
         members[worker % roles[WAFER.module]].append(WORKER.module)
@@ -105,18 +101,24 @@ def lay_out(roles: Mapping[str, int], resources: Mapping[str, Resources]) -> Lay
 
 
 def missing_resources(layout: Layout, hosts: Sequence[Mapping[str, Any]], free: Resources) -> str:
-    """Which bundles wait, and for what. hosts: as ray.nodes() has them; free: of all hosts together."""
+    """Lists the bundles and the resources that each lacks, as lines for the user.
+
+    Args:
+        layout: the bundles.
+        hosts: Ray's hosts, as from ray.nodes().
+        free: the free resources of all hosts together.
+    """
     alive = [host for host in hosts if host["Alive"]]
     kinds = Counter(
         (" + ".join(f"{count} {module}" for module, count in Counter(modules).items()), tuple(sorted(bundle.items())))
         for modules, bundle in zip(layout.members, layout.bundles, strict=True)
     )
     lines = []
-    for (who, bundle), count in kinds.items():
+    for (processes, bundle), count in kinds.items():
         fits = any(all(host["Resources"].get(name, 0.0) >= amount for name, amount in bundle) for host in alive)
         scarce = [name for name, amount in bundle if free.get(name, 0.0) < amount * count]
-        why = "no host has so much" if not fits else f"of {', '.join(scarce)} too little is free" if scarce else ""
-        lines.append(f"  {count} x ({who}), each {_text(dict(bundle))}" + (f": {why}" if why else ""))
+        lack = "no host has so much" if not fits else f"too little {', '.join(scarce)} is free" if scarce else ""
+        lines.append(f"  {count} x ({processes}), each {_text(dict(bundle))}" + (f": {lack}" if lack else ""))
     lines.append(f"  free on {len(alive)} hosts together: {_text(free)}")
     return "\n".join(lines)
 

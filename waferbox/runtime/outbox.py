@@ -79,7 +79,7 @@ class EventBatch:
                 time=time.time(),
                 level=WARNING,
                 logger="interconnect",
-                message=f"{self._dropped} records came too fast, and were dropped",
+                message=f"{self._dropped} records were dropped, since they were made too fast",
             )
             events.events.add(log=note)
         events.events.extend(self._events)

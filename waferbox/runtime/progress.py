@@ -184,9 +184,9 @@ class ProgressWatchdog:
     def __init__(self, seconds: float) -> None:
         """seconds: the most that one action may take, as in WAFERBOX_HANG_SECONDS."""
         self._seconds = seconds
-        self._seen: tuple[object, ...] | None = None
-        self._looked = 0.0
-        self._busy = 0.0
+        self._last_state: tuple[object, ...] | None = None
+        self._last_call = 0.0  # time of the last call, as of time.monotonic
+        self._busy = 0.0  # seconds without a change of the state
         self._usage = Usage(cpu_seconds=0.0, disk_bytes=0)  # at the begin of the action
 
     def hang(self, progress: Progress, usage: Usage, *, waits: bool, moved_bytes: int) -> str:
@@ -199,16 +199,16 @@ class ProgressWatchdog:
             moved_bytes: the bytes that were received and sent until now.
         """
         now = time.monotonic()
-        passed, self._looked = now - self._looked, now
-        seen = (progress.step, progress.wait, progress.send, progress.disk, moved_bytes)
-        if waits or seen != self._seen:
-            self._seen, self._busy, self._usage = seen, 0.0, usage
+        passed, self._last_call = now - self._last_call, now
+        state = (progress.step, progress.wait, progress.send, progress.disk, moved_bytes)
+        if waits or state != self._last_state:
+            self._last_state, self._busy, self._usage = state, 0.0, usage
         else:
             self._busy += min(passed, MAX_COUNTED_SECONDS)
         if self._busy > self._seconds:
-            return f"it has been busy with one thing for more than {self._seconds:g} s"
+            return f"one action has taken more than {self._seconds:g} s"
         idle_seconds = self._seconds / IDLE_PARTS
         computes = usage.cpu_seconds - self._usage.cpu_seconds >= IDLE_SHARE * self._busy
         if self._busy > idle_seconds and not computes and usage.disk_bytes == self._usage.disk_bytes:
-            return f"it has been busy with one thing for more than {idle_seconds:g} s, and computes nothing"
+            return f"one action has taken more than {idle_seconds:g} s, and computes nothing"
         return ""

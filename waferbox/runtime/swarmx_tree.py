@@ -44,12 +44,12 @@ def swarmx_tree(num_wafers: int, num_available: int) -> tuple[SwarmXTreeNode, ..
     first = [0]  # index of the first node of each level
     for level in levels:
         first.append(first[-1] + len(level))
-    places: list[SwarmXTreeNode] = []
+    nodes: list[SwarmXTreeNode] = []
     for depth, level in enumerate(levels):
         for number, members in enumerate(level):
             parent, position = _parent(levels[depth - 1], number) if depth else (None, 0)
             lowest = depth == len(levels) - 1
-            places.append(
+            nodes.append(
                 SwarmXTreeNode(
                     index=first[depth] + number,
                     parent=None if parent is None else first[depth - 1] + parent,
@@ -58,7 +58,7 @@ def swarmx_tree(num_wafers: int, num_available: int) -> tuple[SwarmXTreeNode, ..
                     children=() if lowest else tuple(first[depth + 1] + member for member in members),
                 )
             )
-    return tuple(places)
+    return tuple(nodes)
 
 
 def _even_parts(items: Sequence[int]) -> list[Sequence[int]]:

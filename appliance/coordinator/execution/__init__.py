@@ -1,1 +1,1 @@
-"""One execution of a step: nodes loaded and started, outputs and checkpoints handed to the client in order."""
+"""The execution of a step: loading and starting nodes, sending outputs and checkpoints to the client in order."""

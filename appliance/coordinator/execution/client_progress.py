@@ -8,7 +8,7 @@ from wsc.v1 import coordinator_pb2
 
 @dataclass(slots=True, kw_only=True)
 class ClientProgress:
-    """What was sent to the client in an execution, and what the client has acknowledged.
+    """The client's progress in an execution: the steps that were sent to it, and those that it has acknowledged.
 
     Guarded by the lock of its execution. Steps are those of the execution.
     """

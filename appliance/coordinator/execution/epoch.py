@@ -170,7 +170,7 @@ class Epoch:
         """Ends the epoch on these nodes, at any step; the states stay.
 
         Returns:
-            The nodes that did not answer within STOP_SECONDS.
+            The nodes that did not answer within deadlines.ATTACHMENT.stop.
 
         Raises:
             JobFailed: the job has failed.

@@ -318,7 +318,7 @@ class CoordinatedExecution:
         """
         assert self._points is not None
         if not from_any_step and not self._points.has_end():
-            raise NoRecoveryPoint("its states after the last step could not be kept anywhere")
+            raise NoRecoveryPoint("no recovery point has the states after the last step")
         self._make_epoch(self._schedule.num_steps, self._points.usable()).restore()
 
     def keep_point(self, step: int) -> bool:

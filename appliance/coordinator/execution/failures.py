@@ -1,4 +1,4 @@
-"""Why a job fails or a node is replaced: the verdict, the cause shown to the user, and the watch for silent nodes."""
+"""Causes of failures and replacements: the verdict of a job, the text for the user, and the watch for silent nodes."""
 
 import re
 import threading
@@ -10,14 +10,15 @@ from waferbox import deadlines, roles
 from waferbox.host.threads import GuardedTimer
 from wsc.v1 import node_pb2
 
-# --- The verdict: the first of several failures that is a cause and not a consequence ---------------------------------
-#
-# When a node dies its neighbours report lost links, often before the death itself is noticed. A lost link becomes the
-# verdict only if no other failure is reported within deadlines.RECOVERY.grace.
+# --- The verdict ------------------------------------------------------------------------------------------------------
 
 
 class Verdict:
-    """The reason why a job ends, which is set once. Thread-safe."""
+    """The reason why a job ends, which is set once. Thread-safe.
+
+    When a node dies, its neighbours report lost links, often before the death itself is noticed. A lost link therefore
+    becomes the verdict only if no other failure is reported within deadlines.RECOVERY.grace.
+    """
 
     def __init__(self, on_reached: Callable[[], None]) -> None:
         """on_reached: called once, from any thread, when there is a reason."""
@@ -31,7 +32,7 @@ class Verdict:
         return self._failure
 
     def report(self, failure: node_pb2.Failure) -> None:
-        """Makes this failure the verdict, unless there is one; a lost link only after GRACE_SECONDS."""
+        """Makes this failure the verdict, unless there is one; a lost link only after the grace time."""
         is_lost_link = failure.kind == node_pb2.Failure.KIND_NODE and failure.peer
         if is_lost_link:
             self._reach_after(deadlines.RECOVERY.grace, failure)
@@ -121,13 +122,13 @@ def _name(path: str) -> str:
     return "/".join(path.split("/")[-2:])
 
 
-# --- Silent nodes: a process whose interpreter hangs keeps its connections --------------------------------------------
+# --- Silent nodes -----------------------------------------------------------------------------------------------------
 
 
 class SilenceWatch:
-    """Finds nodes that should send reports and do not. Thread-safe.
+    """Finds nodes that should send reports and do not: a process that hangs keeps its connections. Thread-safe.
 
-    Counts ticks rather than seconds: while this process is suspended no node falls silent.
+    Counts ticks rather than seconds: during a suspension of this process no node falls silent.
     """
 
     def __init__(self, seconds: float) -> None:

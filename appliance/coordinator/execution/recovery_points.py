@@ -1,4 +1,4 @@
-"""The recovery points of a job, and those of one execution: their numbers, their makers, and when they are complete."""
+"""The recovery points of a job, and the part of them that one execution makes."""
 
 import threading
 import time
@@ -35,7 +35,7 @@ class RecoveryPoint:
 
 @dataclass(slots=True, kw_only=True)
 class _Making:
-    """A recovery point that is not complete yet."""
+    """An incomplete recovery point."""
 
     number: int
     execution: int
@@ -59,7 +59,7 @@ class _Making:
 
 
 class RecoveryPoints:
-    """The recovery points of a job: the last complete one, and those in the making. Thread-safe."""
+    """The recovery points of a job: the last complete one, and later, incomplete ones. Thread-safe."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class RecoveryPoints:
         self._lock = threading.Lock()
         self._complete = complete
         self._making: dict[int, _Making] = {}
-        self._put_back: dict[str, node_pb2.RecoveryPointKept] = {}  # shares of the complete point that were restored
+        self._restored: dict[str, node_pb2.RecoveryPointKept] = {}  # shares of the complete point, by keeper
 
     @property
     def complete(self) -> RecoveryPoint | None:
@@ -125,7 +125,7 @@ class RecoveryPoints:
         """Discards unfinished points after the death of a node."""
         with self._lock:
             self._making.clear()
-            self._put_back.clear()
+            self._restored.clear()
 
     def kept(self, member: str, kept: node_pb2.RecoveryPointKept) -> None:
         """Notes that a state keeper has written its share."""
@@ -137,8 +137,8 @@ class RecoveryPoints:
                     making.awaited.update(self._copy(making.kept))
             elif self._complete is not None and kept.recovery_point == self._complete.number:
                 # A restored point: its copies may have been lost with the dead node.
-                self._put_back[member] = kept
-                self._copy(self._put_back)
+                self._restored[member] = kept
+                self._copy(self._restored)
 
     def copied(self, member: str, number: int) -> None:
         """Notes that a member's share was copied, or cannot be."""
@@ -204,7 +204,7 @@ class RecoveryPoints:
 
 # --- The recovery points of one execution -----------------------------------------------------------------------------
 
-# After so many intervals an incomplete point is given up: it was requested too late, or the disks are too slow for it.
+# Intervals after which an incomplete point is given up: it was requested too late, or the disks are too slow for it.
 GIVE_UP_INTERVALS: Final = 10
 
 
@@ -246,7 +246,7 @@ class ExecutionPoints:
         self._is_received = is_received
         self._order = FIRST_POINT
         self._next = 0  # number of the last point that was requested while steps ran
-        self._asked_at = 0.0
+        self._requested_at = 0.0  # its time, as of time.monotonic
 
     def usable(self) -> RecoveryPoint:
         """The point to resume from: one of this execution, or the end of the previous one.
@@ -259,13 +259,13 @@ class ExecutionPoints:
             is_of_last = point.execution == self._execution - 1
             if point.execution == self._execution or (is_of_last and (point.is_last or self._follows_left)):
                 return point
-        raise NoRecoveryPoint("the states of the job could not be kept anywhere to go on from")
+        raise NoRecoveryPoint("no recovery point has the states that the job would resume from")
 
     def usable_start(self) -> RecoveryPoint:
         """The point with the states before the first step. Raises as usable."""
         point = self.usable()
         if self.done_steps(point):
-            raise NoRecoveryPoint("only those after some of its steps are kept")
+            raise NoRecoveryPoint("the only recovery point was made after some of its steps")
         return point
 
     def has_start(self) -> bool:
@@ -305,12 +305,12 @@ class ExecutionPoints:
         # Batch t comes from worker t mod their number: an epoch must begin at a multiple.
         step = -(-step // topology.num_workers_per_wafer) * topology.num_workers_per_wafer
         now = time.monotonic()
-        patience = GIVE_UP_INTERVALS * settings.RECOVERY_SECONDS.get()
-        is_early = not self._points.is_over(self._next) and now - self._asked_at < patience
+        give_up_seconds = GIVE_UP_INTERVALS * settings.RECOVERY_SECONDS.get()
+        is_early = not self._points.is_over(self._next) and now - self._requested_at < give_up_seconds
         if step >= self._num_steps or is_early:
             return False
         self._order += 1
-        self._next, self._asked_at = self._make(epoch, self._order, step), now
+        self._next, self._requested_at = self._make(epoch, self._order, step), now
         keep = node_pb2.KeepRecoveryPoint(epoch=epoch, step=step, recovery_point=self._next)
         members = [*topology.state_keepers, *topology.workers]
         self._nodes.send(members, lambda _: node_pb2.AttachRequest(keep_recovery_point=keep))

@@ -34,7 +34,7 @@ class ScalarSampler:
         self._on_scalars = on_scalars
         self._due = 0.0
 
-    def see(self, step: int, tensors: Sequence[bytes]) -> None:
+    def sample(self, step: int, tensors: Sequence[bytes]) -> None:
         """Samples a step if it is due.
 
         Args:
@@ -88,7 +88,9 @@ class OutputDecoder:
             shape = output.type.shape
             outer = math.prod(shape[: output.dim]) * output.outer
             if output.outer < 1 or outer < 1 or self._nbytes % (outer * num_parts):
-                raise ValueError(f"the output {output.name!r} of shape {list(shape)} cannot come in {num_parts} parts")
+                raise ValueError(
+                    f"the output {output.name!r} of shape {list(shape)} cannot be divided into {num_parts} parts"
+                )
             self._parts = (num_parts, outer)
 
     @property
@@ -246,7 +248,7 @@ class Results:
             is_batch = self._is_batch()
         if is_batch:
             self._on_outputs()
-        self._sampler.see(step, tensors)
+        self._sampler.sample(step, tensors)
 
 
 def _source(plan: plan_pb2.Plan, group: plan_pb2.Group) -> "node_pb2.LinkPurpose.ValueType":

@@ -158,9 +158,9 @@ class Topology:
                     node_pb2.LINK_PURPOSE_SHARD,
                     other.index,
                 )
-        for place in self.tree:
-            name = self.swarmx[place.index].name
-            below = [self.wafers[wafer] for wafer in place.wafers] + [self.swarmx[child] for child in place.children]
+        for branch in self.tree:
+            name = self.swarmx[branch.index].name
+            below = [self.wafers[wafer] for wafer in branch.wafers] + [self.swarmx[child] for child in branch.children]
             for position, child in enumerate(below):
                 connect(child.name, node_pb2.LINK_PURPOSE_PARENT, 0, name, node_pb2.LINK_PURPOSE_CHILD, position)
         connect(root, node_pb2.LINK_PURPOSE_COORDINATOR, 0, COORDINATOR, node_pb2.LINK_PURPOSE_SWARMX, 0)
@@ -174,9 +174,9 @@ def _is_same(one: management_pb2.NodeInfo, other: management_pb2.NodeInfo) -> bo
     return (one.node_id, one.instance) == (other.node_id, other.instance)
 
 
-def _moved(member: Member, place: Member) -> Member:
+def _moved(member: Member, lost: Member) -> Member:
     """Returns a member with the name and index of another."""
     node = management_pb2.NodeInfo()
     node.CopyFrom(member.node)
-    node.member = place.name
-    return replace(place, node=node)
+    node.member = lost.name
+    return replace(lost, node=node)

@@ -1,4 +1,4 @@
-"""The reduction of a job to fewer wafers when no replacement comes: the batch is divided anew."""
+"""The reduction of a job to fewer wafers for want of replacements: the batch is divided again."""
 
 import logging
 from collections.abc import Callable, Collection, Sequence
@@ -41,7 +41,7 @@ class FewerWafers:
         """Reduces the job to as many living wafers as possible.
 
         Args:
-            dead: names of the members that no replacement came for.
+            dead: names of the members without a replacement.
 
         Returns:
             The result, for the user; empty if the job may not, or cannot, have fewer wafers.
@@ -63,7 +63,7 @@ class FewerWafers:
         for num_csx in range(num_left, self._least - 1, -1):
             if not (refusal := self._plans.divide(num_csx, len(topology.state_keepers))):
                 what = f"the job has {num_csx} of {self._num_csx} wafers from now on, as min_num_csx allows"
-                result = f"none came in the place of {', '.join(sorted(dead))}: {what}"
+                result = f"there is no replacement of {', '.join(sorted(dead))}: {what}"
                 logger.warning("%s", result)
                 self._nodes.reduce(num_csx, dead, lambda nodes: self._reduce(nodes, deadlines.RECOVERY.fewer_wafers))
                 return result

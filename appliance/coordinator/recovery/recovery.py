@@ -64,7 +64,7 @@ class Recovery:
             points: the recovery points of the job.
             verdict: the reason why the job ends.
             limit: counts restarts.
-            fewer_wafers: used when no replacement comes.
+            fewer_wafers: used for want of replacements.
             replace: gets replacements for nodes within so many seconds; returns all nodes. Raises NodesRefused.
             on_restart: called with the causes of all restarts since the last progress.
             on_recovered: called with a restart and its message for the user when steps can run again.
@@ -290,7 +290,7 @@ class Recovery:
         )
         placed = f"In its place: {replaced}. " if replaced else ""
         where = "" if from_step is None else f" from step {from_step}"
-        self._on_recovered(restart, f"{cause}. {placed}The job goes on{where}, after {restart.seconds:.1f} s")
+        self._on_recovered(restart, f"{cause}. {placed}The job has resumed{where}, after {restart.seconds:.1f} s")
 
     def _resume(self, execution: CoordinatedExecution | None, causes: str) -> int | None:
         """Restores the states and resumes the execution; returns the step, or None if no step has run."""
@@ -322,14 +322,14 @@ class Recovery:
             replaced = ", ".join(map(self._nodes.describe, dead))
         except TimeoutError as error:
             deaths = "; ".join(message for _, message in dead.values())
-            there = self._nodes.topology.members()
+            present = self._nodes.topology.members()
             with self._changed:  # with those that have died meanwhile
-                dead = {name: died for name, died in self._dead.items() if died[0] in there}
+                dead = {name: died for name, died in self._dead.items() if died[0] in present}
             if not (result := self._fewer_wafers.shrink_to_survivors(dead)):
                 failure = node_pb2.Failure(
                     kind=node_pb2.Failure.KIND_NODE,
                     node=members[0].name if members else "",
-                    message=f"{deaths}; and none came in its place within {seconds:g} s: {error}"
+                    message=f"{deaths}; there was no replacement within {seconds:g} s: {error}"
                     if members
                     else str(error),
                 )

@@ -371,7 +371,7 @@ def test_a_job_that_finds_no_replacement_ends_with_the_cause(
     cluster.kill(2)
     failure = one.failure()
     assert failure.node == "wafer-0"
-    assert "none came in its place within 0.2 s" in failure.message
+    assert "there was no replacement within 0.2 s" in failure.message
     cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_FAILED)
 
 
@@ -435,7 +435,7 @@ def test_fewer_wafers_do_where_none_comes(
     (job,) = cluster.jobs()
     assert sorted(node.member for node in job.nodes) == members
     assert (
-        f"none came in the place of {', '.join(victims)}: the job has 1 of 2 wafers from now on, as min_num_csx allows"
+        f"there is no replacement of {', '.join(victims)}: the job has 1 of 2 wafers from now on, as min_num_csx allows"
         in job.restarts[-1].cause
     )
     # It is a job like any other: another step is compiled for what there is, and who dies now has no other either.
@@ -452,7 +452,7 @@ def test_fewer_wafers_do_where_none_comes(
         one.start()
         all_outputs(one, 3)
     else:
-        assert "none came in its place within 0.3 s" in one.failure().message
+        assert "there was no replacement within 0.3 s" in one.failure().message
 
 
 def test_as_many_wafers_are_left_as_divide_the_batch(
@@ -492,4 +492,4 @@ def test_a_job_that_may_not_have_fewer_ends(
     one = client(num_csx=2, max_num_restarts=3, min_num_csx=least)
     one.compile()
     kill_member(cluster, victim)
-    assert "none came in its place within 0.3 s" in one.failure().message
+    assert "there was no replacement within 0.3 s" in one.failure().message

@@ -160,7 +160,7 @@ def test_nothing_is_gone_on_from_where_the_start_could_not_be_kept(cluster: Any,
     failure = one.failure()
     assert failure.kind == node_pb2.Failure.KIND_NODE
     assert "memoryx-0 (pid" in failure.message
-    assert "the states of the job could not be kept anywhere to go on from" in failure.message
+    assert "no recovery point has the states that the job would resume from" in failure.message
 
 
 def test_an_execution_does_not_begin_with_states_that_are_lost(cluster: Any, one: Any) -> None:

@@ -258,7 +258,7 @@ def test_numbers_are_read_in_any_type_and_not_too_often() -> None:
     seen: list[tuple[int, dict[str, float]]] = []
     sampler = ScalarSampler(outputs, 1000, lambda step, values: seen.append((step, dict(values))))
     for step in range(1, 1001):
-        sampler.see(step, [b"\x80\x3f", bytes(8), step.to_bytes(8, "little")])
+        sampler.sample(step, [b"\x80\x3f", bytes(8), step.to_bytes(8, "little")])
     assert seen[0] == (1, {"loss": 1.0, "count": 1.0})
     assert seen[-1] == (1000, {"loss": 1.0, "count": 1000.0})
     assert len(seen) < 10

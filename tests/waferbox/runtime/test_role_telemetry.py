@@ -96,7 +96,7 @@ def test_the_outbox_keeps_answers_and_drops_the_oldest_records(monkeypatch: pyte
     box.put(node_pb2.AttachResponse(finished=node_pb2.Finished(epoch=1)))
     sent = iter(box)
     events = next(sent).events.events
-    assert events[0].log.message == "5 records came too fast, and were dropped"
+    assert events[0].log.message == "5 records were dropped, since they were made too fast"
     assert [event.log.message for event in events[1:-1]] == [str(n) for n in range(5, MAX_EVENTS + 5)]
     assert events[-1].report.step == 3  # before the word of the end
     assert [next(sent).snapshot.step for _ in range(MAX_EVENTS + 5)] == list(range(MAX_EVENTS + 5))

@@ -34,7 +34,7 @@ class Unchanged:
             CheckpointError: The file was removed or has changed.
         """
         if not self.path.exists():
-            raise CheckpointError(f"{self.path} is gone, and not all tensors that were loaded from it had been read")
+            raise CheckpointError(f"{self.path} was removed before all tensors that were loaded from it had been read")
         if _status(self.path) != self.status:
             raise CheckpointError(
                 f"{self.path} has changed since it was loaded, and not all its tensors had been read. Load it again, "

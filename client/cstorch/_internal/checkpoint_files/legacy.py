@@ -62,8 +62,8 @@ def read_legacy(file: h5py.File, now: Unchanged) -> Any:
     tree = _tree_of(file.attrs[layout.SPEC])
     if tree is None or set(tree.keys()) != leaves.keys():
         logger.warning(
-            "the tree of %s cannot be read without running code from the file: what comes back are nested dicts, made "
-            "from the names of the tensors",
+            "the tree of %s cannot be read without running code from the file: nested dicts, made from the names of "
+            "the tensors, are returned instead",
             now.path,
         )
         return _nested(leaves)

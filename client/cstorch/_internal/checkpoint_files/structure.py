@@ -87,9 +87,9 @@ def _walk(path: Path) -> None:
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode == 0:
         return
-    said = done.stdout.strip() or (
-        f"HDF5 did not come to an end with an object of it in {_SECONDS_PER_OBJECT:g} s of CPU time"
+    cause = done.stdout.strip() or (
+        f"HDF5 did not finish reading one of its objects in {_SECONDS_PER_OBJECT:g} s of CPU time"
         if done.returncode == -walk.SIGNAL
         else f"HDF5 failed on it with exit status {done.returncode}: {done.stderr[-500:]}"
     )
-    raise CheckpointError(f"{path} cannot be read: it is truncated or damaged ({said})")
+    raise CheckpointError(f"{path} cannot be read: it is truncated or damaged ({cause})")

@@ -58,8 +58,8 @@ def _draw(
     result: tuple[tuple[int, ...], torch.dtype],
 ) -> SSAValue:
     assert lowering.counter is not None, "the step draws random numbers without a counter"
-    place = lowering.splat(node.meta["draw"] * _STEPS, (), torch.int64)
-    key = lowering.emit("cirh.Add", [lowering.counter, place])
+    position = lowering.splat(node.meta["draw"] * _STEPS, (), torch.int64)
+    key = lowering.emit("cirh.Add", [lowering.counter, position])
     return lowering.emit(name, [*operands, key], attributes, result)
 
 

@@ -38,8 +38,8 @@ def _unfold(input: torch.Tensor, dimension: int, size: int, step: int) -> torch.
     if not input.dim():
         return input.reshape(1)[:size].clone()
     dimension %= input.dim()
-    windows, places = _windows(input.shape[dimension], size, step, input.device)
-    taken = input.index_select(dimension, places)
+    windows, positions = _windows(input.shape[dimension], size, step, input.device)
+    taken = input.index_select(dimension, positions)
     apart = taken.reshape(*input.shape[:dimension], windows, size, *input.shape[dimension + 1 :])
     return apart.movedim(dimension + 1, -1)
 
@@ -50,9 +50,9 @@ def _unfold_backward(
     if not sizes:
         return gradient.sum()
     dimension %= len(sizes)
-    _, places = _windows(sizes[dimension], size, step, gradient.device)
+    _, positions = _windows(sizes[dimension], size, step, gradient.device)
     source = gradient.movedim(-1, dimension + 1).flatten(dimension, dimension + 1)
-    return gradient.new_zeros(sizes).index_add(dimension, places, source)
+    return gradient.new_zeros(sizes).index_add(dimension, positions, source)
 
 
 def _windows(length: int, size: int, step: int, device: torch.device) -> tuple[int, torch.Tensor]:
@@ -99,8 +99,8 @@ def _index_fill(input: torch.Tensor, dim: int, index: torch.Tensor, value: Any) 
     if not input.dim():
         return torch.full_like(input, value) if not isinstance(value, torch.Tensor) else value.to(input.dtype)
     dim %= input.dim()
-    places = torch.arange(input.shape[dim], device=input.device)
-    chosen = (places.unsqueeze(1) == index.reshape(-1) % input.shape[dim]).any(1)
+    positions = torch.arange(input.shape[dim], device=input.device)
+    chosen = (positions.unsqueeze(1) == index.reshape(-1) % input.shape[dim]).any(1)
     return torch.where(chosen.reshape(-1, *[1] * (input.dim() - dim - 1)), value, input)
 
 

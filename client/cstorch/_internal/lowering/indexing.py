@@ -18,12 +18,12 @@ from waferbox.cirh.dialect.operations import Const
 def index(lowering: Lowering, node: fx.Node) -> SSAValue:
     """x[i], x[:, i, j], ...: one index of integers, or several, at any dimensions."""
     value = lowering.value(node.args[0])
-    places = _IndexedDimensions(lowering, node)
-    if len(places.given) > 1:
-        taken = lowering.emit("aten.index.Tensor", [lowering.transpose(value, places.to_front), *places.indices])
-        return lowering.transpose(taken, places.from_front)
-    (dim,), (places_in_dim,) = places.given, places.indices
-    counted = _from_the_front(lowering, places_in_dim, types.shape(value)[dim])
+    indexed = _IndexedDimensions(lowering, node)
+    if len(indexed.given) > 1:
+        taken = lowering.emit("aten.index.Tensor", [lowering.transpose(value, indexed.to_front), *indexed.indices])
+        return lowering.transpose(taken, indexed.from_front)
+    (dim,), (only_index,) = indexed.given, indexed.indices
+    counted = _from_the_front(lowering, only_index, types.shape(value)[dim])
     flat = lowering.reshape(counted, [math.prod(types.shape(counted))])
     taken = lowering.emit("aten.index_select", [value, flat], {"dim": dim})
     return lowering.reshape(taken, shape_of(node))
@@ -55,18 +55,18 @@ def _counts_up(arange: Operation) -> bool:
 def index_put(lowering: Lowering, node: fx.Node) -> SSAValue:
     """x[:, i, j] = values, or += values."""
     arguments = arguments_of(node)
-    places = _IndexedDimensions(lowering, node)
-    value = lowering.transpose(lowering.value(arguments["self"]), places.to_front)
-    picked = [*places.shape, *types.shape(value)[len(places.given) :]]
+    indexed = _IndexedDimensions(lowering, node)
+    value = lowering.transpose(lowering.value(arguments["self"]), indexed.to_front)
+    picked = [*indexed.shape, *types.shape(value)[len(indexed.given) :]]
     # Values are aligned with x[:, i, j], whose indexed dimensions are not in front.
-    new = lowering.broadcast(lowering.value(arguments["values"]), [picked[dim] for dim in places.from_front])
-    new = lowering.transpose(new, _inverse(places.from_front))
+    new = lowering.broadcast(lowering.value(arguments["values"]), [picked[dim] for dim in indexed.from_front])
+    new = lowering.transpose(new, _inverse(indexed.from_front))
     attributes: dict[str, AttrValue] = {
         "accumulate": bool(arguments["accumulate"]),
-        "operand_segments": [1, len(places.indices), 1],
+        "operand_segments": [1, len(indexed.indices), 1],
     }
-    put = lowering.emit("aten.index_put", [value, *places.indices, new], attributes)
-    return lowering.transpose(put, _inverse(places.to_front))
+    put = lowering.emit("aten.index_put", [value, *indexed.indices, new], attributes)
+    return lowering.transpose(put, _inverse(indexed.to_front))
 
 
 class _IndexedDimensions:

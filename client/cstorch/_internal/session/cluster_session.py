@@ -58,7 +58,7 @@ class ClusterSession:
     Used by the script's thread; a thread of its own opens the job.
 
     Args:
-        config: What the job asks of the cluster.
+        config: What the job requires of the cluster.
         compile_dir: The folder of the cluster for artifacts, below its cache root unless absolute.
         embedded: The cluster to use if config names none; the session owns it.
     """
@@ -126,7 +126,7 @@ class ClusterSession:
         return self._with_job("cstorch input", lambda job: job.prepare_input(request))
 
     def stage(self, programs: Mapping[str, initialisation_pb2.InitialProgram]) -> Future[dict[str, int]]:
-        """Has MemoryX make initial values, in the background, as soon as there is a job.
+        """Orders initial values from MemoryX, in the background, once there is a job.
 
         Args:
             programs: The program of each value, by the name of its state.
@@ -238,7 +238,7 @@ class ClusterSession:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The cluster of an execution, and how far the execution goes on it.
+    """The cluster of an execution, and the stage with which the execution ends there.
 
     config: The settings that the backend has now.
     session: The session with the cluster; None if the execution ends with the lowering.

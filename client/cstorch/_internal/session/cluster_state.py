@@ -1,4 +1,4 @@
-"""The states on the cluster as the client knows them: their cells, their shards, and what the client has changed."""
+"""The client's record of the states on the cluster: their cells, their shards, and the client's changes."""
 
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -141,13 +141,13 @@ class ClusterState:
         Raises:
             ShardReplacedError: The coordinator will request the states again.
         """
-        places = _by_name(placements)
-        if unknown := cells.keys() - places.keys():
-            raise InternalError(f"the plan has no place for the states {sorted(unknown)}")
+        placed = _by_name(placements)
+        if unknown := cells.keys() - placed.keys():
+            raise InternalError(f"the plan does not place the states {sorted(unknown)}")
         self._connect(shards)
         by_shard: dict[int, list[str]] = {}
         for name in filter(names.__contains__, cells):
-            for placement in places[name]:
+            for placement in placed[name]:
                 by_shard.setdefault(placement.shard, []).append(name)
         for shard, names in by_shard.items():
             made = [name for name in names if cells[name].initialisation is not None]
@@ -166,13 +166,13 @@ class ClusterState:
             ]
             self._connections[shard].write(outgoing)
         for name, cell in cells.items():
-            first = places[name][0]
+            first = placed[name][0]
             self._entries[name] = _Entry(
                 cell=weakref.ref(cell),
                 version=cell.version,
                 shape=tuple(first.type.shape),
                 dtype=torch_dtype(first.type.element_type),
-                shards=[placement.shard for placement in places[name]],
+                shards=[placement.shard for placement in placed[name]],
             )
 
     def _changed(self, name: str, cell: Cell) -> bool:
@@ -284,7 +284,7 @@ class _Fetch:
 def _by_name(
     placements: Iterable[coordinator_pb2.StatePlacement],
 ) -> dict[str, list[coordinator_pb2.StatePlacement]]:
-    places: dict[str, list[coordinator_pb2.StatePlacement]] = {}
+    placed: dict[str, list[coordinator_pb2.StatePlacement]] = {}
     for placement in placements:
-        places.setdefault(placement.name, []).append(placement)
-    return places
+        placed.setdefault(placement.name, []).append(placement)
+    return placed

@@ -82,7 +82,7 @@ class EmbeddedCluster:
                     described = json.loads(self._first_line())
                     self._management = check_address(described["management"], "the embedded cluster's address")
                 except (ValueError, KeyError, TypeError) as error:
-                    raise ClusterError(f"the embedded cluster said something else than its address: {error}") from error
+                    raise ClusterError(f"the embedded cluster printed no address: {error}") from error
             return self._management
 
     def _first_line(self) -> bytes:

@@ -1,4 +1,4 @@
-"""Failures on the cluster, as the exceptions that the script gets."""
+"""Failures on the cluster, as exceptions for the script."""
 
 import traceback
 
@@ -53,7 +53,7 @@ def from_error(error: Exception, doing: str) -> CstorchError:
     if isinstance(error, grpc.RpcError):
         return from_rpc_error(error, doing)
     if isinstance(error, LinkLost):
-        return NodeLostError(f"{error.peer} went away while {doing}")
+        return NodeLostError(f"the connection to {error.peer} broke while {doing}")
     return from_defect(error)
 
 
@@ -93,7 +93,7 @@ def from_create_job_error(error: grpc.RpcError, management: str, version: str) -
     if is_management_away(error):
         return ClusterUnreachableError(details)
     if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
-        return ConfigurationError(f"{management} lets this script have no job: {details}")
+        return ConfigurationError(f"{management} refuses a job to this script: {details}")
     if error.code() == grpc.StatusCode.FAILED_PRECONDITION and "version" in details:
         return VersionMismatchError(details if version in details else f"{details} (this client is version {version})")
     return from_rpc_error(error, "asking for a job")

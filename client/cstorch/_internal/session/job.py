@@ -54,9 +54,9 @@ class ClientJob:
 
     Args:
         management: The address of the management service.
-        config: What the job asks of the cluster.
+        config: What the job requires of the cluster.
         compile_dir: The folder of the cluster for artifacts.
-        strategy: How all steps of the job are run.
+        strategy: The execution strategy of all steps of the job.
         token: The token for management; None for the token that this user has for the address.
         log: The logger of the job's messages to the user.
 
@@ -82,7 +82,7 @@ class ClientJob:
         self._closed = threading.Event()
         self._changed = threading.Condition()  # of the connection, and of whether it may be replaced
         num_restarts = max_num_restarts()
-        self._may_be_replaced = num_restarts > 0  # False as soon as no other coordinator will come
+        self._may_be_replaced = num_restarts > 0  # False once no other coordinator will take over
         self._management_channel = connect(
             management, "management service", user_token(management) if token is None else token
         )
@@ -168,7 +168,7 @@ class ClientJob:
         try:
             return list(self._call(lambda stub: stub.Shards, request, deadlines.JOB_CREATION.prepare).shards)
         except grpc.RpcError as error:
-            raise self.reason(error, "asking for the shards") from None
+            raise self.reason(error, "locating the shards") from None
 
     def locate(self, shard: int, step: int) -> coordinator_pb2.StateShard:
         """Returns the present address of a shard, which may have been replaced. Raises as shards."""
@@ -260,16 +260,16 @@ class ClientJob:
 
     def _log_queue(self, status: management_pb2.QueueStatus) -> None:
         if status.position:
-            place = f"{status.position} of {status.length}"
-            self._log.info("Job %s waits in the queue (%s) for %s", self.name, place, status.waiting_for)
+            position = f"{status.position} of {status.length}"
+            self._log.info("Job %s waits in the queue (%s) for %s", self.name, position, status.waiting_for)
         elif status.waiting_for:
-            self._log.warning("Job %s waits for a node in the place of a lost one: %s", self.name, status.waiting_for)
+            self._log.warning("Job %s waits for a replacement of a lost node: %s", self.name, status.waiting_for)
         else:
             self._log.info("Job %s has its nodes now", self.name)
 
     def _coordinator_lost(self, error: grpc.RpcError) -> CstorchError:
         assert isinstance(error, grpc.Call)
-        if not _is_gone(error):
+        if not _is_unanswered(error):
             return failures.from_rpc_error(error, "the job was under way")
         if self.gateway and not is_from_ingress(error):
             return NodeLostError(
@@ -289,9 +289,9 @@ class ClientJob:
             job = self._management.GetJob(request, timeout=deadlines.END.cause + deadlines.END.cause_answer).job
         except grpc.RpcError as error:
             assert isinstance(error, grpc.Call)
-            if _is_gone(error) and self.gateway and not is_from_ingress(error):
+            if _is_unanswered(error) and self.gateway and not is_from_ingress(error):
                 return f"the connection to the ingress at {self.gateway} broke too, and nothing answers there"
-            if _is_gone(error):
+            if _is_unanswered(error):
                 return "the management service has ended too; where the cluster was started, `waferbox status` says why"
             return ""
         return job.message if job.ended else ""
@@ -310,14 +310,14 @@ class ClientJob:
     def has_successor(
         self, error: grpc.RpcError, incarnation: int, is_wanted: Callable[[], bool] = lambda: True
     ) -> bool:
-        """Whether a call failed because its coordinator is gone, and another has taken over; waits for the other.
+        """Whether a call failed with the end of its coordinator, and another has taken over; waits for the other.
 
         Args:
             error: The error of the call.
             incarnation: The incarnation of the coordinator that was called.
             is_wanted: Whether to wait on; evaluated again after each `wake`.
         """
-        if not _is_gone(error):
+        if not _is_unanswered(error):
             return False
         deadline = time.monotonic() + deadlines.COORDINATION.another
         with self._changed:
@@ -335,9 +335,9 @@ class ClientJob:
         """Connects to the coordinator that takes over, after the session has ended with an error.
 
         Returns:
-            Whether there is one; if not, no other will come.
+            Whether there is one; if not, no other will take over.
         """
-        if not _is_gone(error):
+        if not _is_unanswered(error):
             return False
         deadline = time.monotonic() + deadlines.COORDINATION.another
         away_since: float | None = None
@@ -356,7 +356,7 @@ class ClientJob:
                 away_since = now if is_ingress_away or away_since is None else away_since
                 # A restarted management service does not have the job until its coordinator has connected.
                 is_late = refusal.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.NOT_FOUND)
-                if not (is_late or _is_gone(refusal)) or now - away_since > deadlines.COORDINATION.script_away:
+                if not (is_late or _is_unanswered(refusal)) or now - away_since > deadlines.COORDINATION.script_away:
                     return False
                 self._closed.wait(RETRY_SECONDS)
                 continue
@@ -381,13 +381,14 @@ class ClientJob:
         try:
             successor = self._connect(coordinator, self._connection.incarnation + 1)
         except ClusterUnreachableError as unreachable:
-            logger.info("The new coordinator of %s is not reached yet: %s", self.name, unreachable)
+            logger.info("The new coordinator of %s cannot be reached yet: %s", self.name, unreachable)
             return None
         try:
             next(iter(successor.session))  # the session is open, so its end will be noticed
         except grpc.RpcError as error:
-            if _is_gone(error):
-                logger.info("The new coordinator of %s is not reached yet: %s", self.name, successor.session.details())
+            if _is_unanswered(error):
+                details = successor.session.details()
+                logger.info("The new coordinator of %s cannot be reached yet: %s", self.name, details)
                 successor.channel.close()
                 return None
         return successor
@@ -470,7 +471,7 @@ class ClientJob:
             raise self.reason(error, "changing the priority") from None
 
     def cancel(self) -> None:
-        """Cancels the job at management and closes it; does nothing more than that if the job has ended."""
+        """Cancels the job at management, unless it has ended, and closes it."""
         if not self._closed.is_set():
             try:
                 self._management.CancelJob(management_pb2.CancelJobRequest(job=self.name), timeout=deadlines.END.cancel)
@@ -494,7 +495,7 @@ class ClientJob:
         self._management_channel.close()
 
     def _finish(self) -> None:
-        """Announces the end of the session to the coordinator, which takes it for an accident otherwise."""
+        """Announces the end of the session to the coordinator, which otherwise handles it as a failure."""
         request = coordinator_pb2.FinishRequest(token=self.token)
         try:
             self._connection.stub.Finish(request, timeout=deadlines.END.finish)
@@ -502,16 +503,16 @@ class ClientJob:
             logger.debug("the end of %s could not be announced to its coordinator: %s", self.name, error)
 
 
-def _is_gone(error: grpc.RpcError | grpc.Call) -> bool:
-    """Whether nothing has answered.
+def _is_unanswered(error: grpc.RpcError | grpc.Call) -> bool:
+    """Whether the server did not answer, or has stopped.
 
-    A server that stops cancels its calls, and so does a channel that was closed in favour of another.
+    A server that stops cancels its calls, and so does a channel that is closed in favour of another.
     """
     assert isinstance(error, grpc.Call)
     return error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether the error answers a request that made no sense, and so has nothing to do with the job's state."""
+    """Whether the error refuses a wrong request, and is therefore no consequence of the job's end."""
     refused = isinstance(error, grpc.Call) and error.code() == grpc.StatusCode.INVALID_ARGUMENT
     return refused or isinstance(error, CompileError | ConfigurationError)

@@ -86,7 +86,7 @@ class ShardConnection:
     def initialise(
         self, states: Sequence[node_pb2.InitialState], unstaged: Callable[[], Sequence[node_pb2.InitialState]]
     ) -> None:
-        """Has the shard make the values of states; it has stored them when this returns.
+        """Orders initial values from the shard, which has stored them when the call returns.
 
         Args:
             states: The states; the shard has staged those without a program.

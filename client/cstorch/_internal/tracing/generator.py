@@ -76,11 +76,11 @@ def _later(block: Words, blocks: int) -> Words:
         return key
     # From the next block on, since the recurrence does not determine the first word of this one.
     words = _continue(block, _DEGREE + 2 * _WORDS)[_WORDS:]
-    places = np.lib.stride_tricks.sliding_window_view(words, _WORDS)
+    windows = np.lib.stride_tricks.sliding_window_view(words, _WORDS)
     chosen = _jump((blocks - 1) * _WORDS)
     later = np.zeros(_WORDS, np.uint32)
     for begin in range(0, len(chosen), 64):  # few enough for the cache
-        later ^= np.bitwise_xor.reduce(places[chosen[begin : begin + 64]], axis=0)
+        later ^= np.bitwise_xor.reduce(windows[chosen[begin : begin + 64]], axis=0)
     return later
 
 

@@ -184,7 +184,7 @@ def check_known(tensor: torch.Tensor) -> None:
 
 
 _READ_VALUE = """\
-A step runs when the script has left the body of its loop. To read a value of it, hand it to a step closure:
+A step runs when the script has left the body of its loop. To read a value of it, pass it to a step closure:
 
     @cstorch.step_closure
     def add_call(loss, labels):

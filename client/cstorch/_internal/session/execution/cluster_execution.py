@@ -30,7 +30,7 @@ from wsc.v1 import coordinator_pb2, plan_pb2
 logger = logging.getLogger("cstorch.execution")
 
 EXECUTION_LEFT_UNFINISHED = (
-    "the loop of the execution that changed it was left before its last step, so the cluster was stopped somewhere "
+    "the loop of the execution that changed it was left before its last step, so the cluster was stopped some steps "
     "ahead of the script. Let the executor run to its end, or load a checkpoint"
 )
 
@@ -42,7 +42,7 @@ class ClusterExecution(Execution):
 
     Args:
         executor: What is run.
-        target: The cluster, and how far the execution goes on it.
+        target: The cluster, and the stage with which the execution ends there.
         step: The step as the script makes it.
     """
 
@@ -87,7 +87,7 @@ class ClusterExecution(Execution):
         return batch
 
     def _launch(self) -> None:
-        """Lowers the step, and has it compiled and started as far as the target says."""
+        """Lowers the step, then compiles and starts it, unless the target ends the execution before."""
         path = self.executor.artifact_dir / "cirh.mlir"
         module = self._step.lower()
         path.write_text(self._step.text)
@@ -233,7 +233,7 @@ class ClusterExecution(Execution):
     def input_states(self) -> list[dict[str, Any]]:
         if self._input_states is None:
             raise UsageError(
-                "the cluster has not run this step yet: ask for the state of the input in a @checkpoint_closure"
+                "the cluster has not run this step yet: read the state of the input in a @checkpoint_closure"
             )
         return [read_state(state) for state in self._input_states]
 

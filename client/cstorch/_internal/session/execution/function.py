@@ -155,13 +155,13 @@ class TracedFunction(TracedStep):
         self._batch = batch
         self.calls = []
         self.at_hand.begin()
-        places = itertools.count()
+        sources = itertools.count()
 
-        def place(tensor: torch.Tensor) -> torch.Tensor:
+        def as_value(tensor: torch.Tensor) -> torch.Tensor:
             meta = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-            return self.at_hand.show(StepValue(step=self.at_hand.number, source=next(places)), meta)
+            return self.at_hand.show(StepValue(step=self.at_hand.number, source=next(sources)), meta)
 
-        return pytree.tree_map_only(torch.Tensor, place, batch)
+        return pytree.tree_map_only(torch.Tensor, as_value, batch)
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Handles a call of the traced function; returns its result, with values of the current step.
@@ -226,8 +226,8 @@ class TracedFunction(TracedStep):
         if value.step != self.at_hand.number or not all(isinstance(part.source, int) for part in value.sources()):
             raise UsageError(
                 f"at {user_line()} the @cstorch.trace function is given a value of step {value.step} in step "
-                f"{self.at_hand.number}, which the cluster would not see: it knows the batch and state. Keep what is "
-                "carried from step to step in a buffer of the model, and update that in the traced function"
+                f"{self.at_hand.number}. The cluster would not receive it: a step has its batch and its states only. "
+                "Keep values that steps pass on in a buffer of the model, and update it in the traced function"
             )
 
     def _record_first(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -289,8 +289,8 @@ class TracedFunction(TracedStep):
             return tensor if tensor._handle.deferred is None else tensor._handle.deferred.replay(inputs)
         raise UsageError(
             "the @cstorch.trace function was given a CPU tensor that is not part of the executor's batch: the cluster "
-            "would never see it change. Hand the batch over as it comes, and transform it in the input_fn or in the "
-            "traced function"
+            "would use its first value in every step. Pass the batch on unchanged, and transform it in the input_fn or "
+            "in the traced function"
         )
 
     def close(self) -> None:
@@ -320,9 +320,7 @@ class FunctionExecution(ClusterExecution):
                     self._abandon_first_step()
                     raise
                 if not self._function.was_called:
-                    raise UsageError(
-                        "a step went by in which no @cstorch.trace function was called: call it once for each batch"
-                    )
+                    raise UsageError("no @cstorch.trace function was called in a step: call it once for each batch")
                 self._function.at_hand.phase = "closures"
                 if step == 1:
                     self._launch()

@@ -59,7 +59,7 @@ def _own_paths(paths: Sequence[str]) -> tuple[list[str], list[str]]:
     resolved = [Path(entry).resolve() for entry in paths]  # "": the current folder
     own = [not any(path.is_relative_to(root) for root in roots) for path in resolved]
     # The interpreter's folders begin with a root; a package may have put a folder inside of one before them (ray does).
-    first = next((place for place, path in enumerate(resolved) if path in roots), len(resolved))
+    first = next((index for index, path in enumerate(resolved) if path in roots), len(resolved))
     after = [str(path) for path, is_own in zip(resolved[first:], own[first:], strict=True) if is_own]
     return [str(path) for path in resolved[:first]], after
 

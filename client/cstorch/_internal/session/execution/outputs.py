@@ -153,12 +153,12 @@ def unpack(outputs: Sequence[plan_pb2.Output], received: coordinator_pb2.StepOut
         InternalError: The received tensors are not those of the plan.
     """
     if len(received.tensors) != len(outputs):
-        raise InternalError(f"step {received.step} came with {len(received.tensors)} outputs instead of {len(outputs)}")
+        raise InternalError(f"step {received.step} has {len(received.tensors)} outputs instead of {len(outputs)}")
     values: dict[str, torch.Tensor] = {}
     for output, data in zip(outputs, received.tensors, strict=True):
         if len(data) != tensor_bytes(output.type):
             raise InternalError(
-                f"the output {output.name!r} came with {len(data)} bytes instead of {tensor_bytes(output.type)}"
+                f"the output {output.name!r} has {len(data)} bytes instead of {tensor_bytes(output.type)}"
             )
         shape = tuple(output.type.shape)
         dtype = torch_dtype(output.type.element_type)
@@ -175,8 +175,8 @@ def unknown_tensor(closure: Closure) -> UsageError:
     name = getattr(closure.function, "__qualname__", repr(closure.function))
     return UsageError(
         f"{name} is called with a device tensor that is not an output of the step: return it from the traced function, "
-        "or call the closure inside the traced function. (Only what the first step asks for is sent: call the closure "
-        "in every step, and decide inside of it.)"
+        "or call the closure inside the traced function. (Only outputs that the first step uses are sent: call the "
+        "closure in every step, and decide inside of it.)"
     )
 
 

@@ -58,10 +58,10 @@ class Finding:
 
     def _cause(self) -> str:
         certain = [change for change in self.changes if change.certain]
-        said = (certain or self.changes)[:_MOST_CHANGES]
-        if said:
-            more = len(certain or self.changes) - len(said)
-            return "Since the first call " + ", ".join(map(str, said)) + (f", and {more} more changed" if more else "")
+        shown = (certain or self.changes)[:_MOST_CHANGES]
+        if shown:
+            more = len(certain or self.changes) - len(shown)
+            return "Since the first call " + ", ".join(map(str, shown)) + (f", and {more} more changed" if more else "")
         if self.drawn:
             return f"It draws random numbers from {' and '.join(self.drawn)}"
         return "No Python value was seen to change; time, a file, or an iterator may be the cause"

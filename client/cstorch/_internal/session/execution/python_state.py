@@ -83,7 +83,7 @@ class PythonState:
 
     def __init__(self, function: Callable[..., Any], arguments: Mapping[str, Any], *, keeps: bool = False) -> None:
         self.values: dict[str, _Value] = {}
-        self._put_back: list[Callable[[], None]] = []
+        self._restorers: list[Callable[[], None]] = []
         self._setters: dict[str, Callable[[Any], None]] = {}  # of integers
         self._keeps = keeps
         self._seen: set[int] = set()
@@ -133,8 +133,8 @@ class PythonState:
 
     def restore(self) -> None:
         """Restores the reached values that are in Python's own containers or in attributes of objects."""
-        for put_back in self._put_back:
-            put_back()
+        for restore in self._restorers:
+            restore()
 
     # --- Paths to values ----------------------------------------------------------------------------------------------
 
@@ -157,9 +157,9 @@ class PythonState:
             self._keep_dict(value)
             if _is_own(type(value)):
                 self._reach_object(name, value)
-            for place, (key, item) in enumerate(itertools.islice(dict.items(value), _LARGEST)):
+            for index, (key, item) in enumerate(itertools.islice(dict.items(value), _LARGEST)):
                 self._add(
-                    f"{name}[{key!r}]" if type(key) in (str, int, bool, float) else f"{name}[#{place}]",
+                    f"{name}[{key!r}]" if type(key) in (str, int, bool, float) else f"{name}[#{index}]",
                     item,
                     functools.partial(dict.__setitem__, value, key),
                 )
@@ -168,11 +168,11 @@ class PythonState:
             if _is_own(type(value)):
                 self._reach_object(name, value)
             base = next(kind for kind in (list, tuple, collections.deque) if isinstance(value, kind))
-            for place, item in enumerate(itertools.islice(base.__iter__(value), _LARGEST)):  # type: ignore[arg-type]
-                self._add(f"{name}[{place}]", item)
+            for index, item in enumerate(itertools.islice(base.__iter__(value), _LARGEST)):  # type: ignore[arg-type]
+                self._add(f"{name}[{index}]", item)
         elif type(value) is set:
             if self._keeps:
-                self._put_back += [value.clear, functools.partial(value.update, set(value))]
+                self._restorers += [value.clear, functools.partial(value.update, set(value))]
         elif isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
             self._reach_function(name, value)
         elif isinstance(value, type) and _is_own(value):
@@ -209,7 +209,7 @@ class PythonState:
             except AttributeError:
                 continue
             if self._keeps:
-                self._put_back.append(functools.partial(member.__set__, value, item))
+                self._restorers.append(functools.partial(member.__set__, value, item))
             self._add(f"{name}.{slot}", item, functools.partial(member.__set__, value))
         for base in kind.__mro__ if _is_own(kind) else ():
             if _is_own(base) and id(base) not in self._seen:
@@ -229,7 +229,7 @@ class PythonState:
             elif not attribute.startswith("__") and not isinstance(item, types.MemberDescriptorType):
                 self._add(f"{name}.{attribute}", item, functools.partial(type.__setattr__, kind, attribute))
                 if self._keeps and type(kind) is type:
-                    self._put_back.append(functools.partial(_set_class_attribute, kind, attribute, item))
+                    self._restorers.append(functools.partial(_set_class_attribute, kind, attribute, item))
 
     def _reach_function(self, name: str, function: Any) -> None:
         """Reads the variables of a function: those of its closure, globals, defaults, and its own attributes."""
@@ -238,8 +238,8 @@ class PythonState:
                 self._add("self", function.__self__)
                 function = function.__func__
             else:
-                for place, item in enumerate(function.args):
-                    self._add(f"{name or 'partial'}.args[{place}]", item)
+                for index, item in enumerate(function.args):
+                    self._add(f"{name or 'partial'}.args[{index}]", item)
                 for key, item in function.keywords.items():
                     self._add(f"{name or 'partial'}.keywords[{key!r}]", item)
                 function = function.func
@@ -255,12 +255,12 @@ class PythonState:
             except ValueError:  # not set yet
                 continue
             if self._keeps:
-                self._put_back.append(functools.partial(setattr, cell, "cell_contents", item))
+                self._restorers.append(functools.partial(setattr, cell, "cell_contents", item))
             self._add(variable, item, functools.partial(setattr, cell, "cell_contents"))
         if not function.__code__.co_filename.startswith(_SITE):
             self._reach_globals(function)
-        for place, item in enumerate(function.__defaults__ or ()):
-            self._add(f"the default {place} of {own}", item)
+        for index, item in enumerate(function.__defaults__ or ()):
+            self._add(f"the default {index} of {own}", item)
         for key, item in (function.__kwdefaults__ or {}).items():
             self._add(f"the default of {own}'s {key}", item)
         if function.__dict__:
@@ -281,31 +281,31 @@ class PythonState:
                             self._add(f"{variable}.{attribute}", vars(item)[attribute])
                 continue
             if self._keeps and not isinstance(item, (types.FunctionType, type)):
-                self._put_back.append(functools.partial(function.__globals__.__setitem__, variable, item))
+                self._restorers.append(functools.partial(function.__globals__.__setitem__, variable, item))
             self._add(variable, item, functools.partial(function.__globals__.__setitem__, variable))
 
     # --- Actions of `restore` -----------------------------------------------------------------------------------------
 
     def _keep_dict(self, value: dict[Any, Any]) -> None:
         if self._keeps:
-            self._put_back.append(functools.partial(_put_dict_back, value, list(dict.items(value))))
+            self._restorers.append(functools.partial(_restore_dict, value, list(dict.items(value))))
 
     def _keep_sequence(self, value: Any) -> None:
         if not self._keeps or isinstance(value, tuple):
             return
         if isinstance(value, list):
-            self._put_back.append(functools.partial(_put_list_back, value, list(list.__iter__(value))))
+            self._restorers.append(functools.partial(_restore_list, value, list(list.__iter__(value))))
         else:
             kept = list(collections.deque.__iter__(value))
 
-            def put_back() -> None:
+            def restore() -> None:
                 collections.deque.clear(value)
                 collections.deque.extend(value, kept)
 
-            self._put_back.append(put_back)
+            self._restorers.append(restore)
 
 
-def _put_dict_back(value: dict[Any, Any], items: list[tuple[Any, Any]]) -> None:
+def _restore_dict(value: dict[Any, Any], items: list[tuple[Any, Any]]) -> None:
     now = list(dict.items(value))
     if len(now) == len(items) and all(a is c and b is d for (a, b), (c, d) in zip(now, items, strict=True)):
         return
@@ -315,7 +315,7 @@ def _put_dict_back(value: dict[Any, Any], items: list[tuple[Any, Any]]) -> None:
         base.__setitem__(value, key, item)
 
 
-def _put_list_back(value: list[Any], items: list[Any]) -> None:
+def _restore_list(value: list[Any], items: list[Any]) -> None:
     now = list(list.__iter__(value))
     if len(now) != len(items) or any(a is not b for a, b in zip(now, items, strict=True)):
         list.__setitem__(value, slice(None), items)
@@ -351,8 +351,8 @@ def _value(value: Any) -> _Value:
     if type(value) is itertools.count:
         return _Value((type(value), repr(value)), repr(value))
     if type(value) is types.GeneratorType:
-        place = value.gi_frame.f_lasti if value.gi_frame is not None else None
-        return _Value((type(value), place), "a used up generator" if place is None else "a generator")
+        instruction = value.gi_frame.f_lasti if value.gi_frame is not None else None
+        return _Value((type(value), instruction), "a used up generator" if instruction is None else "a generator")
     if type(value) is random.Random:
         return _Value(hash(random.Random.getstate(value)), "a generator of random numbers")
     if type(value) is torch.Generator:

@@ -46,7 +46,7 @@ class ExecutionStream:
         self._lock = threading.Lock()  # of the next five
         self._requests: queue.SimpleQueue[coordinator_pb2.ExecuteRequest | None] = queue.SimpleQueue()
         self._closed = False
-        self._resumption = coordinator_pb2.Resumption()  # what the script has of the execution
+        self._resumption = coordinator_pb2.Resumption()  # the script's progress, for a successor of the coordinator
         self._incarnation = 0  # of the coordinator that is called
         self._call = self._open()
         self._responses: queue.SimpleQueue[coordinator_pb2.ExecuteResponse | Exception | None] = queue.SimpleQueue()

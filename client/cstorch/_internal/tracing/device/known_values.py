@@ -47,19 +47,19 @@ def without_masks(func: OpOverload, args: tuple[Any, ...], recorder: StepRecorde
     """
     tensor, indices, *rest = args
     refusal = messages.value_read(func)
-    places: list[torch.Tensor | None] = []
+    integer_indices: list[torch.Tensor | None] = []
     for index in indices:
         if index is None or index.dtype not in (torch.bool, torch.uint8):
-            places.append(index)
+            integer_indices.append(index)
             continue
         mask = recorder.known_value(index, refusal) if isinstance(index, LazyTensor) else index
         if mask is not None:
-            places.extend(_on_device(chosen, recorder) for chosen in mask.nonzero(as_tuple=True))
+            integer_indices.extend(_on_device(chosen, recorder) for chosen in mask.nonzero(as_tuple=True))
         elif func is aten.index.Tensor:
             raise refusal
         else:
             return args
-    return tensor, places, *rest
+    return tensor, integer_indices, *rest
 
 
 def _on_device(tensor: torch.Tensor, recorder: StepRecorder) -> Any:

@@ -104,7 +104,7 @@ def _numbered(trace: Trace, number: _Numbers) -> list[tuple[Call, int]]:
     cells = _cells(trace)
     known = {
         argument.value: number(argument.kind, cells[id(argument.cell)] if argument.cell else argument.digest, index)
-        for index, argument in _with_places(trace.arguments)
+        for index, argument in _with_input_indices(trace.arguments)
     }
     numbered = []
     for call in trace.calls:
@@ -112,22 +112,22 @@ def _numbered(trace: Trace, number: _Numbers) -> list[tuple[Call, int]]:
         key = _key((args, call.kwargs), Ref, lambda ref: known[ref.value])
         own = number(call.func, key, call.draw)
         numbered.append((call, own))
-        for place, value in enumerate(call.results):
+        for index, value in enumerate(call.results):
             if value is not None:
-                known[value] = number(own, place)
+                known[value] = number(own, index)
         written = operator(call.func).written
-        for ref in (call.args[place] for place in written if place < len(call.args)):
+        for ref in (call.args[index] for index in written if index < len(call.args)):
             if isinstance(ref, Ref):
                 known[ref.value] = number(own, "written")
     return numbered
 
 
-def _with_places(arguments: Iterable[Argument]) -> Iterable[tuple[int, Argument]]:
+def _with_input_indices(arguments: Iterable[Argument]) -> Iterable[tuple[int, Argument]]:
     """Yields the arguments with their indices among the inputs; 0 for others."""
-    places = 0
+    index = 0
     for argument in arguments:
-        yield places if argument.kind == "input" else 0, argument
-        places += argument.kind == "input"
+        yield index if argument.kind == "input" else 0, argument
+        index += argument.kind == "input"
 
 
 def _missing(

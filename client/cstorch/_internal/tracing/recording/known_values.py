@@ -195,10 +195,10 @@ class _Storages:
             for argument in arguments
             if argument.kind == "input" or (argument.cell is not None and argument.cell.changes_in_steps)
         }
-        for place, call in enumerate(calls):
-            self._follow(place, call)
+        for index, call in enumerate(calls):
+            self._follow(index, call)
 
-    def _follow(self, place: int, call: Call) -> None:
+    def _follow(self, index: int, call: Call) -> None:
         op = operator(call.func)
         written = [self._storage[ref.value] for ref in refs([call.args[i] for i in op.written if i < len(call.args)])]
         sources = [self._storage[ref.value] for ref in _operands(call)]
@@ -209,13 +209,13 @@ class _Storages:
                 self._storage[value] = sources[0] if shares else value
                 made.append(self._storage[value])
         for storage in (*made, *written):
-            self._written_by.setdefault(storage, []).append(place)
+            self._written_by.setdefault(storage, []).append(index)
         if call.draw is not None or any(storage in self._varies for storage in sources):
             self._varies.update(made, written)
 
     def recipe(self, value: int) -> Recipe | None:
         """Returns the recipe of a value; None if it depends on more than constants."""
-        places: set[int] = set()
+        indices: set[int] = set()
         storages, waiting = set(), [self._storage[value]]
         while waiting:
             storage = waiting.pop()
@@ -224,12 +224,12 @@ class _Storages:
             if storage in self._varies:
                 return None
             storages.add(storage)
-            for place in self._written_by.get(storage, ()):
-                places.add(place)
-                waiting.extend(self._storage[ref.value] for ref in _operands(self._calls[place]))
+            for index in self._written_by.get(storage, ()):
+                indices.add(index)
+                waiting.extend(self._storage[ref.value] for ref in _operands(self._calls[index]))
         arguments = tuple(self._arguments[storage] for storage in sorted(storages) if storage in self._arguments)
         versions = tuple(argument.cell.version if argument.cell is not None else 0 for argument in arguments)
-        return Recipe(tuple(self._calls[place] for place in sorted(places)), arguments, versions)
+        return Recipe(tuple(self._calls[index] for index in sorted(indices)), arguments, versions)
 
 
 def _operands(call: Call) -> Iterator[Ref]:

@@ -76,7 +76,7 @@ class HostRandom:
         if line is None:
             return
         written = operator(func).written
-        for tensor in (*_tensors(result), *_tensors([args[place] for place in written if place < len(args)])):
+        for tensor in (*_tensors(result), *_tensors([args[index] for index in written if index < len(args)])):
             storage = tensor.untyped_storage()
             self._drawn[storage._cdata] = storage, line
 

@@ -77,7 +77,7 @@ class OpenTrace:
         for name, tensor in self._before.items():
             _add_state(recorder, name, tensor)
         self._inputs: list[LazyTensor] = []
-        self.batch = pytree.tree_map(self._place, batch)
+        self.batch = pytree.tree_map(self._add_input, batch)
         # This object must not keep tensors of the step alive: those that are alive afterwards are the user's.
         self._optimizers: list[torch.optim.Optimizer] = []
         optimizers = self._optimizers
@@ -90,7 +90,7 @@ class OpenTrace:
         self._modes.enter_context(device_modes())
         self._is_open = True
 
-    def _place(self, leaf: Any) -> Any:
+    def _add_input(self, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor) or isinstance(leaf, LazyTensor):
             return leaf
         self._inputs.append(self._recorder.add_input(f"input_{len(self._inputs)}", leaf))

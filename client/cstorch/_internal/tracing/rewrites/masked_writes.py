@@ -55,9 +55,9 @@ def _chosen(
             "torch.where(mask, value, x) for x[mask] = value"
         )
     (mask,) = masks
-    place = next(number for number, part in enumerate(parts) if part is mask)
-    view = tensor[(*parts[:place], *[slice(None)] * mask.dim(), *parts[place + 1 :])]
-    behind = _dimensions_behind(view, mask, parts[:place], parts[place + 1 :])
+    position = next(number for number, part in enumerate(parts) if part is mask)
+    view = tensor[(*parts[:position], *[slice(None)] * mask.dim(), *parts[position + 1 :])]
+    behind = _dimensions_behind(view, mask, parts[:position], parts[position + 1 :])
     mask = mask.to(device=tensor.device, dtype=torch.bool).reshape(*mask.shape, *[1] * behind)
     new = torch.as_tensor(value, dtype=view.dtype, device=tensor.device)
     if new.dim() > behind:

@@ -39,7 +39,7 @@ def _while_tracing(replacement: Function, original: Function) -> Function:
 
 
 def _batch_norm(original: Function, self: _BatchNorm, input: torch.Tensor) -> Any:
-    """With momentum=None the running statistics are means over all steps, whose number torch would read."""
+    """Patches batch norm: with momentum=None its running statistics are means, for which torch reads the step count."""
     count, mean, variance = self.num_batches_tracked, self.running_mean, self.running_var
     if self.momentum is not None or not self.training or count is None or mean is None or variance is None:
         return original(self, input)
