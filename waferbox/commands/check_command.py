@@ -36,12 +36,16 @@ def check(
         Path | None, typer.Option(metavar="FOLDER", help="Keep the records and logs of the runs in a new folder.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print the verdict as JSON.")] = False,
+    html: Annotated[
+        Path | None, typer.Option(metavar="OUT", help="Write the verdict as a page of HTML, too.", dir_okay=False)
+    ] = None,
 ) -> None:
     """Run a script in several ways and say what a cluster would make of it.
 
     Exits with 0 if nothing was found, with 1 if something was, and with 2 if the script could not be checked.
     """
     from waferbox.check.check import Check, CheckSettings
+    from waferbox.check.page import verdict_page
     from waferbox.check.runs import NoScript, command_of
     from waferbox.check.tables import verdict_text
     from waferbox.prediction.machines import CS2, CS3, this_machine
@@ -83,6 +87,11 @@ def check(
     finally:
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)
+    if html is not None:
+        try:
+            html.write_text(verdict_page(verdict), encoding="utf-8")
+        except OSError as error:
+            fail(f"the page cannot be written: {error}")
     if as_json:
         print_text(verdict.to_json())
     else:
