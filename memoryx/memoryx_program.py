@@ -201,19 +201,21 @@ class MemoryXProgram:
     def _add_run(self, run: plan_pb2.Run, kernel: StateKernel) -> None:
         inputs = self._program.values.indices(run.inputs)
         states = [self._states[state] if state else None for state in run.commits] or [None] * len(run.outputs)
-        places = [self._buffers.place(value) for value in run.outputs]
+        destinations = [self._buffers.destination(value) for value in run.outputs]
         passing = [i for i, value in enumerate(run.inputs) if value in self._bytes_of_messages]
         # The sender overwrites a released group, so no result may remain a view of one.
         borrowed = {member.value for member in self._borrowed.members} if self._borrowed is not None else set()
         shown = [i for i, value in enumerate(run.inputs) if value in borrowed]
         read = [self._state_values[value] for value in run.inputs if value in self._state_values]
         written = [state for state in states if state is not None]
-        count = self._paging.parts([*read, *written]) if kernel.may_be_parted(states, places) else 1
+        count = self._paging.parts([*read, *written]) if kernel.may_be_parted(states, destinations) else 1
         for part in range(count):
             self._paging.add(read, written, part=(part, count))
-            call = kernel.bind(states, places, passing, (part, count))
+            call = kernel.bind(states, destinations, passing, (part, count))
             if kernel.may_show_inputs and shown and self._counts.credited:
-                call = _without_views(call, [p if s is None else s for s, p in zip(states, places, strict=True)], shown)
+                call = _without_views(
+                    call, [p if s is None else s for s, p in zip(states, destinations, strict=True)], shown
+                )
             self._add_call(run, call, inputs, (part, count))
 
     def _add_call(self, run: plan_pb2.Run, call: Call, inputs: Sequence[int], part: tuple[int, int]) -> None:
@@ -253,12 +255,12 @@ class MemoryXProgram:
         self._program.add(copy, self._names[commit.state])
 
 
-def _without_views(call: Call, places: Buffers, shown: Sequence[int]) -> Call:
+def _without_views(call: Call, destinations: Buffers, shown: Sequence[int]) -> Call:
     """Returns the call with results that are no views of the inputs `shown`."""
 
     def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         results = list(call(inputs))
-        clone_views(results, places, [inputs[i] for i in shown])
+        clone_views(results, destinations, [inputs[i] for i in shown])
         return results
 
     return run

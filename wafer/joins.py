@@ -21,12 +21,12 @@ JoinBuffer: TypeAlias = "tuple[torch.Tensor, plan_pb2.Reduction.ValueType]"
 
 def joining(kernel: WaferKernel, joined: Mapping[int, JoinBuffer]) -> WaferKernel:
     """Returns the kernel of a later micro-batch, which joins some results. joined: their buffers, by position."""
-    calls = [(index, place, JOINS[reduction]) for index, (place, reduction) in joined.items()]
+    calls = [(index, buffer, JOINS[reduction]) for index, (buffer, reduction) in joined.items()]
 
-    def call(inputs: Sequence[torch.Tensor], places: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
-        results = kernel(inputs, places)
-        for index, place, join in calls:
-            results[index] = join(place, results[index], out=place)
+    def call(inputs: Sequence[torch.Tensor], destinations: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+        results = kernel(inputs, destinations)
+        for index, buffer, join in calls:
+            results[index] = join(buffer, results[index], out=buffer)
         return results
 
     return call
@@ -38,8 +38,8 @@ def beside_inputs(kernel: WaferKernel, results: Collection[int]) -> WaferKernel:
     Later micro-batches add to these results in place, which would change such a view.
     """
 
-    def call(inputs: Sequence[torch.Tensor], places: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
-        made = kernel(inputs, places)
+    def call(inputs: Sequence[torch.Tensor], destinations: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+        made = kernel(inputs, destinations)
         for index in results:
             others = [*inputs, *(other for number, other in enumerate(made) if number != index)]
             if not made[index].is_contiguous() or _shares_memory(made[index], others):
@@ -52,8 +52,8 @@ def beside_inputs(kernel: WaferKernel, results: Collection[int]) -> WaferKernel:
 def adding(kernel: WaferKernel, sums: Mapping[int, int], tensors: Sequence[torch.Tensor | None]) -> WaferKernel:
     """Returns the kernel of a later micro-batch, which adds some results to values. sums: value indices, by result."""
 
-    def call(inputs: Sequence[torch.Tensor], places: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
-        made = kernel(inputs, places)
+    def call(inputs: Sequence[torch.Tensor], destinations: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+        made = kernel(inputs, destinations)
         for index, value in sums.items():
             total = tensors[value]
             assert total is not None, "the first micro-batch makes it"

@@ -137,10 +137,10 @@ class PipelineProgram:
         joined = {}
         for each in plan.joined:
             if each.reduction in JOINS:
-                place = self._buffers.place(each.value)
-                if place is None:
-                    place = torch.empty(tuple(each.type.shape), dtype=torch_dtype(each.type.element_type))
-                joined[each.value] = (place, each.reduction)
+                buffer = self._buffers.destination(each.value)
+                if buffer is None:
+                    buffer = torch.empty(tuple(each.type.shape), dtype=torch_dtype(each.type.element_type))
+                joined[each.value] = (buffer, each.reduction)
         return joined
 
     def _find_last_reads(self) -> dict[int, dict[int, InstructionIndex]]:
@@ -225,18 +225,23 @@ class PipelineProgram:
         tensors = self._program.values.tensors
 
         def copy(step: int) -> None:
-            for index, place in copies:
-                place.copy_(tensors[index])
+            for index, buffer in copies:
+                buffer.copy_(tensors[index])
 
         return copy
 
     def _commit_action(self, index: int, state: int) -> Action:
-        tensors, place, store, name = self._program.values.tensors, self._states[state], self._store, self._slots[state]
+        tensors, buffer, store, name = (
+            self._program.values.tensors,
+            self._states[state],
+            self._store,
+            self._slots[state],
+        )
 
         def commit(step: int) -> None:
             if store.copies_on_write:
                 store.before_write([name])
-            place.copy_(tensors[index])
+            buffer.copy_(tensors[index])
 
         return commit
 

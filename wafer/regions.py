@@ -316,7 +316,7 @@ class RegionKernels:
         """
         tensors = values.tensors
         inputs, outputs, drops = values.indices(run.inputs), values.indices(run.outputs), values.indices(run.drops)
-        places = [None if value in self._made else self._place(value) for value in run.outputs]
+        destinations = [None if value in self._made else self._destination(value) for value in run.outputs]
         if not run.outputs:  # The run only waits for its inputs.
 
             def call(given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -325,7 +325,7 @@ class RegionKernels:
         elif any(run.commits):
             states = [self._states[state] if state else None for state in run.commits]
             passing = [i for i, value in enumerate(run.inputs) if self._passes(value)]
-            update = self._updates[run.kernel].bind(states, places, passing)
+            update = self._updates[run.kernel].bind(states, destinations, passing)
             store, committed = self._store, [self._slots[state] for state in run.commits if state]
 
             def call(given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -341,7 +341,7 @@ class RegionKernels:
                 kernel = self._beside_states(kernel)
 
             def call(given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-                return kernel(given, places)
+                return kernel(given, destinations)
 
         self._made.update(run.outputs)
 
@@ -354,12 +354,12 @@ class RegionKernels:
 
         return run_kernel
 
-    def _place(self, value: int) -> torch.Tensor | None:
-        return self._joined[value][0] if value in self._joined else self._buffers.place(value)
+    def _destination(self, value: int) -> torch.Tensor | None:
+        return self._joined[value][0] if value in self._joined else self._buffers.destination(value)
 
     def _passes(self, value: int) -> bool:
         """Whether a value lies at another address in each step."""
-        return value not in self._states and self._place(value) is None
+        return value not in self._states and self._destination(value) is None
 
     def _joined_results(self, run: plan_pb2.Run) -> dict[int, JoinBuffer]:
         """Returns the buffers of results that are joined to earlier ones. Raises ValueError if the plan has no join."""
@@ -372,8 +372,8 @@ class RegionKernels:
         """Returns the kernel with results that are no views of states, as an update would change them."""
         begin, end = self._begin, self._end
 
-        def call(inputs: Sequence[torch.Tensor], places: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
-            results = kernel(inputs, places)
+        def call(inputs: Sequence[torch.Tensor], destinations: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+            results = kernel(inputs, destinations)
             for index, result in enumerate(results):
                 if begin <= result.data_ptr() < end:
                     results[index] = result.clone()

@@ -128,7 +128,7 @@ class WaferProgram:
         values = self._program.values
         tensors = values.tensors
         inputs, outputs, drops = values.indices(run.inputs), values.indices(run.outputs), values.indices(run.drops)
-        places = [None if value in self._made else self._buffers.place(value) for value in run.outputs]
+        destinations = [None if value in self._made else self._buffers.destination(value) for value in run.outputs]
         sums = {index: slot for index, slot in enumerate(outputs) if run.outputs[index] in self._sums}
         if not self._made.isdisjoint(run.outputs):
             kernel = self._joining(run, kernel)
@@ -138,7 +138,7 @@ class WaferProgram:
         self._made.update(run.outputs)
 
         def run_kernel(step: int) -> None:
-            results = kernel([tensors[index] for index in inputs], places)
+            results = kernel([tensors[index] for index in inputs], destinations)
             for index, result in zip(outputs, results, strict=True):
                 tensors[index] = result
             for index in drops:
@@ -152,9 +152,9 @@ class WaferProgram:
         joined = {}
         for index, value in enumerate(run.outputs):
             if value in self._made and value not in self._sums:
-                place = self._buffers.place(value)
-                assert place is not None, "a value to be reduced is sent"
-                joined[index] = (place, self._reductions[value])
+                destination = self._buffers.destination(value)
+                assert destination is not None, "a value to be reduced is sent"
+                joined[index] = (destination, self._reductions[value])
         return joining(kernel, joined)
 
     def _add_waits(self, groups: Iterable[int]) -> None:
@@ -190,9 +190,9 @@ class WaferProgram:
         if not read and not written:
             return kernel
 
-        def call(inputs: Sequence[torch.Tensor], places: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
-            results = kernel(inputs, places)
-            clone_views(results, places, [*(inputs[i] for i in read), *(results[i] for i in written)])
+        def call(inputs: Sequence[torch.Tensor], destinations: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+            results = kernel(inputs, destinations)
+            clone_views(results, destinations, [*(inputs[i] for i in read), *(results[i] for i in written)])
             return results
 
         return call
