@@ -1,4 +1,4 @@
-"""MemoryX, as its own process would set it up."""
+"""A MemoryX node in this process, set up as in one of its own."""
 
 import grpc
 
