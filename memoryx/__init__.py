@@ -1,1 +1,1 @@
-"""MemoryX: a process that keeps a shard of a job's states, sends weights and updates them with reduced gradients."""
+"""MemoryX: a process that keeps a shard of the states, and updates them with reduced gradients."""

@@ -1,1 +1,1 @@
-"""The vendor gateway: a process by which the unmodified client of the real system trains on a Waferbox cluster."""
+"""The vendor gateway: serves the unmodified client of the real system on a Waferbox cluster."""

@@ -156,10 +156,10 @@ class RunSettings:
 
 
 class VendorExecution:
-    """An execution on one Execute stream of the coordinator. A thread receives its outputs. Thread-safe.
+    """An execution on one Execute stream of the coordinator. A thread of its own receives the outputs.
 
-    Raises CstorchError if the cluster, a node or the user's input_fn fails, and CallEndedError if `is_active()` is
-    false.
+    Calls for the same step may come from several threads. Raises CstorchError if the cluster, a node or the user's
+    input_fn fails, and CallEndedError if `is_active()` is false.
     """
 
     def __init__(self, job: ClientJob, states: States, step: CompiledStep, settings: RunSettings) -> None:

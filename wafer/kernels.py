@@ -82,7 +82,7 @@ WaferKernel: TypeAlias = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor
 
 
 class WaferKernels:
-    """The kernels of the plan that was loaded last, which the next one reuses. Used by one thread."""
+    """The kernels of the plan that was loaded last, which the next one reuses. Used by one thread at a time."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, plan_pb2.KernelLibrary.ValueType], WaferKernel] = {}

@@ -100,9 +100,9 @@ class _Process(Protocol):
 class InputProcess:
     """A process that runs one input_fn, and the socket to it. waferbox.input_process describes the messages.
 
-    Used by one thread. Raises JobFailure: of KIND_USER if the process cannot be started; of KIND_INPUT, with the user's
-    traceback, if the input_fn or its loader failed, or the process ended; of KIND_NODE if that or a process of the
-    loader was killed, since another node could do its work.
+    Used by one thread at a time. Raises JobFailure: of KIND_USER if the process cannot be started; of KIND_INPUT, with
+    the user's traceback, if the input_fn or its loader failed, or the process ended; of KIND_NODE if that or a process
+    of the loader was killed, since another node could do its work.
     """
 
     def __init__(self, request: node_pb2.PrepareInput, on_defect: Callable[[Exception], None]) -> None:

@@ -21,7 +21,7 @@ logger = logging.getLogger("workers.input_fn")
 class ConsoleReader:
     """The pipe that is the standard output and error of the input_fn's process, and a thread that logs its lines.
 
-    Used by one thread besides its own. The thread reads all output at once and logs at most LINES_A_SECOND, so that the
+    Used by one thread at a time. The reader's thread takes all output, and logs at most LINES_A_SECOND, so that the
     process never waits for its output.
     """
 
