@@ -24,7 +24,7 @@ class States:
 
     def __init__(self, job: ClientJob) -> None:
         self._job = job
-        self._lock = threading.Lock()  # of the rest
+        self._lock = threading.Lock()  # of the other attributes
         self._types: dict[str, plan_pb2.TensorType] = {}
         self._shards: dict[str, list[int]] = {}
         self._connections: dict[int, tuple[ShardConnection, threading.Lock]] = {}

@@ -61,7 +61,7 @@ class Layout:
     """The extents of states in one shared memory, which the wafers map."""
 
     extents: Mapping[str, StateExtent]
-    group_bases: Mapping[int, int]  # weights group -> where its buffer begins
+    group_bases: Mapping[int, int]  # weights group -> begin of its buffer
     nbytes: int
 
 
@@ -114,7 +114,7 @@ def fit(required: StateRequirements, layout: Layout) -> Layout | None:
 def _base_in(
     group: plan_pb2.Group, names: Mapping[int, plan_pb2.StateSlot], extents: Mapping[str, StateExtent]
 ) -> int | None:
-    """Where the group's buffer begins, if all of its members are states that lie as the group has them."""
+    """Returns the begin of the group's buffer, if all its members are states at the offsets of the group; else None."""
     bases = set()
     for member in group.members:
         slot = names.get(member.value)

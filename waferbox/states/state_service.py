@@ -33,8 +33,8 @@ from wsc.v1 import node_pb2, node_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
-MAX_NAMES = 1 << 16  # of states, in one call
-MAX_SESSIONS = 16  # of one job; a script has one or two at a time
+MAX_NAMES = 1 << 16  # the most states in one call
+MAX_SESSIONS = 16  # the most of one job; a script has one or two at a time
 
 
 class StateTransferSession:
@@ -123,7 +123,7 @@ class StateTransferSessions:
 
 @dataclass(slots=True)
 class JobStates:
-    """A job as the service serves it."""
+    """The states of a job, and the calls to its node, as the service uses them. `lock` guards the states."""
 
     store: StateStore
     snapshots: Snapshots
@@ -372,7 +372,7 @@ class StateService(node_pb2_grpc.StateServiceServicer):
                     session.hub.stop()
 
             try:
-                if not context.add_callback(end):  # The call has ended already, and nobody sends what it waits for.
+                if not context.add_callback(end):  # The call has ended already, so no frame for it will arrive.
                     end()
                 yield states, session
                 ended.set()

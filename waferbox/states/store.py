@@ -78,7 +78,7 @@ class StateStore:
 
     def __init__(self, settings: StateSettings | None = None) -> None:
         self.settings = settings or StateSettings()
-        self.pager: Pager | None = None  # of the running execution, if the states are paged
+        self.pager: Pager | None = None  # the pager of the running execution, if states are paged
         self._memory: StateMemory | None = None
         self._layout = Layout(extents={}, group_bases={}, nbytes=0)
         self._written: set[str] = set()
@@ -250,7 +250,7 @@ class Snapshots:
         self._announce = announce
         self._changed = threading.Condition()
         self._held: Snapshot | None = None
-        self._readers = 0  # of the snapshot that is held, or was held last
+        self._readers = 0  # the readers of the latest snapshot
         self._interrupted = False
 
     def take(self, step: int) -> None:
