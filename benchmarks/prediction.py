@@ -34,7 +34,7 @@ RUN_SECONDS: Final = 300.0
 WAFERS: Final = {"fc": 1.5e9, "gpt": 40e9, "wide": 16e9}
 COUNTS: Final = {"shared_memory": (1, 2, 4, 8), "hosts": (1, 2, 4)}
 LINK: Final = 125e6
-# Of a hop between two processes (docs/roadmap.md), half of it on threads; of a gRPC message of at most 1 MiB.
+# Of a hop between two processes (docs/design_notes.md), half of it on threads; of a gRPC message of at most 1 MiB.
 SHARED_MEMORY_HOP: Final = 16e-6
 GRPC_MESSAGE: Final = 250e-6
 

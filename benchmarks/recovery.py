@@ -137,7 +137,7 @@ def steps_per_second(shard: Shard, *, with_points: bool) -> float:
 
 
 def rates(shard: Shard, copier: Copier, repeats: int) -> None:
-    nbytes = sum(place.nbytes for place in shard.store.places().values())
+    nbytes = sum(place.nbytes for place in shard.store.extents().values())
     state = memoryview(bytearray(1 << 20))
     written, copied, read, checked = [], [], [], []
     for _ in range(repeats):

@@ -27,7 +27,7 @@ def page() -> str:
         "Every environment variable of Waferbox. `python docs/settings.py` writes this page from "
         "`waferbox/settings.py`. An empty text is the same as no text.\n\n"
         f"## Set by users\n\n{of_users}\n\n"
-        f"## Handed from process to process\n\nUsers do not set these.\n\n{internal}\n\n"
+        f"## Passed from process to process\n\nUsers do not set these.\n\n{internal}\n\n"
         f"## Read by Docker Compose\n\n{compose}\n"
     )
 

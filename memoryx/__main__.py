@@ -9,7 +9,7 @@ from waferbox.launch.installation import begin_process
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    # An OpenMP thread must never spin beside other processes; read when torch is loaded.
+    # An OpenMP thread must not spin beside other processes. The variable is read when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     import torch
 

@@ -1,10 +1,11 @@
-"""A shard's part of a plan, as a list of calls: send weights, take reduced gradients, update the state in place.
+"""A MemoryX shard's job and its step program, which sends weights, receives reduced gradients and updates the states.
 
-The state's tensors lie where the wafers read them (waferbox.states.store). An element-wise kernel writes new state
-directly into the old one's buffer; the results of any other are copied there, after the kernel has read everything.
+The tensors of the states lie where the wafers read them (waferbox.states.store). An element-wise kernel writes a new
+state directly into the buffer of the old one. The results of any other kernel are copied there, after the kernel has
+read all its inputs.
 
-A gradient group is read where its sender has it, up to the shard's next message, before which it is released; what the
-plan keeps for longer is copied.
+A gradient group is read in its sender's memory, and released before the shard's next message. Members that the plan
+keeps for longer are copied.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,7 +35,11 @@ from wsc.v1 import node_pb2, plan_pb2
 
 
 class MemoryXProgram:
-    """One execution's program; owns the buffers of what is sent and is not a state."""
+    """The step program of one epoch on a shard. Owns the buffers of sent values that are not states.
+
+    Used by the thread of the steps, `interrupt` aside. Raises ValueError for instructions that are not MemoryX's, and
+    JobFailure if the memory limit is too small for one of them.
+    """
 
     def __init__(
         self,
@@ -48,11 +53,11 @@ class MemoryXProgram:
     ) -> None:
         self._program = Program(hub, "update")
         self.progress = self._program.progress
-        # What values are called on a timeline: states, and what was received.
         self._slots = {slot.value: slot.name for slot in plan.states}
+        # The names of values on a timeline: of states, and of the groups that values were received in.
         self._names = {slot.value: slot.name.removeprefix("state.") for slot in plan.states}
         self._origins: dict[int, str] = {}
-        self._bytes_of_messages: set[int] = set()  # values that are others in each step
+        self._bytes_of_messages: set[int] = set()  # received values that lie at another address in each step
         self._store = store
         self._snapshots = snapshots
         self._recovery_points = recovery_points
@@ -65,7 +70,7 @@ class MemoryXProgram:
         for value, tensor in self._states.items():
             index = self._program.values.index(value)
             self._program.values.tensors[index] = tensor
-        self._state_values = dict(self._states)  # values that are states, or become them
+        self._state_values = dict(self._states)  # values that are states, or are committed to them
         groups = {group.id: group for group in plan.groups}
         texts = {kernel.id: kernel.cirh for kernel in plan.kernels}
         made = kernels.make(texts, store.memory, cache_root() / "kernels")
@@ -74,7 +79,7 @@ class MemoryXProgram:
         self._from_arena = [
             i.receive.group for i in plan.instructions if i.receive.group in self._counts.offsets.keys() & groups.keys()
         ]
-        self._borrowed: plan_pb2.Group | None = None  # of the arena, and not released yet
+        self._borrowed: plan_pb2.Group | None = None  # the group of the arena that is not released yet
         self._paging = Paging(plan, store, self._program, self._swarmx)
         for instruction in plan.instructions:
             match instruction.WhichOneof("kind"):
@@ -161,15 +166,15 @@ class MemoryXProgram:
             self._borrowed = group
 
     def _add_release(self) -> None:
-        """The group that was received last is read no more: tell those who wait for that."""
+        """Adds an action that releases the group that was received last, if its sender awaits the count."""
         group, self._borrowed = self._borrowed, None
-        told = self._counts.released_count_after(group.id, self._from_arena) if group is not None else None
-        if told is None:
+        released = self._counts.released_count_after(group.id, self._from_arena) if group is not None else None
+        if released is None:
             return
         hub, swarmx, counts, nothing = self._program.hub, self._swarmx, self._counts, self._buffers.nothing
 
         def release(step: int) -> None:
-            hub.send(swarmx, RELEASED_GROUP, counts.count(told, step), nothing)
+            hub.send(swarmx, RELEASED_GROUP, counts.count(released, step), nothing)
 
         self._program.add(release, "gradients read", what="send")
 
@@ -185,7 +190,7 @@ class MemoryXProgram:
                 coordinator = self._links[node_pb2.LINK_PURPOSE_COORDINATOR, 0]
                 self._program.add_send(group, [coordinator], self._buffers, as_bytes=True, window="ack")
             case plan_pb2.GROUP_KIND_EXCHANGE:
-                # As bytes: the other shard may still be reading what it got in the step before.
+                # As bytes: the other shard may still read the group of the step before.
                 shards = [
                     self._links[node_pb2.LINK_PURPOSE_SHARD, shard] for shard in group.shards if shard != self._shard
                 ]
@@ -196,22 +201,25 @@ class MemoryXProgram:
     def _add_run(self, run: plan_pb2.Run, kernel: StateKernel) -> None:
         inputs = self._program.values.indices(run.inputs)
         states = [self._states[state] if state else None for state in run.commits] or [None] * len(run.outputs)
-        places = [self._buffers.output_tensor(value) for value in run.outputs]
+        destinations = [self._buffers.destination(value) for value in run.outputs]
         passing = [i for i, value in enumerate(run.inputs) if value in self._bytes_of_messages]
+        # The sender overwrites a released group, so no result may remain a view of one.
         borrowed = {member.value for member in self._borrowed.members} if self._borrowed is not None else set()
         shown = [i for i, value in enumerate(run.inputs) if value in borrowed]
         read = [self._state_values[value] for value in run.inputs if value in self._state_values]
         written = [state for state in states if state is not None]
-        count = self._paging.parts([*read, *written]) if kernel.may_be_parted(states, places) else 1
+        count = self._paging.parts([*read, *written]) if kernel.may_be_parted(states, destinations) else 1
         for part in range(count):
             self._paging.add(read, written, part=(part, count))
-            call = kernel.bind(states, places, passing, (part, count))
+            call = kernel.bind(states, destinations, passing, (part, count))
             if kernel.may_show_inputs and shown and self._counts.credited:
-                call = _without_views(call, [p if s is None else s for s, p in zip(states, places, strict=True)], shown)
+                call = _without_views(
+                    call, [p if s is None else s for s, p in zip(states, destinations, strict=True)], shown
+                )
             self._add_call(run, call, inputs, (part, count))
 
     def _add_call(self, run: plan_pb2.Run, call: Call, inputs: Sequence[int], part: tuple[int, int]) -> None:
-        """A Run, or a part of it."""
+        """Adds an action that calls the kernel of a run, or of a part of it: (number, count)."""
         store, values = self._store, self._program.values
         tensors = values.tensors
         committed = [self._slots[state] for state in run.commits if state]
@@ -247,12 +255,12 @@ class MemoryXProgram:
         self._program.add(copy, self._names[commit.state])
 
 
-def _without_views(call: Call, places: Buffers, shown: Sequence[int]) -> Call:
-    """The call with results that do not show these of its inputs."""
+def _without_views(call: Call, destinations: Buffers, shown: Sequence[int]) -> Call:
+    """Returns the call with results that are no views of the inputs `shown`."""
 
     def run(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         results = list(call(inputs))
-        clone_views(results, places, [inputs[i] for i in shown])
+        clone_views(results, destinations, [inputs[i] for i in shown])
         return results
 
     return run
@@ -281,7 +289,7 @@ def requirements_of(plan: plan_pb2.MemoryXPlan) -> StateRequirements:
 
 
 class MemoryXJob(StateJob):
-    """A job on a shard of MemoryX: its states, which last as long as the job, and the programs that update them."""
+    """A job on a shard of MemoryX. Its states last as long as the job; each epoch has a program that updates them."""
 
     def compile(self, request: node_pb2.Load, hub: Hub, links: Mapping[LinkKey, Link]) -> MemoryXProgram:
         plan, states = request.memoryx, self._states

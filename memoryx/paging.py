@@ -1,4 +1,4 @@
-"""A program's use of states that are not all in memory: tells a pager what each instruction touches."""
+"""The paging of a program whose states do not all fit into memory: the extents that each instruction touches."""
 
 import logging
 import time
@@ -19,13 +19,16 @@ from wsc.v1 import node_pb2, plan_pb2
 
 logger = logging.getLogger(__name__)
 
-# An update is done in parts that are no larger than this share of the budget: there is room to read ahead beside it.
+# An update is done in parts of at most 1 / _SHARE of the budget, so that states can be read ahead beside it.
 _SHARE: Final = 4
 _MAX_PARTS: Final = 256
 
 
 class Paging:
-    """Nothing of this costs anything where states are in memory, or where no limit is set."""
+    """The accesses of a program to its states, and the pager that serves them. No cost where no limit is set.
+
+    Used by the thread of the steps, `interrupt` aside.
+    """
 
     def __init__(self, plan: plan_pb2.MemoryXPlan, store: StateStore, program: Program, swarmx: Link) -> None:
         self._store = store
@@ -36,7 +39,7 @@ class Paging:
         limit, pages = store.settings.limit_bytes, store.states.pages
         self._is_limited = limit is not None and pages is not None
         self._base = store.memory.tensor(torch.uint8, (1,), 0).data_ptr()
-        self._others = 0  # bytes that are not states, once the program runs
+        self._others = 0  # bytes of the running process that are not states
         self._budget = 0
         if limit is not None and pages is not None:
             pages.evict(0, store.memory.nbytes)
@@ -45,14 +48,14 @@ class Paging:
             self._others = resident_bytes() + max(0, plan.own_bytes - states) + received + TRANSFER_BYTES
             self._budget = max(0, limit - self._others)
             logger.info(
-                "room for %.0f of %.0f MB of weights and optimizer state in memory: the process has %.0f MB",
+                "Room for %.0f of %.0f MB of weights and optimizer state in memory: the process has %.0f MB",
                 self._budget / 1e6,
                 store.memory.nbytes / 1e6,
                 self._others / 1e6,
             )
 
     def parts(self, tensors: Iterable[torch.Tensor]) -> int:
-        """In how many parts an instruction that touches these states is best done, where it can be."""
+        """Returns the number of parts in which a run that touches these states should be done, if it can be parted."""
         if not self._is_limited:
             return 1
         nbytes = sum(nbytes for _, nbytes in self._extents(tensors))
@@ -66,9 +69,13 @@ class Paging:
         lent: bool = False,
         part: tuple[int, int] = (0, 1),
     ) -> None:
-        """The program's next instruction touches these tensors, as far as they are states.
+        """Adds an action that waits for the states of the program's next instruction. Other tensors are ignored.
 
-        lent: the wafers read them where they lie. part: number and count; the instruction touches that part of each.
+        Args:
+            read: the tensors that it reads.
+            written: the tensors that it writes.
+            lent: whether wafers read the tensors in place.
+            part: (number, count); the instruction touches this part of each tensor.
         """
         if not self._is_limited:
             return
@@ -83,7 +90,7 @@ class Paging:
         progress, now = self._program.progress, time.perf_counter
 
         def begin(step: int) -> None:
-            assert self._pager is not None, "it is started"
+            assert self._pager is not None, "`start` sets it"
             start = now()
             self._pager.begin(step, number)
             progress.disk += now() - start
@@ -91,7 +98,7 @@ class Paging:
         self._program.add(begin, "states", what="disk")
 
     def prepare(self) -> None:
-        """All instructions are there. JobFailure where the limit is too small for one of them."""
+        """Makes the pager, after the last `add`. Raises JobFailure if the limit is too small for an instruction."""
         pages = self._store.states.pages
         if not self._is_limited or not self._accesses or pages is None:
             return
@@ -110,24 +117,24 @@ class Paging:
         self._pager = Pager(pages, blocks, lambda: self._swarmx.granted)
 
     def start(self, num_steps: int) -> None:
-        """The program is about to run."""
+        """Starts the pager; called before the first step."""
         if self._pager is not None:
             self._store.pager = self._pager
             self._pager.start(num_steps)
 
     def interrupt(self) -> None:
-        """Make the program's waits for the disk raise Stopped. From any thread."""
+        """Makes the program's waits for the disk raise Stopped. From any thread."""
         if self._pager is not None:
             self._pager.interrupt()
 
     def close(self) -> None:
-        """The program does not run any more."""
+        """Closes the pager; called after the last step."""
         self._store.pager = None
         pager = self._pager
         if pager is not None:
             pager.close()
             logger.info(
-                "states were read from the disk: %.2f GB in %.1f s; and written there and let go: %.2f GB in %.1f s",
+                "Read %.2f GB of states from the disk in %.1f s; wrote and dropped %.2f GB in %.1f s",
                 pager.read_bytes / 1e9,
                 pager.read_seconds,
                 pager.evicted_bytes / 1e9,
@@ -135,6 +142,7 @@ class Paging:
             )
 
     def _extents(self, tensors: Iterable[torch.Tensor]) -> list[Extent]:
+        """Returns the extents of those tensors that lie in the memory of the states."""
         extents = ((tensor.data_ptr() - self._base, tensor.nbytes) for tensor in tensors)
         return [(offset, nbytes) for offset, nbytes in extents if nbytes and 0 <= offset < self._store.memory.nbytes]
 

@@ -12,7 +12,7 @@ from waferbox.states.state_memory import StateSettings
 
 
 def parse_arguments(argv: Sequence[str] | None) -> tuple[NodeSettings, StateSettings]:
-    """As of every role, with `[--state-dir DIR [--memory-limit SIZE]]`. A folder that cannot be used is refused."""
+    """Returns the settings of a node, and of its states. Exits if an argument, or the folder, cannot be used."""
     parser = node_parser(MEMORYX)
     parser.add_argument(
         "--state-dir", type=Path, metavar="DIR", help="keep weights and optimizer state in files of this folder"

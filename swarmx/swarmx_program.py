@@ -146,7 +146,7 @@ class SwarmXProgram:
         self._outputs_leave: Callable[[int], bool] = lambda step: True
         self._every_step = 0  # groups that are passed on or joined in each step
         self._output_steps_only = 0
-        self._left = 0  # of both, until the end of the epoch
+        self._left = 0  # the sum of both that is left in the epoch
         self.progress = Progress("reduce")
         # The frames that each link may send: from above to be forwarded, from below to be joined.
         self._handlers: dict[tuple[Link, int], Callable[[Message], None]] = {}

@@ -1,4 +1,4 @@
-"""What holds for all tests."""
+"""Settings and fixtures of all tests."""
 
 import gc
 import logging
@@ -10,20 +10,20 @@ import hypothesis
 import pytest
 from slow_threads import slow_down
 
-SLOW_THREADS_VARIABLE = "WAFERBOX_SLOW_THREADS"  # with a seed: threads sleep now and then
+SLOW_THREADS_VARIABLE = "WAFERBOX_SLOW_THREADS"  # a seed, with which threads sleep now and then
 
-# A shell starts what it runs in the background with SIGINT ignored, and so would be all that the tests start.
+# A shell starts background commands with SIGINT ignored, which all processes of the tests would inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# How long an example takes says how busy the machine is.
+# No deadline: the time of an example depends on the load of the machine.
 hypothesis.settings.register_profile("busy machine", deadline=None)
 hypothesis.settings.load_profile("busy machine")
 
-# Rare orders of what threads do become common: `make races`.
+# `make races`: rare orders of the actions of threads become common.
 if SLOW_THREADS_VARIABLE in os.environ:
     slow_down(int(os.environ[SLOW_THREADS_VARIABLE]))
 
-# What is made while tests are collected stays: looking for garbage there costs a second, and tests look often.
+# The objects of the collection stay, and are frozen: to search them takes a second in each of many garbage collections.
 gc.disable()
 
 
@@ -38,14 +38,14 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def cluster_secret(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """The clusters of the tests have a secret of their own, which all processes that tests start have from here."""
+    """Gives the clusters of the tests a secret of their own, which the processes of the tests inherit."""
     os.environ["WAFERBOX_SECRET_FILE"] = str(tmp_path_factory.mktemp("secret") / "cluster.key")
 
 
-# Imports are in functions where the process that only hands tests out to others need not wait for them.
+# Imports are in functions, since the process that only distributes the tests needs none of them.
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
-    """Two processes share two cores, and at the sizes of tests, threads mostly wait for each other, busily."""
+    """Limits torch to one thread: two processes share two cores, and threads of small steps mostly spin."""
     import torch
 
     torch.set_num_threads(1)
@@ -53,7 +53,7 @@ def one_thread() -> None:
 
 @pytest.fixture(autouse=True)
 def fresh_process() -> Iterator[None]:
-    """Every test begins as a script does: no backend, no stateful objects, every setting at its default."""
+    """Resets the client library after each test: no backend, no stateful objects, every setting at its default."""
     yield
     from cstorch import amp, backends
     from cstorch._internal import state
@@ -67,22 +67,24 @@ def fresh_process() -> Iterator[None]:
 
 
 class _Defects(logging.Handler):
-    """Keeps what threads tell of their defects."""
+    """Keeps the log messages on defects of threads."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.told: list[str] = []
+        self.messages: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.told.append(f"{record.getMessage()}: {record.exc_info[1]!r}" if record.exc_info else record.getMessage())
+        self.messages.append(
+            f"{record.getMessage()}: {record.exc_info[1]!r}" if record.exc_info else record.getMessage()
+        )
 
 
 @pytest.fixture(autouse=True)
 def no_defects(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A thread that ends by a defect which nobody meant fails the test, whoever else has noticed."""
+    """Fails a test in which a thread has ended by a defect, unless the test has the marker `defects`."""
     defects, logger = _Defects(), logging.getLogger("waferbox.host.threads")
     logger.addHandler(defects)
     yield
     logger.removeHandler(defects)
     if request.node.get_closest_marker("defects") is None:
-        assert not defects.told
+        assert not defects.messages

@@ -1,1 +1,1 @@
-"""The vendor gateway: the public client of the real system trains on a Waferbox cluster, unmodified."""
+"""The vendor gateway: serves the unmodified client of the real system on a Waferbox cluster."""

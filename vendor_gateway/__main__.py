@@ -1,4 +1,4 @@
-"""`python -m vendor_gateway`: where the vendor's own client reaches a Waferbox cluster."""
+"""`python -m vendor_gateway`: serves the vendor's own client on a Waferbox cluster."""
 
 from waferbox.launch.installation import begin_process
 
@@ -16,11 +16,11 @@ from waferbox.runtime.node import serve
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until SIGTERM or SIGINT, which end the clients' jobs too."""
+    """Serves until SIGTERM or SIGINT, which end the clients' jobs too."""
     parser = argparse.ArgumentParser(prog="python -m vendor_gateway", description="Serves the vendor's own client.")
     parser.add_argument("--management", required=True, metavar="HOST:PORT", help="the management service")
     parser.add_argument(
-        "--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="where clients call; default: %(default)s"
+        "--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="the address for clients; default: %(default)s"
     )
     parser.add_argument(
         "--input-python",
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="PATH",
         help="the interpreter of the clients' environment, under which workers run their input functions",
     )
-    parser.add_argument("--insecure", action="store_true", help="let everybody who reaches it have jobs")
+    parser.add_argument("--insecure", action="store_true", help="allow jobs of everybody who reaches it")
     parser.add_argument("--announce-fd", type=int, metavar="FD", help="write the address to this descriptor")
     options = parser.parse_args(argv)
     settings = GatewaySettings(

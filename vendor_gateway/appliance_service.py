@@ -1,4 +1,4 @@
-"""The vendor's Appliance: what its client says to the coordinator of a job."""
+"""The vendor's Appliance service: the calls of its client to the coordinator of a job."""
 
 import functools
 import logging
@@ -27,13 +27,13 @@ _LEVELS: Final = {logging.ERROR: 2, logging.WARNING: 3}
 
 _Context = grpc.ServicerContext
 _Response = TypeVar("_Response")
-_EXPECTED: Final = (CstorchError, ValueError, CallEndedError)  # all else is a defect of ours
+_EXPECTED: Final = (CstorchError, ValueError, CallEndedError)  # any other exception is a defect of the gateway
 
 
 def _explained(
     response_class: Callable[..., _Response],
 ) -> Callable[[Callable[..., _Response | None]], Callable[..., _Response]]:
-    """A call whose errors go into its response, from which the client makes its exception."""
+    """Returns a decorator that puts the errors of a call into its response, for the client's exception."""
 
     def decorate(call: Callable[..., _Response | None]) -> Callable[..., _Response]:
         @functools.wraps(call)
@@ -56,7 +56,7 @@ _outcome = _explained(appliance_pb2.Outcome)
 
 
 class ApplianceService(appliance_pb2_grpc.ApplianceServicer):
-    """The authority of a call says whose job it is about."""
+    """Serves the Appliance of all jobs. The authority of a call is the name of its job. Thread-safe."""
 
     def __init__(self, sessions: VendorSessions) -> None:
         self._sessions = sessions
@@ -84,14 +84,14 @@ class ApplianceService(appliance_pb2_grpc.ApplianceServicer):
         )
         try:
             step = self._job(context).session.compile(request.cirh, resources)
-        except CompileError as error:  # this status is a compile error for the client
+        except CompileError as error:  # The client reads this status as a compile error.
             context.abort(grpc.StatusCode.INTERNAL, str(error))
         except _EXPECTED as error:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, _text(error))
         response = appliance_pb2.CompileResponse(artifact=f"/{COMPILE_FOLDER}/{step.response.artifact}")
         kinds = appliance_pb2.ClusterDetails
         response.cluster_details.tasks.add(type=kinds.TASK_TYPE_COORDINATOR)
-        # One weight server keeps the client to one group of streams.
+        # With one weight server the client opens one group of streams.
         for kind, count in ((kinds.TASK_TYPE_WAFER, resources.num_csx), (kinds.TASK_TYPE_WEIGHT_SERVER, 1)):
             task = response.cluster_details.tasks.add(type=kind)
             for number in range(count):
@@ -100,7 +100,7 @@ class ApplianceService(appliance_pb2_grpc.ApplianceServicer):
 
     @_outcome
     def UnaryCheckCompileCompatibility(self, request: appliance_pb2.Unread, context: _Context) -> None:
-        # States stay where they are: the compiler places the next step's around them.
+        # States stay in their shards: the compiler places those of the next step around them.
         self._job(context)
 
     @_outcome
@@ -121,7 +121,7 @@ class ApplianceService(appliance_pb2_grpc.ApplianceServicer):
 
     @_explained(appliance_pb2.SendCheckResponse)
     def UnarySendCheck(self, request: appliance_pb2.Unread, context: _Context) -> appliance_pb2.SendCheckResponse:
-        # Groups without a number: names are ids, and all that the client has not kept here is sent.
+        # Groups without a number: names are ids, and the client sends all states but those of the repository.
         groups = [
             appliance_pb2.SendCheckResponse.Group(names=[name]) for name in self._job(context).session.state_names()
         ]
@@ -144,26 +144,26 @@ class ApplianceService(appliance_pb2_grpc.ApplianceServicer):
         for number, request in enumerate(requests):
             kind = request.value.WhichOneof("contents")
             if kind is None:
-                raise UsageError("a tensor came without a value")
+                raise UsageError("the client has sent a tensor without a value")
             part = request.value.tensor.data if kind == "tensor" else request.value.scalar.data
             if number == 0:
                 name, code = request.tensor_name, request.value.element_type
-                # By the elements that the state has, whatever the client says.
+                # The state's number of elements counts, not the client's.
                 limit = session.state_elements(name) * item_bytes(code)
             if len(data) + len(part) > limit:
-                raise UsageError(f"{name} came with more than its {limit} bytes")
+                raise UsageError(f"the client has sent more than the {limit} bytes of {name}")
             data += part
             if not request.has_more:
                 break
             if number == 0 and not part:
-                yield appliance_pb2.Outcome()  # go ahead
+                yield appliance_pb2.Outcome()  # The client sends the tensor after this.
         session.write(name, read_value(code, data))
         yield appliance_pb2.Outcome()
 
     def StartWeightIngestion(
         self, request: appliance_pb2.StartWeightIngestionRequest, context: _Context
     ) -> Iterator[appliance_pb2.StartWeightIngestionResponse]:
-        # The client sends nothing before the first response; then it wants one for each of the other tensors.
+        # The client sends nothing before the first response, and expects one for each further tensor.
         yield appliance_pb2.StartWeightIngestionResponse()
         for tensor in request.tensors[1:]:
             yield appliance_pb2.StartWeightIngestionResponse(tensor_id=tensor.id)
@@ -227,7 +227,7 @@ class ApplianceService(appliance_pb2_grpc.ApplianceServicer):
     ) -> appliance_pb2.DataCheckpointResponse:
         try:
             states = self._job(context).session.input_states(request.step, context.is_active)
-        except _EXPECTED as error:  # the response has no place for a message
+        except _EXPECTED as error:  # The response has no field for a message.
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, _text(error))
         return appliance_pb2.DataCheckpointResponse(states=states)
 
@@ -259,7 +259,7 @@ class ApplianceService(appliance_pb2_grpc.ApplianceServicer):
 
 
 def _over(context: _Context) -> threading.Event:
-    """Set when the call is over, whoever ends it."""
+    """Returns an event that is set when the call ends."""
     over = threading.Event()
     context.add_callback(over.set)
     return over

@@ -1,6 +1,4 @@
-"""The calls of the vendor's client: who may make them (this user, from this machine), and what gRPC leaves out: their
-authority, and methods that nobody serves.
-"""
+"""Helpers for the calls of the vendor's client: their permission, their authority, and methods that are not served."""
 
 import logging
 import os
@@ -13,19 +11,18 @@ from typing import Any, Final
 
 import grpc
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What gRPC leaves out: changing a handler's behaviour, the authority of a call, and calls that nobody serves
+# --- Extensions of gRPC -----------------------------------------------------------------------------------------------
 
 
 logger = logging.getLogger(__name__)
 
-MAX_UNKNOWN: Final = 256  # calls whose names are logged
+MAX_UNKNOWN: Final = 256  # the most names of unknown calls that are logged
 
 _Behaviour = Callable[[Any, Any], Any]
 
 
 def with_behaviour(handler: Any, change: Callable[[_Behaviour], _Behaviour]) -> Any:
-    """The handler of a method, with its behaviour changed."""
+    """Returns the handler of a method with a changed behaviour."""
     name = f"{_number(handler.request_streaming)}_{_number(handler.response_streaming)}"
     make = getattr(grpc, f"{name}_rpc_method_handler")
     return make(change(getattr(handler, name)), handler.request_deserializer, handler.response_serializer)
@@ -36,7 +33,10 @@ def _number(streaming: bool) -> str:
 
 
 class Unregistered:
-    """A server to which generated code adds its services: gRPC tells no authority where methods are registered."""
+    """A server that generated code adds its services to as generic handlers.
+
+    gRPC does not pass the authority of a call to a registered method.
+    """
 
     def __init__(self, server: grpc.Server) -> None:
         self._server = server
@@ -45,18 +45,18 @@ class Unregistered:
         self._server.add_generic_rpc_handlers(handlers)
 
     def add_registered_method_handlers(self, service: str, handlers: Any) -> None:
-        """Not these: the generic ones do the same."""
+        """Has no effect: the generic handlers serve the same methods."""
 
 
 def authority_of(context: grpc.ServicerContext) -> str:
-    """What the client has named as the authority of its call."""
-    # No public attribute has it; a release of grpcio without this one fails the tests.
+    """Returns the authority that the client has named in its call."""
+    # No public attribute has the authority. A release of grpcio without this private one fails the tests.
     host: bytes = context._rpc_event.call_details.host  # type: ignore[attr-defined]
     return host.decode(errors="replace")
 
 
 class UnknownCalls(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic for mypy only
-    """To be added last: logs the name of a call that nobody serves, once, and leaves the answer to gRPC."""
+    """The last handler of a server: logs the name of each unknown method once; gRPC responds. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -71,8 +71,9 @@ class UnknownCalls(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic
             logger.warning("%s is not served: a client that calls it gets UNIMPLEMENTED", name)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Who may call: the user of this process, from this machine. The vendor's client has no token of ours to show
+# --- Permission -------------------------------------------------------------------------------------------------------
+#
+# The vendor's client has no token, so the gateway serves the user of its own process, on its own machine.
 
 
 SOCKET_TABLES: Final = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
@@ -81,13 +82,14 @@ MAX_REMEMBERED: Final = 1024
 _LOCAL: Final = ("127.", "::1", "::ffff:127.")
 
 REFUSAL: Final = (
-    "serves its own user on its own machine alone, because this client has no token to show: start it as that user, or "
-    "give the gateway --insecure where everybody who reaches it may have jobs"
+    "serves only its own user on its own machine, because this client has no token: start the client as that user, or "
+    "give the gateway --insecure if everybody who reaches it may have jobs"
 )
+_LISTENS: Final = "0A"  # the state of a listening socket in the tables
 
 
 def owner_of(peer: str) -> int | None:
-    """The number of the user whose socket of this machine that is, as gRPC names a peer; None: of another machine."""
+    """Returns the id of the user who owns the socket of a peer, as gRPC names it; None: it is on another machine."""
     kind, _, address = peer.partition(":")
     host, _, port = address.rpartition(":")
     host = host.replace("%5B", "").replace("%5D", "").strip("[]")
@@ -99,24 +101,21 @@ def owner_of(peer: str) -> int | None:
             continue
         for line in table.read_text().splitlines()[1:]:
             fields = line.split()
-            # Its own end of the connection has the peer's port as the local one.
+            # The row of the peer's end has the peer's port as its local one.
             if fields[1].endswith(wanted) and fields[3] != _LISTENS:
                 return int(fields[7])
     return None
 
 
-_LISTENS: Final = "0A"
-
-
 class Callers:
-    """Remembers for a while who is at the other end of a connection. Thread-safe."""
+    """The peers that may call, each for REMEMBERED_SECONDS after a look into the socket tables. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._allowed: OrderedDict[str, float] = OrderedDict()  # peers, and until when; monotonic
+        self._allowed: OrderedDict[str, float] = OrderedDict()  # the time until which each peer may call; monotonic
 
     def may_call(self, peer: str) -> bool:
-        """Whether whoever is there is the user of this process, on this machine."""
+        """Whether a peer belongs to the user of this process, or to root, on this machine."""
         now = time.monotonic()
         with self._lock:
             if self._allowed.get(peer, 0.0) > now:
@@ -132,7 +131,7 @@ class Callers:
 
 
 class CallerGuard(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic for mypy only
-    """Refuses calls of others, before anything of them is read."""
+    """Refuses the calls of other users before their requests are read. Thread-safe."""
 
     def __init__(self) -> None:
         self._callers = Callers()

@@ -1,4 +1,4 @@
-"""The vendor's CsCtlV1: what is looked up in the cluster, and where a job stands in the queue."""
+"""The vendor's CsCtlV1 service: look-ups in the cluster, and the priority of a job in the queue."""
 
 import re
 from typing import Final
@@ -14,7 +14,7 @@ _PRIORITY: Final = re.compile(r"[pP]?([1-3])")
 
 
 class ControlService(control_pb2_grpc.CsCtlV1Servicer):
-    """There is nothing of what the client asks for before it begins: volumes, and nodes for inference."""
+    """Serves CsCtlV1. A Get finds nothing: the cluster has no volumes and no nodes for inference. Thread-safe."""
 
     def __init__(self, sessions: VendorSessions) -> None:
         self._sessions = sessions

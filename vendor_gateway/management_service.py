@@ -1,4 +1,4 @@
-"""The vendor's ClusterManagement: jobs begin, are waited for, and end."""
+"""The vendor's ClusterManagement service: the begin, the state, the heartbeats and the end of jobs."""
 
 import logging
 import time
@@ -15,7 +15,7 @@ from vendor_wire import management_pb2, management_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
-LOG_PATH: Final = "waferbox"  # what the client prints as the place of the logs
+LOG_PATH: Final = "waferbox"  # The client prints this as the folder of the logs.
 IMAGE: Final = "waferbox"
 MAX_NAME: Final = 128
 MAX_FOLDERS: Final = 1024
@@ -30,7 +30,7 @@ _Context = grpc.ServicerContext
 
 
 class ManagementService(management_pb2_grpc.ClusterManagementServicer):
-    """Answers of class Empty make the client of 2.10 go on without what it asked for."""
+    """Serves ClusterManagement. The client of 2.10 does without a feature whose call returns Empty. Thread-safe."""
 
     def __init__(self, sessions: VendorSessions) -> None:
         self._sessions = sessions
@@ -103,7 +103,7 @@ class ManagementService(management_pb2_grpc.ClusterManagementServicer):
         except UnknownJobError as error:
             yield management_pb2.IngressResponse(job_failed=True, message=str(error))
             return
-        # The wafers are asked for with the first compile, which says how many.
+        # The job requests its wafers with the first compile, which has their number.
         yield management_pb2.IngressResponse(
             is_scheduled=True, is_ready=True, service_authority=job.name, message="the gateway answers for the job"
         )
@@ -115,7 +115,7 @@ class ManagementService(management_pb2_grpc.ClusterManagementServicer):
             return management_pb2.JobResponse(status=management_pb2.JOB_STATUS_FAILED, message=str(error))
         failure = job.session.failure
         if isinstance(failure, JobCancelledError) or (failure is None and job.was_cancelled):
-            # By these words the client knows that somebody has cancelled it.
+            # The client looks for these words, by which it recognizes a cancelled job.
             message = f"{failure or 'cancelled'} (canceled-by-csctl)"
             return management_pb2.JobResponse(status=management_pb2.JOB_STATUS_CANCELLED, message=message)
         if failure is not None:
@@ -127,37 +127,37 @@ class ManagementService(management_pb2_grpc.ClusterManagementServicer):
         self, requests: Iterator[management_pb2.HeartbeatRequest], context: _Context
     ) -> Iterator[management_pb2.HeartbeatResponse]:
         job: VendorJob | None = None
-        # The client sends its workflow with single calls only, and beats on the connection of these.
+        # The stream does not name the workflow, but it has the connection, and so the peer, of calls that do.
         session = self._sessions.session_of(context.peer())
         unnamed = None if session is None else session.presence
         if unnamed is not None:
-            unnamed.opened()
+            unnamed.add_unnamed_stream()
         try:
             for request in requests:
                 name = request.lease_id or request.job_id
                 if job is None or job.name != name:
                     try:
                         found = self._sessions.job(name)
-                    except UnknownJobError:  # a workflow, or one that has ended
+                    except UnknownJobError:  # The name is a workflow's, or that of a removed job.
                         self._sessions.note_call(name)
                         yield management_pb2.HeartbeatResponse(is_scheduled=True, is_ready=True)
                         continue
                     if job is not None:
-                        job.session.presence.stream_ended(job.name)
+                        job.session.presence.remove_stream(job.name)
                     job = found
                     if not job.has_ended:
-                        job.session.presence.beats(job.name)
+                        job.session.presence.add_stream(job.name)
                         if unnamed is not None:
-                            unnamed.named()
+                            unnamed.remove_unnamed_stream()
                         unnamed = None
                 job.session.presence.note_call()
-                job.session.presence.lease(request.lease_seconds)
+                job.session.presence.set_lease(request.lease_seconds)
                 yield management_pb2.HeartbeatResponse(is_scheduled=True, is_ready=True)
         finally:
             if job is not None:
-                job.session.presence.stream_ended(job.name)
+                job.session.presence.remove_stream(job.name)
             if unnamed is not None:
-                unnamed.closed()
+                unnamed.lose_unnamed_stream()
 
     def CancelJobV2(self, request: management_pb2.CancelJobRequest, context: _Context) -> management_pb2.Empty:
         is_success = request.job_status == management_pb2.JOB_STATUS_SUCCEEDED

@@ -1,4 +1,4 @@
-"""Whether the vendor's client is still there: it beats, and it calls."""
+"""The presence of a vendor's client, by its heartbeats and calls."""
 
 import threading
 import time
@@ -7,65 +7,68 @@ from waferbox import deadlines
 
 
 class Presence:
-    """Of one client. Thread-safe."""
+    """The presence of one client: its last call, and its open streams of heartbeats. Thread-safe.
+
+    The first heartbeat of a stream names the job, and comes 10 s after the stream was opened. Until then the stream is
+    unnamed.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._last_call = time.monotonic()
-        self._streams: dict[str, int] = {}  # of beats, that are open; of every live job that has begun to beat
-        self._unnamed = 0  # streams of beats that are open, and have named no live job
-        self._lost = False  # the last of these has ended so
+        self._streams: dict[str, int] = {}  # the number of open streams, by live job that had one
+        self._unnamed = 0  # the number of open streams that have named no live job
+        self._lost = False  # whether the last unnamed stream ended before it named a job
         self._lease_seconds = deadlines.VENDOR_CLIENT.beat
 
     def note_call(self) -> None:
-        """It has called."""
+        """Records a call."""
         self._last_call = time.monotonic()
 
-    def opened(self) -> None:
-        """It has opened a stream of beats; which job it is for is said by the first beat, after 10 s."""
+    def add_unnamed_stream(self) -> None:
         with self._lock:
             self._unnamed += 1
             self._lost = False
         self.note_call()
 
-    def closed(self) -> None:
-        """A stream has ended before it has named a job."""
+    def lose_unnamed_stream(self) -> None:
+        """Removes a stream that ended before it named a job."""
         with self._lock:
             self._unnamed -= 1
             self._lost = self._unnamed == 0
         self.note_call()
 
-    def named(self) -> None:
-        """A stream has named a job: from now on it is one of that job's."""
+    def remove_unnamed_stream(self) -> None:
+        """Removes a stream that has named a job."""
         with self._lock:
             self._unnamed -= 1
 
-    def beats(self, job: str) -> None:
-        """A stream beats for a job from now on."""
+    def add_stream(self, job: str) -> None:
+        """Adds a stream that has named a job."""
         with self._lock:
             self._streams[job] = self._streams.get(job, 0) + 1
         self.note_call()
 
-    def lease(self, seconds: int) -> None:
-        """It may beat as seldom as this; 0: as the cluster wants it."""
+    def set_lease(self, seconds: int) -> None:
+        """Sets the longest time between two heartbeats; 0: unchanged."""
         if seconds > 0:
             self._lease_seconds = min(float(seconds), deadlines.VENDOR_CLIENT.longest_lease)
 
-    def stream_ended(self, job: str) -> None:
-        """A stream of its beats has."""
+    def remove_stream(self, job: str) -> None:
+        """Removes a stream that had named a job."""
         with self._lock:
             if job in self._streams:
                 self._streams[job] -= 1
         self.note_call()
 
-    def forget(self, job: str) -> None:
-        """The job has ended: nobody beats for it."""
+    def remove_job(self, job: str) -> None:
+        """Removes a job that has ended, after which no heartbeats for it are expected."""
         with self._lock:
             self._streams.pop(job, None)
         self.note_call()
 
-    def is_gone(self, *, has_job: bool) -> bool:
-        """Whether it has been silent for too long; has_job: a job of its has not ended."""
+    def has_timed_out(self, *, has_job: bool) -> bool:
+        """Whether the last call is too long ago. has_job: whether a job of the client has not ended."""
         with self._lock:
             counts = list(self._streams.values())
             is_connected = any(counts) or self._unnamed > 0

@@ -1,4 +1,4 @@
-"""The process of the gateway: its server, and its clients."""
+"""The server of the gateway, with the services that the vendor's client calls."""
 
 import json
 import threading
@@ -25,30 +25,37 @@ MAX_MESSAGE_BYTES: Final = 320 * 1024 * 1024  # the client sends tensors in part
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySettings:
-    """What the gateway is told when it is started."""
+    """The settings of a gateway.
 
-    management: str  # host:port
+    Attributes:
+        management: host:port of the management service.
+        listen: host:port for clients.
+        input_python: the path of the interpreter of the clients' environment.
+        insecure: whether everybody who reaches the gateway may have jobs.
+    """
+
+    management: str
     listen: str
     input_python: str
-    insecure: bool = False  # whoever reaches it may have jobs
+    insecure: bool = False
 
 
 class VendorGateway:
-    """An waferbox.runtime.node.Serving. Raises OSError if it cannot listen there."""
+    """A gateway: a waferbox.runtime.node.Serving. Thread-safe. Raises OSError if it cannot listen at its address."""
 
     def __init__(self, settings: GatewaySettings, announce: IO[str] | None = None) -> None:
-        """announce: gets the address as a line of JSON, once calls are served."""
+        """announce: `start` writes the address to it, as a line of JSON."""
         self.refusal = ""
         self._announce = announce
         self._over = threading.Event()
         host, port = split_address(settings.listen, any_port=True)
         if not settings.insecure and host not in ("127.0.0.1", "localhost", "[::1]", "::1"):
             raise OSError(
-                f"{settings.listen} can be reached from elsewhere, and the vendor's client shows no token: listen at "
-                "127.0.0.1, or add --insecure where everybody who reaches it may have jobs"
+                f"{settings.listen} can be reached from other machines, and the vendor's client sends no token: listen "
+                "at 127.0.0.1, or add --insecure if everybody who reaches it may have jobs"
             )
         self._sessions = VendorSessions(JobTarget(management=settings.management, input_python=settings.input_python))
-        # Without TLS, whatever the cluster uses: this client has no certificate to show.
+        # Without TLS, even if the cluster uses it: the vendor's client has no certificate.
         self._server = grpc.server(
             ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="vendor"),
             options=server_options(MAX_MESSAGE_BYTES, for_scripts=True),
@@ -78,6 +85,6 @@ class VendorGateway:
         self._over.wait()
 
     def close(self) -> None:
-        """End the clients' jobs, then the server."""
+        """Ends the clients' jobs, then the server."""
         self._sessions.close()
         self._server.stop(deadlines.END.server_grace).wait()

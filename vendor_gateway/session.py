@@ -1,4 +1,4 @@
-"""A client of the vendor's, and the Waferbox job that it has: from its first compile until it cancels its last job."""
+"""The session of a vendor's client: its Waferbox job, from the first compile until the client ends its last job."""
 
 import json
 import logging
@@ -20,14 +20,14 @@ from vendor_gateway.vendor_execution import CompiledStep, Resources, RunSettings
 from vendor_gateway.wire_values import MAX_STEPS
 from wsc.v1 import node_pb2, plan_pb2
 
-# --- What the script is told while its job goes on: how it stands in the queue, who died, what would help -------------
+# --- Messages for the script ------------------------------------------------------------------------------------------
 
 
-MAX_MESSAGES: Final = 256  # that the client has not taken
+MAX_MESSAGES: Final = 256  # the most messages that the client has not fetched
 
 
 class Messages(logging.Handler):
-    """Keeps what a job logs until the client takes it; what there is no room for is dropped."""
+    """The log records of a job that the client has not fetched; beyond MAX_MESSAGES they are dropped. Thread-safe."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -37,10 +37,10 @@ class Messages(logging.Handler):
         try:
             self._records.put_nowait(record)
         except queue.Full:
-            """The client takes none: it has what it wants to know."""
+            """The client fetches no messages at present."""
 
     def take(self, seconds: float) -> logging.LogRecord | None:
-        """The next, or None if there is none for so long."""
+        """Returns the next record; None after so many seconds without one."""
         try:
             return self._records.get(timeout=seconds)
         except queue.Empty:
@@ -48,36 +48,35 @@ class Messages(logging.Handler):
 
 
 def messages_logger(messages: Messages, parent: logging.Logger) -> logging.Logger:
-    """For one job: what is logged by it goes to the client, and to the parent."""
+    """Returns a logger of one job, whose records go to the client and to the parent."""
     logger = logging.Logger(f"{parent.name}.job")
     logger.parent = parent
     logger.addHandler(messages)
     return logger
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# A client of the vendor's, and the Waferbox job that it has: from its first compile until it cancels its last job
+# --- The session ------------------------------------------------------------------------------------------------------
 
 
 logger = logging.getLogger(__name__)
 
 COMPILE_FOLDER: Final = "cached_compile"
-MAX_STEPS_KEPT: Final = 16  # compiled
+MAX_STEPS_KEPT: Final = 16  # the most compiled steps
 MAX_LABELS: Final = 32
-MAX_REPOSITORY: Final = 1 << 20  # names of states
+MAX_REPOSITORY: Final = 1 << 20  # the most names of states
 _NO_TEXT: Final = (
-    "the client has sent no text for the step: its program, torch-cirh-opt, could not lower it. The client says why "
-    'where it only validates: cstorch.backend("CSX", validate_only=True), with the same script. Inputs in uint8, int8 '
-    "and float64 are such a reason: convert them in the input_fn, as in x.to(torch.int32) or x.to(torch.float32). An "
-    "operation that it cannot legalize has to be written with others. Where the program cannot be found, add the bin "
-    "folder of the client's environment to PATH"
+    "the client has sent no text for the step: its program, torch-cirh-opt, could not lower it. The client reports the "
+    'reason when it only validates: cstorch.backend("CSX", validate_only=True), with the same script. Inputs in uint8, '
+    "int8 and float64 are one reason: convert them in the input_fn, as in x.to(torch.int32) or x.to(torch.float32). An "
+    "operation that it cannot legalize has to be written with others. If the program is not found, add the bin folder "
+    "of the client's environment to PATH"
 )
 _LABEL_PART: Final = re.compile(r"[^\s=]{1,128}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobTarget:
-    """Where a job goes, and by which interpreter its input is made."""
+    """The cluster of a job (host:port of its management), and the path of the interpreter for its input_fns."""
 
     management: str
     input_python: str
@@ -85,43 +84,47 @@ class JobTarget:
 
 @dataclass(slots=True, kw_only=True)
 class QueueSettings:
-    """What the queue knows of a job."""
+    """The settings of a job for the queue."""
 
     labels: Mapping[str, str]
     priority: int  # 1 (first) to 3
 
     def label_texts(self) -> list[str]:
-        """Those that are labels here too."""
+        """Returns the labels that are valid in Waferbox too, as "key=value"."""
         given = [(key, value) for key, value in self.labels.items() if _LABEL_PART.fullmatch(f"{key}{value}" or "=")]
         return [f"{key}={value}" for key, value in given[:MAX_LABELS]]
 
 
 class VendorSession:
-    """Thread-safe: what changes the job happens one after the other; an end from outside waits for nobody."""
+    """The session of one client: its job, the compiled steps, and the execution that runs.
 
-    def __init__(self, place: JobTarget, workflow: str) -> None:
+    Thread-safe: changes of the job happen one after the other; `close` interrupts them. Raises CstorchError for errors
+    of the client, of the cluster and of the user's code.
+    """
+
+    def __init__(self, target: JobTarget, workflow: str) -> None:
         self.workflow = workflow
-        self.peer = ""  # where the client called from when it last asked for a job
+        self.peer = ""  # the address from which the client last began a job
         self.presence = Presence()
         self.messages = Messages()
         self.queue = QueueSettings(labels={}, priority=2)
         self.python_paths: Sequence[str] = ()
         self.mount_dirs: Sequence[str] = ()
-        self._place = place
-        self._changing = threading.Lock()  # of the next five
+        self._target = target
+        self._changing = threading.Lock()  # held to change the next five
         self._job: ClientJob | None = None
         self._resources: Resources | None = None
         self._states: States | None = None
         self._execution: VendorExecution | None = None
         self._artifact = ""
         self._steps: dict[str, CompiledStep] = {}
-        self._repository: dict[int, str] = {}  # persistent tensors: names of states
+        self._repository: dict[int, str] = {}  # the names of the states that are kept, by the client's number
         self._num_executions = 0
         self._failure: CstorchError | None = None
         self._closed = False
 
     def compile(self, text: str, resources: Resources) -> CompiledStep:
-        """Raises CstorchError: CompileError, if the step has no plan on this cluster, or the client no text for it."""
+        """Compiles a step. Raises CompileError if it has no plan on this cluster, or the client sent no text for it."""
         if not text.strip():
             raise CompileError(_NO_TEXT)
         with self._changing:
@@ -129,7 +132,7 @@ class VendorSession:
 
     def _compile(self, text: str, resources: Resources) -> CompiledStep:
         job = self._job_with(resources)
-        # Which values are in half precision is in the text already.
+        # The text already has the values that are in half precision, so no option names them.
         response = job.compile(text, plan_pb2.CompileOptions(execution_strategy=job.strategy))
         step = CompiledStep(text=text, resources=resources, response=response)
         self._steps.pop(response.artifact, None)
@@ -147,7 +150,7 @@ class VendorSession:
             self._drop_job()
         if self._job is None:
             config = ClusterConfig(
-                mgmt_address=self._place.management,
+                mgmt_address=self._target.management,
                 num_csx=resources.num_csx,
                 num_workers_per_csx=resources.num_workers_per_csx,
                 max_wgt_servers=resources.max_wgt_servers,
@@ -155,17 +158,17 @@ class VendorSession:
                 job_priority=f"p{self.queue.priority}",
             )
             log = messages_logger(self.messages, logger)
-            self._job, self._resources = ClientJob(self._place.management, config, COMPILE_FOLDER, log=log), resources
+            self._job, self._resources = ClientJob(self._target.management, config, COMPILE_FOLDER, log=log), resources
             self._failure = None
-            logger.info("workflow %s has %s", self.workflow, self._job.name)
+            logger.info("Workflow %s has %s", self.workflow, self._job.name)
             self._states = States(self._job)
-            if self._closed:  # meanwhile
+            if self._closed:  # `close` sets it without the lock, perhaps before it could see this job.
                 self._drop_job()
                 raise JobCancelledError("the job was cancelled")
         return self._job
 
     def load(self, artifact: str) -> None:
-        """Choose what is run next; compiled again where the client has begun a job anew. Raises CstorchError."""
+        """Chooses the step to run. It is compiled again if the client has begun a new job since."""
         with self._changing:
             step = self._steps.get(artifact)
             if step is None:
@@ -177,10 +180,10 @@ class VendorSession:
     def run(
         self, builder: Mapping[str, str], num_steps: int, activation_steps: int, checkpoint_steps: Sequence[int]
     ) -> None:
-        """Begin an execution of what is loaded. builder: of its input, as the client sent it. Raises CstorchError."""
+        """Begins an execution of the loaded step. builder: the builder of its input, as the client sent it."""
         with self._changing:
             if self._job is None or self._states is None or self._artifact not in self._steps:
-                raise UsageError("nothing is loaded that could be run")
+                raise UsageError("no step is loaded")
             if self._execution is not None:
                 raise UsageError("an execution runs already")
             if not 0 < num_steps <= MAX_STEPS or not 0 < activation_steps <= MAX_STEPS:
@@ -199,7 +202,7 @@ class VendorSession:
                     builder=json.dumps(dict(builder)).encode(),
                     vendor_builder=True,
                     input_names=step.input_names,
-                    interpreter=self._place.input_python,
+                    interpreter=self._target.input_python,
                     python_paths=self.python_paths,
                     mount_dirs=self.mount_dirs,
                 )
@@ -207,97 +210,97 @@ class VendorSession:
             self._execution = VendorExecution(self._job, self._states, step, settings)
 
     def set_priority(self, priority: int) -> None:
-        """1 (first) to 3; also of the job that the client has already. Raises CstorchError."""
+        """Sets the priority of the present and of later jobs, from 1 (first) to 3."""
         self.queue.priority = priority
         job = self._job
         if job is not None:
             job.set_priority(priority)
 
     def state_names(self) -> list[str]:
-        """The states of what runs. Raises UsageError."""
+        """Returns the names of the states of the execution."""
         return self._running().names
 
     def state_elements(self, name: str) -> int:
-        """How many elements a state has. Raises ValueError, CstorchError."""
+        """Returns the number of elements of a state. Raises UnknownStateError."""
         return self._known_states().elements(name)
 
     def write(self, name: str, value: torch.Tensor) -> None:
-        """As States.write."""
+        """Writes a state; see States.write."""
         self._known_states().write(name, value)
 
     def start(self) -> None:
-        """Let the steps begin. Raises CstorchError."""
+        """Starts the steps of the execution."""
         self._running().start()
 
-    def output(self, name: str, step: int, is_wanted: Callable[[], bool]) -> torch.Tensor:
-        """As VendorExecution.get."""
+    def output(self, name: str, step: int, is_active: Callable[[], bool]) -> torch.Tensor:
+        """Returns an output or a state after a step; see VendorExecution.get."""
         try:
-            return self._running().get(name, step, is_wanted)
+            return self._running().get(name, step, is_active)
         except CstorchError as error:
             self.fail(error)
             raise
 
-    def input_states(self, step: int, is_wanted: Callable[[], bool]) -> Sequence[str]:
-        """As VendorExecution.input_states."""
-        return self._running().input_states(step, is_wanted)
+    def input_states(self, step: int, is_active: Callable[[], bool]) -> Sequence[str]:
+        """Returns the states of the loaders after a step; see VendorExecution.input_states."""
+        return self._running().input_states(step, is_active)
 
-    def finish(self, is_success: bool, is_wanted: Callable[[], bool]) -> None:
-        """The execution is over for the client. Raises as VendorExecution.finish."""
+    def finish(self, is_success: bool, is_active: Callable[[], bool]) -> None:
+        """Ends the execution, if there is one; see VendorExecution.finish."""
         with self._changing:
             execution, self._execution = self._execution, None
         if execution is None:
             return
         if is_success:
-            execution.finish(is_wanted)
+            execution.finish(is_active)
         else:
             execution.close()
 
     def keep(self, tensor: int, name: str) -> None:
-        """Keep a state beyond the execution, under a number. Raises UsageError, ValueError."""
+        """Keeps a state beyond the execution, under number `tensor`. Raises UnknownStateError."""
         if len(self._repository) >= MAX_REPOSITORY:
             raise UsageError(f"more than {MAX_REPOSITORY} tensors cannot be kept")
         self.state_elements(name)
         self._repository[tensor] = name
 
     def carry_over(self, tensor: int, name: str, *, keeps: bool) -> None:
-        """Have what is kept as a state of what runs. Raises UsageError, CstorchError."""
+        """Writes a kept state to a state of the execution. keeps: whether it stays in the repository."""
         before = self._kept(tensor)
         states = self._known_states()
-        if before != name:  # else it lies where it is wanted
+        if before != name:  # A state of the same name has the value already.
             states.write(name, states.read(before).reshape(-1))
         if not keeps:
             del self._repository[tensor]
 
     def read_kept(self, tensor: int) -> tuple[str, torch.Tensor]:
-        """What is kept, and its name. Raises UsageError, CstorchError."""
+        """Returns the name and the value of a kept state."""
         name = self._kept(tensor)
         return name, self._known_states().read(name)
 
     def drop(self, tensor: int) -> None:
-        """Keep it no longer."""
+        """Removes a state from the repository."""
         self._repository.pop(tensor, None)
 
     @property
     def failure(self) -> CstorchError | None:
-        """Why nothing goes on."""
+        """The error that ended the job; None if it runs."""
         return self._failure or (self._job.failure if self._job is not None else None)
 
     def fail(self, error: CstorchError) -> None:
-        """Nothing goes on, for this reason."""
+        """Sets the failure, unless there is one already."""
         self._failure = self._failure or error
 
     def end_job(self, *, is_success: bool) -> None:
-        """The client's job is over, and its nodes become free; it may begin another."""
+        """Ends the job, which frees its nodes. The client may begin another one."""
         with self._changing:
             self._drop_job(is_success=is_success)
 
     def close(self, reason: str) -> None:
-        """End it all, at once, whoever waits. From any thread."""
+        """Ends the session at once, and all calls that wait. From any thread."""
         self._closed = True
         self.fail(JobCancelledError(reason))
         job, execution = self._job, self._execution
         if job is not None:
-            job.cancel()  # so that those end who wait for it with the lock
+            job.cancel()  # A call may wait for the job while it holds the lock.
         if execution is not None:
             execution.fail(JobCancelledError(reason))
         with self._changing:

@@ -1,4 +1,4 @@
-"""Who of the vendor's clients is here, by the names that we have given to their workflows and jobs."""
+"""The sessions of the vendor's clients, by the names that the gateway gives to their workflows and jobs."""
 
 import logging
 import secrets
@@ -12,36 +12,46 @@ from waferbox.host.threads import GuardedThread
 logger = logging.getLogger(__name__)
 
 MAX_SESSIONS: Final = 64
-MAX_JOBS: Final = 1024  # of all sessions, ended ones included
+MAX_JOBS: Final = 1024  # of all sessions together, with ended ones
 LOOK_SECONDS: Final = 0.5
 
 
 class UnknownJobError(ValueError):
-    """No client of ours has a job of that name."""
+    """Raised for the name of a job that no session has."""
 
 
 class TooManyError(RuntimeError):
-    """There are as many clients as are served at once."""
+    """Raised for a client beyond MAX_SESSIONS, or a job beyond MAX_JOBS."""
 
 
 @dataclass(slots=True, kw_only=True)
 class VendorJob:
-    """A job as the client sees it: several of them are one job of Waferbox."""
+    """A job as the client sees it. Several of them are one job of Waferbox.
+
+    Attributes:
+        name: the name, which is also the authority of its calls.
+        session: the client's session.
+        compiles: whether the job only compiles.
+        build: the build of the client's release.
+        version: the version of the client's release.
+        has_ended: whether the client, or the gateway, has ended the job.
+        was_cancelled: whether it ended without success.
+    """
 
     name: str
     session: VendorSession
-    compiles: bool  # only
-    build: str  # of the release that the client is of
+    compiles: bool
+    build: str
     version: str
     has_ended: bool = False
     was_cancelled: bool = False
 
 
 class VendorSessions:
-    """Thread-safe. Ends who is gone."""
+    """The sessions of all clients, and a thread that ends the sessions of clients that send no more. Thread-safe."""
 
-    def __init__(self, place: JobTarget) -> None:
-        self._place = place
+    def __init__(self, target: JobTarget) -> None:
+        self._target = target
         self._lock = threading.Lock()
         self._sessions: dict[str, VendorSession] = {}  # by workflow
         self._jobs: dict[str, VendorJob] = {}  # by name, the oldest first
@@ -52,28 +62,28 @@ class VendorSessions:
         self._watcher.start()
 
     def new_workflow(self) -> str:
-        """A name for one."""
+        """Returns the name of a new workflow."""
         return f"workflow-{secrets.token_hex(8)}"
 
     def session_of(self, peer: str) -> VendorSession | None:
-        """What the client at this address, in gRPC's words, has last asked for, if it has had a job."""
+        """Returns the latest session of the client at an address, which gRPC calls the peer; None: it had no job."""
         return next((session for session in reversed(list(self._sessions.values())) if session.peer == peer), None)
 
     def note_call(self, workflow: str) -> None:
-        """The client of this workflow has called."""
+        """Records a call of the client of a workflow."""
         session = self._sessions.get(workflow)
         if session is not None:
             session.presence.note_call()
 
     def add_job(self, workflow: str, peer: str, *, compiles: bool, version: str, build: str) -> VendorJob:
-        """A new job of a workflow, whose client calls from this address. Raises TooManyError."""
+        """Adds a job of a workflow, whose client calls from address `peer`. Raises TooManyError."""
         with self._lock:
-            self._forget_ended()
+            self._remove_ended()
             session = self._sessions.get(workflow)
             if len(self._jobs) >= MAX_JOBS or (session is None and len(self._sessions) >= MAX_SESSIONS):
-                raise TooManyError(f"{len(self._sessions)} clients of the vendor's are served already: try again later")
+                raise TooManyError(f"the gateway serves {len(self._sessions)} clients already: try again later")
             if session is None:
-                session = self._sessions[workflow] = VendorSession(self._place, workflow)
+                session = self._sessions[workflow] = VendorSession(self._target, workflow)
             session.peer = peer
             session.presence.note_call()
             name = f"wsjob-{secrets.token_hex(8)}"
@@ -81,14 +91,14 @@ class VendorSessions:
             self._jobs[name] = job
             return job
 
-    def _forget_ended(self) -> None:
-        """Make room for one more job, if there are ended ones. With the lock."""
+    def _remove_ended(self) -> None:
+        """Removes as many ended jobs as one more job needs. Called with the lock."""
         ended = [each.name for each in self._jobs.values() if each.has_ended]
         for old in ended[: max(0, len(self._jobs) + 1 - MAX_JOBS)]:
             del self._jobs[old]
 
     def job(self, name: str) -> VendorJob:
-        """The job of this name. Raises UnknownJobError."""
+        """Returns the job of a name, and records a call of its client. Raises UnknownJobError."""
         job = self._jobs.get(name)
         if job is None:
             raise UnknownJobError(f"there is no job {name[:64]!r}")
@@ -96,26 +106,26 @@ class VendorSessions:
         return job
 
     def end_job(self, name: str, *, is_success: bool, reason: str) -> None:
-        """The client is done with a job, or gives it up."""
+        """Ends a job that the client has finished or cancelled."""
         job = self._jobs.get(name)
         if job is None or job.has_ended:
             return
         job.has_ended, job.was_cancelled = True, not is_success
         session = job.session
-        session.presence.forget(name)
+        session.presence.remove_job(name)
         if job.compiles and (is_success or self._live_jobs(session)):
-            return  # what it has compiled is to be run, or something runs
+            return  # The client will run the compiled step, or another job of the session runs.
         if is_success:
             session.end_job(is_success=True)
         else:
-            logger.info("%s is given up: %s", name, reason[:200])
+            logger.info("The client has cancelled %s: %s", name, reason[:200])
             self._end(session, f"the client has cancelled {name}")
 
     def close(self) -> None:
-        """End them all."""
+        """Ends all sessions."""
         self._over.set()
         for session in list(self._sessions.values()):
-            self._end(session, "the gateway went down")
+            self._end(session, "the gateway has ended")
         self._watcher.join()
 
     def _live_jobs(self, session: VendorSession) -> list[VendorJob]:
@@ -131,9 +141,9 @@ class VendorSessions:
         session.close(reason)
 
     def _watch(self) -> None:
-        """Runs in a thread."""
+        """Ends the sessions of clients that have timed out. Runs in a thread."""
         while not self._over.wait(LOOK_SECONDS):
             for session in list(self._sessions.values()):
-                if session.presence.is_gone(has_job=bool(self._live_jobs(session))):
-                    logger.info("the client of workflow %s has gone", session.workflow)
-                    self._end(session, "the vendor's client has gone: it beats no more")
+                if session.presence.has_timed_out(has_job=bool(self._live_jobs(session))):
+                    logger.info("The client of workflow %s has timed out", session.workflow)
+                    self._end(session, "the vendor's client sends no heartbeats any more")

@@ -1,4 +1,4 @@
-"""The states of a job, on MemoryX: written, read and carried over by name. The gateway keeps none of them."""
+"""The states of a job, which MemoryX keeps: the gateway writes and reads them by name, and keeps no copy."""
 
 import math
 import threading
@@ -13,21 +13,24 @@ from wsc.v1 import coordinator_pb2, plan_pb2
 
 
 class UnknownStateError(ValueError):
-    """The step has no state of that name."""
+    """Raised for a name that is no state of the step."""
 
 
 class States:
-    """Thread-safe: the client sends and asks for several tensors at once, and a connection serves one at a time."""
+    """The states of a job and the connections to their shards. Thread-safe: each connection serves one call at a time.
+
+    Raises UnknownStateError, and ClusterError for a lost shard.
+    """
 
     def __init__(self, job: ClientJob) -> None:
         self._job = job
-        self._lock = threading.Lock()  # of the rest
+        self._lock = threading.Lock()  # of the other attributes
         self._types: dict[str, plan_pb2.TensorType] = {}
         self._shards: dict[str, list[int]] = {}
         self._connections: dict[int, tuple[ShardConnection, threading.Lock]] = {}
 
     def place(self, placements: Iterable[coordinator_pb2.StatePlacement]) -> None:
-        """Where the states of a step lie; those of earlier steps stay where they are."""
+        """Adds the placements of the states of a step; states of earlier steps keep theirs."""
         by_name: dict[str, list[int]] = {}
         with self._lock:
             for placement in placements:
@@ -36,7 +39,7 @@ class States:
             self._shards |= by_name
 
     def connect(self, shards: Sequence[coordinator_pb2.StateShard]) -> None:
-        """Use these shards from now on."""
+        """Connects to shards, instead of the earlier ones."""
         with self._lock:
             self._close_connections()
             self._connections = {
@@ -51,18 +54,15 @@ class States:
         return name in self._types
 
     def elements(self, name: str) -> int:
-        """How many a state has. Raises UnknownStateError."""
+        """Returns the number of elements of a state."""
         return math.prod(self._type(name).shape)
 
     def write(self, name: str, value: torch.Tensor) -> None:
-        """Write a state, whose elements are given flat, or as one for all of them.
-
-        Raises ValueError, if it has not so many; ClusterError.
-        """
+        """Writes a state. `value` has all elements, flat, or one for all of them; otherwise raises ValueError."""
         kind = self._type(name)
         shape, dtype = tuple(kind.shape), torch_dtype(kind.element_type)
         if value.numel() not in (1, torch.Size(shape).numel()):
-            raise ValueError(f"{name} has the shape {list(shape)}, and came with {value.numel()} elements")
+            raise ValueError(f"{name} has the shape {list(shape)}, but {value.numel()} elements were sent")
         value = value.to(dtype)
         whole = value.reshape(shape) if value.numel() == torch.Size(shape).numel() else value.expand(shape)
         outgoing = Outgoing(name=name, nbytes=tensor_bytes(kind), value=lambda: whole)
@@ -72,7 +72,7 @@ class States:
                 connection.write([outgoing])
 
     def read(self, name: str, step: int = 0) -> torch.Tensor:
-        """A state as of a checkpoint step; 0: as it is. Raises UnknownStateError, ClusterError."""
+        """Returns a state as of a checkpoint step; 0: its present value."""
         kind = self._type(name)
         connection, lock = self._connections[min(self._shards[name])]
         with lock:

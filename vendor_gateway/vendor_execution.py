@@ -1,6 +1,4 @@
-"""A compiled step, its execution on one Execute stream of the coordinator, and the outputs that the client pulls by
-name and step.
-"""
+"""An execution of a vendor's client: one Execute stream of the coordinator, and outputs that the client fetches."""
 
 import json
 import re
@@ -21,7 +19,7 @@ from vendor_gateway.states import States
 from waferbox.host.threads import GuardedThread
 from wsc.v1 import coordinator_pb2
 
-# --- A step that a client has had compiled, as it is needed to run it later, and on another job too -------------------
+# --- A compiled step --------------------------------------------------------------------------------------------------
 
 
 _INPUT_NAME: Final = re.compile(r'\bcs\.input_name = "([^"\\]*)"')
@@ -29,7 +27,7 @@ _INPUT_NAME: Final = re.compile(r'\bcs\.input_name = "([^"\\]*)"')
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What of the cluster a step was compiled for."""
+    """The part of the cluster that a step is compiled for."""
 
     num_csx: int
     num_workers_per_csx: int
@@ -38,7 +36,7 @@ class Resources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledStep:
-    """The text is kept: a client that begins its job anew does not compile again, and the artifact is in the cache."""
+    """A compiled step, with its text: a client does not compile again for a new job, but the gateway has to."""
 
     text: str
     resources: Resources
@@ -46,31 +44,33 @@ class CompiledStep:
 
     @property
     def input_names(self) -> list[str]:
-        """The tensors of a batch that the step takes, in its order."""
+        """The names of the tensors of a batch that the step takes, in its order."""
         header = next((line for line in self.text.splitlines() if line.lstrip().startswith("func ")), "")
         return _INPUT_NAME.findall(header)
 
 
-# --- What an execution has for the client, which pulls by name and step what comes in order ---------------------------
+# --- The outputs ------------------------------------------------------------------------------------------------------
 
 
 CHECK_SECONDS = 1.0
 
 
 class CallEndedError(Exception):
-    """Nobody waits for the answer any more."""
+    """Raised in a call that the client has ended."""
 
 
 class Outputs:
-    """Outputs and checkpoints of the steps that the client has not passed. Thread-safe.
+    """The outputs and checkpoints of the steps that the client has not passed. Thread-safe.
 
-    How many there may be is bounded by the coordinator, which hears which steps are passed.
+    The coordinator bounds their number, by the passed steps that it receives. Reads wait until a value has arrived, and
+    raise CstorchError if the execution has failed, CallEndedError if `is_active()` is false, and KeyError if the step
+    has no such value or is passed.
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()  # of the rest
+        self._changed = threading.Condition()  # of the other attributes
         self._outputs: dict[int, dict[str, torch.Tensor]] = {}
-        self._checkpoints: dict[int, Sequence[str]] = {}  # where the loaders stand
+        self._checkpoints: dict[int, Sequence[str]] = {}  # the states of the loaders
         self._passed = 0
         self._finished = False
         self._failure: CstorchError | None = None
@@ -86,19 +86,19 @@ class Outputs:
             self._changed.notify_all()
 
     def finish(self) -> None:
-        """All of it has come."""
+        """Sets that all outputs have arrived."""
         with self._changed:
             self._finished = True
             self._changed.notify_all()
 
     def fail(self, failure: CstorchError) -> None:
-        """Nothing more comes. What has come can still be had."""
+        """Sets the failure that readers get instead of further outputs. Those that have arrived can still be read."""
         with self._changed:
             self._failure = self._failure or failure
             self._changed.notify_all()
 
     def take_passed(self, step: int) -> tuple[int, list[int]]:
-        """The client is done with all steps up to this one, and these are forgotten.
+        """Removes all steps up to this one, which the client has passed.
 
         Returns the last of them that had outputs, or 0, and the checkpoints among them.
         """
@@ -114,46 +114,40 @@ class Outputs:
                 del self._checkpoints[each]
             return max(outputs, default=0), checkpoints
 
-    def get(self, name: str, step: int, is_wanted: Callable[[], bool]) -> torch.Tensor:
-        """An output, once it is there.
-
-        Raises:
-            CstorchError: the execution has failed.
-            KeyError: the step has no such output, or the client has passed it.
-            CallEndedError: is_wanted() says no.
-        """
-        self._wait(lambda: step in self._outputs or step <= self._passed, is_wanted)
+    def get(self, name: str, step: int, is_active: Callable[[], bool]) -> torch.Tensor:
+        """Returns an output of a step."""
+        self._wait(lambda: step in self._outputs or step <= self._passed, is_active)
         with self._changed:
             return self._outputs[step][name]
 
-    def wait_checkpoint(self, step: int, is_wanted: Callable[[], bool]) -> Sequence[str]:
-        """Until a checkpoint can be read; returns where the loaders stand. Raises as get."""
-        self._wait(lambda: step in self._checkpoints or step <= self._passed, is_wanted)
+    def wait_checkpoint(self, step: int, is_active: Callable[[], bool]) -> Sequence[str]:
+        """Waits until a checkpoint can be read; returns the states of the loaders."""
+        self._wait(lambda: step in self._checkpoints or step <= self._passed, is_active)
         with self._changed:
             return self._checkpoints[step]
 
-    def wait_finished(self, is_wanted: Callable[[], bool]) -> None:
-        """Until all steps are done. Raises CstorchError, CallEndedError."""
-        self._wait(lambda: self._finished, is_wanted)
+    def wait_finished(self, is_active: Callable[[], bool]) -> None:
+        """Waits until all steps are done."""
+        self._wait(lambda: self._finished, is_active)
 
-    def _wait(self, is_there: Callable[[], bool], is_wanted: Callable[[], bool]) -> None:
+    def _wait(self, is_ready: Callable[[], bool], is_active: Callable[[], bool]) -> None:
         with self._changed:
-            while not is_there():
+            while not is_ready():
                 if self._failure is not None:
                     raise self._failure
                 if self._finished:
                     return
-                if not is_wanted():
+                if not is_active():
                     raise CallEndedError
                 self._changed.wait(CHECK_SECONDS)
 
 
-# --- One execution: what the client asks for, call by call, on one Execute stream of the coordinator ------------------
+# --- The execution ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """What is run: steps are counted from 1."""
+    """The settings of an execution. Steps are numbered from 1."""
 
     loader: str
     num_steps: int
@@ -162,16 +156,20 @@ class RunSettings:
 
 
 class VendorExecution:
-    """Begins when it is made: the cluster has loaded the step, and wants its states."""
+    """An execution on one Execute stream of the coordinator. A thread of its own receives the outputs.
+
+    Calls for the same step may come from several threads. Raises CstorchError if the cluster, a node or the user's
+    input_fn fails, and CallEndedError if `is_active()` is false.
+    """
 
     def __init__(self, job: ClientJob, states: States, step: CompiledStep, settings: RunSettings) -> None:
-        """Raises CstorchError: the cluster failed, or the input_fn."""
+        """Begins the execution; returns when the cluster has loaded the step, and waits for the states."""
         self._states = states
         self._compiled = step.response
         self._settings = settings
         self._outputs = Outputs()
-        self._asked = 0  # the last step that the client has asked for
-        self._pump: GuardedThread | None = None
+        self._requested = 0  # the last step that the client has requested
+        self._receiver: GuardedThread | None = None
         names = dict.fromkeys(placement.name for placement in step.response.states)
         self.names = [name for name in names if name != COUNTER]
         states.place(step.response.states)
@@ -181,31 +179,31 @@ class VendorExecution:
             num_steps=settings.num_steps,
             activation_steps=settings.activation_steps,
             checkpoint_steps=settings.checkpoint_steps,
-            wants_input_states=True,  # the client does not say whether it will ask
+            wants_input_states=True,  # The client does not announce whether it will request them.
         )
         self._stream = ExecutionStream(job, begin)
         try:
             self._wanted = self._stream.receive("state_wanted").state_wanted
             states.connect(self._wanted.shards)
-            if COUNTER in self._wanted.missing:  # the compiler's, of which the client knows nothing
+            if COUNTER in self._wanted.missing:  # The compiler adds this state, so the client does not send it.
                 states.write(COUNTER, torch.zeros((), dtype=torch.int64))
         except BaseException:
             self._stream.close()
             raise
 
     def start(self) -> None:
-        """All states are there: let the steps begin. Raises CstorchError."""
+        """Starts the steps; called when all states are written."""
         sent = coordinator_pb2.StateSent(attempt=self._wanted.attempt, wrote=True)
         self._stream.send(coordinator_pb2.ExecuteRequest(state_sent=sent))
         if self._stream.receive("started", "state_wanted").HasField("state_wanted"):
-            raise ClusterError("a node died before the first step, and the weights with it: start the script again")
-        self._pump = GuardedThread(
+            raise ClusterError("a node died before the first step, and its weights are lost: start the script again")
+        self._receiver = GuardedThread(
             self._receive, name="vendor execution", on_defect=lambda error: self.fail(failures.from_defect(error))
         )
-        self._pump.start()
+        self._receiver.start()
 
     def _receive(self) -> None:
-        """Runs in a thread: takes what comes, in order."""
+        """Receives outputs and checkpoints, in order, until the last one. Runs in a thread."""
         try:
             while True:
                 response = self._stream.receive("outputs", "checkpoint", "finished")
@@ -223,35 +221,33 @@ class VendorExecution:
             self.fail(error)
 
     def fail(self, error: CstorchError) -> None:
-        """Nothing more comes, for this reason. From any thread."""
+        """Ends the waits for outputs with an error. From any thread."""
         self._outputs.fail(error)
 
-    def get(self, name: str, step: int, is_wanted: Callable[[], bool]) -> torch.Tensor:
-        """An output of a step, or a state as it was after that; once it is there.
-
-        Raises CstorchError, as it failed; CallEndedError: is_wanted() says no.
-        """
+    def get(self, name: str, step: int, is_active: Callable[[], bool]) -> torch.Tensor:
+        """Waits for an output of a step, or for a state after it, and returns it."""
         self._pass(step - 1)
-        self._asked = max(self._asked, step)
+        self._requested = max(self._requested, step)
         try:
             if name in self._states:
-                self._outputs.wait_checkpoint(step, is_wanted)
+                self._outputs.wait_checkpoint(step, is_active)
                 return self._states.read(name, step)
-            return self._outputs.get(name, step, is_wanted)
+            return self._outputs.get(name, step, is_active)
         except KeyError:
-            what = "is no checkpoint step" if name in self._states else f"has no output {name!r}"
-            raise InternalError(f"step {step} of {self._settings.num_steps} {what}, or was asked for before") from None
+            problem = "is no checkpoint step" if name in self._states else f"has no output {name!r}"
+            message = f"step {step} of {self._settings.num_steps} {problem}, or the client has passed it"
+            raise InternalError(message) from None
 
-    def input_states(self, step: int, is_wanted: Callable[[], bool]) -> Sequence[str]:
-        """Where the loaders of all workers stand after a checkpoint step, as the client reads it.
+    def input_states(self, step: int, is_active: Callable[[], bool]) -> Sequence[str]:
+        """Waits for the states of all workers' loaders after a checkpoint step, and returns them as hex.
 
-        Raises UsageError: one of them cannot be resumed; else as get.
+        Raises UsageError if a loader cannot be resumed.
         """
         self._pass(step - 1)
         try:
-            states = self._outputs.wait_checkpoint(step, is_wanted)
+            states = self._outputs.wait_checkpoint(step, is_active)
         except KeyError:
-            raise InternalError(f"step {step} is no checkpoint step, or the client is beyond it") from None
+            raise InternalError(f"step {step} is no checkpoint step, or the client has passed it") from None
         if not all(states):
             raise UsageError(
                 "the loader that the input_fn returns in the workers is not restartable: it needs state_dict, "
@@ -259,25 +255,22 @@ class VendorExecution:
             )
         return states
 
-    def finish(self, is_wanted: Callable[[], bool]) -> None:
-        """The client wants nothing more: wait for the last step, or end the steps that it does not want.
-
-        Raises CstorchError, CallEndedError.
-        """
-        if not self._compiled.outputs or self._asked >= self._settings.num_steps:
+    def finish(self, is_active: Callable[[], bool]) -> None:
+        """Waits for the last step if the client has requested it, or if there are no outputs; ends the execution."""
+        if not self._compiled.outputs or self._requested >= self._settings.num_steps:
             self._pass(self._settings.num_steps)
-            self._outputs.wait_finished(is_wanted)
+            self._outputs.wait_finished(is_active)
         self.close()
 
     def close(self) -> None:
-        """End it, where it has not ended."""
+        """Ends the execution, if it runs."""
         self._outputs.fail(ClusterError("the execution was ended"))
         self._stream.close()
-        if self._pump is not None:
-            self._pump.join()
+        if self._receiver is not None:
+            self._receiver.join()
 
     def _pass(self, step: int) -> None:
-        """Only by its next request does the client say that it is done with a step."""
+        """Passes the steps up to this one: the client's next request is the only sign that it needs a step no more."""
         shown, checkpoints = self._outputs.take_passed(step)
         for taken in checkpoints:
             request = coordinator_pb2.CheckpointReleased(step=taken)
@@ -287,7 +280,7 @@ class VendorExecution:
 
 
 def _text(state: bytes) -> str:
-    """What a worker's process has sent, whoever that is: hex, which only the client reads; or nothing."""
+    """Returns the hex text of a loader's state, or "". The user's code may have sent anything."""
     text = json.loads(state) if state else ""
     if not isinstance(text, str):
         raise ClusterError("a worker sent something else than the state of a loader")

@@ -1,4 +1,4 @@
-"""What the vendor's client writes, as we have it and back: tensors, numbers of steps, releases."""
+"""Conversions of the values of the vendor's client: tensors, numbers of steps, and releases."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
@@ -7,12 +7,12 @@ import torch
 
 from vendor_wire import appliance_pb2
 
-# --- Tensors as the vendor's client writes them, from and to torch's --------------------------------------------------
+# --- Tensors ----------------------------------------------------------------------------------------------------------
 
 
-CHUNK_BYTES: Final = 32 * 1024 * 1024  # of a tensor in one message to the client
+CHUNK_BYTES: Final = 32 * 1024 * 1024  # the most of a tensor in one message to the client
 
-# Element type on the wire: that of the tensor, and that of its bytes.
+# The dtype of the tensor and that of its bytes, by element type on the wire.
 _TYPES: Final[Mapping[int, tuple[torch.dtype, torch.dtype]]] = {
     appliance_pb2.ELEMENT_TYPE_BOOL: (torch.bool, torch.int16),
     appliance_pb2.ELEMENT_TYPE_INT16: (torch.int16, torch.int16),
@@ -28,14 +28,14 @@ _CODES: Final = {dtype: code for code, (dtype, _) in _TYPES.items()}
 
 
 def item_bytes(code: int) -> int:
-    """How many bytes an element takes on the wire. ValueError for a type that is not known."""
+    """Returns the bytes of an element on the wire. Raises ValueError for an unknown type."""
     if code not in _TYPES:
         raise ValueError(f"there is no element type {code}")
     return _TYPES[code][1].itemsize
 
 
 def read_value(code: int, data: bytearray) -> torch.Tensor:
-    """The elements in these bytes, as a flat tensor. ValueError if they are none."""
+    """Returns the elements in these bytes as a flat tensor. Raises ValueError for a part of an element, or none."""
     size = item_bytes(code)
     if not data or len(data) % size:
         raise ValueError(f"{len(data)} bytes are no elements of {size} bytes")
@@ -44,7 +44,7 @@ def read_value(code: int, data: bytearray) -> torch.Tensor:
 
 
 def write_value(name: str, tensor: torch.Tensor) -> Iterator[appliance_pb2.GetOutputResponse]:
-    """The messages that hand a tensor to the client."""
+    """Yields the messages that send a tensor to the client."""
     code = _CODES[tensor.dtype]
     raw = tensor.to(_TYPES[code][1]).contiguous().reshape(-1).view(torch.uint8)
     data = memoryview(raw.numpy().data)
@@ -58,7 +58,7 @@ def write_value(name: str, tensor: torch.Tensor) -> Iterator[appliance_pb2.GetOu
         yield response
 
 
-# --- Steps: the vendor counts them from 0, Waferbox from 1 ------------------------------------------------------------
+# --- Steps, which the vendor numbers from 0 and Waferbox from 1 -------------------------------------------------------
 
 
 MAX_STEPS: Final = 1 << 40
@@ -66,7 +66,7 @@ MAX_CHECKPOINTS: Final = 1 << 20
 
 
 def checkpoint_steps(schedule: appliance_pb2.Schedule, num_steps: int) -> Sequence[int]:
-    """The steps of a schedule, from 1, ascending. ValueError if there are too many, or they are none of the run."""
+    """Returns the steps of a schedule, from 1, ascending. Raises ValueError for too many, or steps beyond the run."""
     steps: set[int] = set()
     for interval in schedule.intervals:
         if not 0 <= interval.start < interval.end <= num_steps or not interval.step:
@@ -79,11 +79,11 @@ def checkpoint_steps(schedule: appliance_pb2.Schedule, num_steps: int) -> Sequen
     return [step + 1 for step in sorted(steps)]
 
 
-# --- The releases of the vendor's client that are served, and what each expects to hear -------------------------------
+# --- Releases of the vendor's client ----------------------------------------------------------------------------------
 
 
-# The client refuses a server of another build than its own, and tells its version but not its build. What is served of
-# the messages is the same in all of these.
+# The builds, by version. The client refuses a server of another build than its own, but sends only its version. The
+# served messages are the same in all of these releases.
 BUILDS: Final[Mapping[str, str]] = {
     "2.6.0": "0c2f21fdef",
     "2.7.0": "e1377561a5",
@@ -95,11 +95,11 @@ BUILDS: Final[Mapping[str, str]] = {
 
 
 class ReleaseRefusedError(ValueError):
-    """The client is of a release that is not served."""
+    """Raised for a client of a release that is not served."""
 
 
 def build_of(version: str) -> str:
-    """The build that a client of this version wants to speak with. Raises ReleaseRefusedError."""
+    """Returns the build that a client of this version expects. Raises ReleaseRefusedError."""
     release = version.partition("+")[0]
     build = BUILDS.get(release)
     if build is None:

@@ -1,4 +1,4 @@
-"""Values that micro-batches make in parts: what a later one makes is joined in place to what there is."""
+"""Kernels of values that micro-batches make in parts: each later part is joined in place to the earlier ones."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, TypeAlias
@@ -8,38 +8,41 @@ import torch
 from wafer.kernels import WaferKernel
 from wsc.v1 import plan_pb2
 
-# place, what is joined to it, out=place.
+# Called with the joined value, the next part, and out=the joined value.
 JOINS: Final[Mapping[int, Callable[..., torch.Tensor]]] = {
     plan_pb2.REDUCTION_SUM: torch.add,
     plan_pb2.REDUCTION_MAX: torch.maximum,
     plan_pb2.REDUCTION_MIN: torch.minimum,
 }
 
-# Where what there is of a value lies, and how it is joined.
+# The joined value, and the operation that joins the next part to it.
 JoinBuffer: TypeAlias = "tuple[torch.Tensor, plan_pb2.Reduction.ValueType]"
 
 
 def joining(kernel: WaferKernel, joined: Mapping[int, JoinBuffer]) -> WaferKernel:
-    """The kernel of a later micro-batch. joined: results by position."""
-    calls = [(index, place, JOINS[reduction]) for index, (place, reduction) in joined.items()]
+    """Returns the kernel of a later micro-batch, which joins some results. joined: their buffers, by position."""
+    calls = [(index, buffer, JOINS[reduction]) for index, (buffer, reduction) in joined.items()]
 
-    def call(inputs: Sequence[torch.Tensor], places: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
-        results = kernel(inputs, places)
-        for index, place, join in calls:
-            results[index] = join(place, results[index], out=place)
+    def call(inputs: Sequence[torch.Tensor], destinations: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+        results = kernel(inputs, destinations)
+        for index, buffer, join in calls:
+            results[index] = join(buffer, results[index], out=buffer)
         return results
 
     return call
 
 
 def beside_inputs(kernel: WaferKernel, results: Collection[int]) -> WaferKernel:
-    """The kernel of the first micro-batch; nothing else shows the memory of these results: parts are added there."""
+    """Returns the kernel of the first micro-batch, whose `results` share memory with no input and no other result.
 
-    def call(inputs: Sequence[torch.Tensor], places: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
-        made = kernel(inputs, places)
+    Later micro-batches add to these results in place, which would change such a view.
+    """
+
+    def call(inputs: Sequence[torch.Tensor], destinations: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+        made = kernel(inputs, destinations)
         for index in results:
             others = [*inputs, *(other for number, other in enumerate(made) if number != index)]
-            if not made[index].is_contiguous() or _shows(made[index], others):
+            if not made[index].is_contiguous() or _shares_memory(made[index], others):
                 made[index] = made[index].clone(memory_format=torch.contiguous_format)
         return made
 
@@ -47,19 +50,19 @@ def beside_inputs(kernel: WaferKernel, results: Collection[int]) -> WaferKernel:
 
 
 def adding(kernel: WaferKernel, sums: Mapping[int, int], tensors: Sequence[torch.Tensor | None]) -> WaferKernel:
-    """The kernel of a later micro-batch: some results are added in place to values. sums: slots of these, by result."""
+    """Returns the kernel of a later micro-batch, which adds some results to values. sums: value indices, by result."""
 
-    def call(inputs: Sequence[torch.Tensor], places: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
-        made = kernel(inputs, places)
-        for index, slot in sums.items():
-            total = tensors[slot]
-            assert total is not None, "the first micro-batch has made it"
+    def call(inputs: Sequence[torch.Tensor], destinations: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+        made = kernel(inputs, destinations)
+        for index, value in sums.items():
+            total = tensors[value]
+            assert total is not None, "the first micro-batch makes it"
             made[index] = total.add_(made[index])
         return made
 
     return call
 
 
-def _shows(tensor: torch.Tensor, others: Sequence[torch.Tensor]) -> bool:
+def _shares_memory(tensor: torch.Tensor, others: Sequence[torch.Tensor]) -> bool:
     memory = tensor.untyped_storage().data_ptr()
     return any(other.untyped_storage().data_ptr() == memory for other in others)

@@ -1,6 +1,4 @@
-"""The kernels of a wafer's plan, by the library that the plan names: torch's operations, or loops that Inductor
-generates.
-"""
+"""The kernels of a wafer's plan, of the library that the plan names: torch's operations, or loops from Inductor."""
 
 import errno
 import os
@@ -21,25 +19,28 @@ from waferbox.host.folders import cache_root, why_not_kept
 from waferbox.runtime.logs import advise
 from wsc.v1 import plan_pb2
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Kernels that Inductor generates: the operations of a layer joined to few loops. They take seconds each to build
+# --- Kernels from Inductor --------------------------------------------------------------------------------------------
 
 
 CACHE_VARIABLE: Final = "TORCHINDUCTOR_CACHE_DIR"
-ROOM_BYTES: Final = 4 << 20  # with less, a compiler that fails is taken to have failed for it
+ROOM_BYTES: Final = 4 << 20  # with less disk space left, a failure of the compiler counts as a full disk
 
 
 def inductor_cache() -> Path:
-    """Where Inductor keeps its code, without which it does nothing."""
+    """Returns the folder of Inductor's code, and sets the variable that Inductor reads."""
     return Path(os.environ.setdefault(CACHE_VARIABLE, str(cache_root() / "inductor")))
 
 
 class InductorKernel:
-    """Called as waferbox.cirh.execution.kernel.Kernel is, and gives the same up to rounding."""
+    """A kernel whose operations Inductor joins to few loops, with the results of the given one up to rounding.
+
+    Called as waferbox.cirh.execution.kernel.Kernel is. Used by one thread. Raises OSError if the cache folder has no
+    room for the code.
+    """
 
     def __init__(self, kernel: Kernel) -> None:
-        """Compiled here, or found in the cache where it was compiled before. Raises OSError: that has no room."""
-        # Named before Inductor is imported, which reads it: a second of imports, for those alone who want it.
+        """Compiles the kernel, which takes seconds, or loads its code from the cache."""
+        # Inductor reads the variable when it is imported. The import takes a second, so only users of Inductor do it.
         folder = inductor_cache()
         import torch._inductor
         import torch._inductor.config
@@ -52,7 +53,7 @@ class InductorKernel:
             return kernel(inputs)
 
         graph = make_fx(run, tracing_mode="fake", _allow_non_fake_inputs=True)(*examples)
-        # In this process: workers of its own would outlive a wafer that is killed.
+        # One thread means in this process: Inductor's compile workers would outlive a wafer that is killed.
         with torch._inductor.config.patch(compile_threads=1):
             try:
                 self._compiled: Any = torch._inductor.compile(graph, examples)
@@ -64,8 +65,8 @@ class InductorKernel:
                 raise
 
     def __call__(self, inputs: Sequence[torch.Tensor], out: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
-        """The results; where `out[i]` is given, result i is copied to it."""
-        # The code is for dense inputs. A part of a tensor, as another kernel may give, is copied.
+        """Returns the results. Result i is copied to `out[i]` if that is given."""
+        # The code is compiled for dense inputs, and another kernel's result may be a view of a part of a tensor.
         results: list[torch.Tensor] = list(self._compiled(*(tensor.contiguous() for tensor in inputs)))
         for index, place in enumerate(out):
             if place is not None:
@@ -73,15 +74,15 @@ class InductorKernel:
         return results
 
 
-# --- The kernels of a wafer's plan, by the library that the plan names ------------------------------------------------
+# --- The kernels of a plan --------------------------------------------------------------------------------------------
 
 
-# Inputs, and for each result the tensor that it is written to, or None.
+# Called with the inputs and, for each result, the tensor that it is written to, or None.
 WaferKernel: TypeAlias = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor | None]], list[torch.Tensor]]
 
 
 class WaferKernels:
-    """Makes the kernels of plans, and keeps those of the last one: a plan that is loaded again has them at once."""
+    """The kernels of the plan that was loaded last, which the next one reuses. Used by one thread at a time."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, plan_pb2.KernelLibrary.ValueType], WaferKernel] = {}
@@ -89,7 +90,7 @@ class WaferKernels:
     def make(
         self, kernels: Iterable[plan_pb2.Kernel], library: "plan_pb2.KernelLibrary.ValueType"
     ) -> dict[int, WaferKernel]:
-        """The kernels under their numbers. Raises CirhError for text that is not valid."""
+        """Returns the kernels by number. Raises CirhError for invalid text."""
         before, self._kept = self._kept, {}
         made = {}
         for kernel in kernels:
@@ -100,7 +101,7 @@ class WaferKernels:
         return made
 
     def release(self) -> None:
-        """Keep no tensors of an execution."""
+        """Drops the tensors of an execution that kernels keep."""
         for kernel in self._kept.values():
             if isinstance(kernel, Kernel):
                 kernel.release_destinations()
@@ -120,5 +121,5 @@ def _make(text: str, library: "plan_pb2.KernelLibrary.ValueType") -> WaferKernel
 
 
 def _draws(module: ModuleOp) -> bool:
-    """Whether a kernel draws random numbers: they come from a library that Inductor does not know."""
+    """Whether a kernel draws random numbers, which come from a library that Inductor cannot compile."""
     return any(spec(op.name).random for op in body_ops(module) if not isinstance(op, Const))

@@ -1,9 +1,9 @@
-// Memory for large tensors: one range of addresses, in which blocks are kept when they are freed, and joined.
+// The memory of large tensors: one range of addresses, in which freed blocks become holes, and adjacent holes are joined.
 //
-// The C library fits a block that must be aligned only into a hole that is larger by the alignment, so a step that frees
-// and makes tensors of the same sizes fills several times the memory that it ever uses at once; and memory that is given
-// back to the kernel costs as much to get again as the arithmetic on it. Here the best fitting hole is taken, holes keep
-// their pages, and what is used and kept together stays below a limit: beyond it holes lose their pages.
+// The C library fits an aligned block only into a hole that is larger by the alignment. A step that frees and makes
+// tensors of the same sizes therefore fills several times the memory that it uses at once. Memory that is given back to
+// the kernel costs as much to get again as the arithmetic on it. Here a block takes the hole that fits best, and holes
+// keep their pages. Beyond a limit on used and kept memory together, holes lose their pages.
 
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
@@ -22,12 +22,12 @@
 namespace {
 
 constexpr size_t kPageBytes = 4096;
-constexpr size_t kLargeBytes = size_t{256} << 10;    // smaller blocks are the C library's
-constexpr size_t kReservedBytes = size_t{1} << 42;  // addresses, not memory
+constexpr size_t kLargeBytes = size_t{256} << 10;   // smaller blocks come from the C library
+constexpr size_t kReservedBytes = size_t{1} << 42;  // of addresses, not of memory
 
 struct Hole {
   size_t nbytes;
-  size_t resident_bytes;  // at most
+  size_t resident_bytes;  // an upper bound
 };
 
 class Range {
@@ -131,17 +131,17 @@ class Range {
 
   std::mutex mutex_;
   char* begin_;
-  char* top_;                                     // everything behind has never been used
-  std::map<char*, Hole> holes_;                   // no two of them touch
-  std::set<std::pair<size_t, char*>> by_size_;    // the same
+  char* top_;                                   // the addresses from here on have never been used
+  std::map<char*, Hole> holes_;                 // no two are adjacent
+  std::set<std::pair<size_t, char*>> by_size_;  // the same holes
   std::unordered_map<char*, size_t> used_;
   size_t used_bytes_ = 0;
-  size_t kept_bytes_ = 0;                         // of holes
+  size_t kept_bytes_ = 0;  // the resident bytes of holes
   size_t limit_bytes_ = 0;
 };
 
 Range& range() {
-  static Range* const one = new Range;  // tensors may outlive everything
+  static Range* const one = new Range;  // never deleted, since a tensor may outlive every static object
   return *one;
 }
 
@@ -172,13 +172,13 @@ class LargeTensors final : public c10::Allocator {
 
 }  // namespace
 
-// From now on torch has the memory of large tensors from here.
+// Makes torch allocate CPU tensors here from now on.
 extern "C" void install() {
   range();
   c10::SetCPUAllocator(new LargeTensors, 1);
 }
 
-// Bytes that blocks and holes together may have.
+// Sets the limit on the bytes of blocks and holes together.
 extern "C" void limit(size_t nbytes) {
   range().limit(nbytes);
 }

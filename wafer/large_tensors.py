@@ -1,7 +1,7 @@
-"""Memory for a wafer's large tensors: kept from step to step, within a limit. See large_tensors.cpp.
+"""The memory of a wafer's large tensors, which is kept from step to step within a limit. See large_tensors.cpp.
 
-The library is C++, since torch has its memory from an object of C++; it is compiled where it runs, as generated kernels
-are, when a plan first has large activations.
+The library is C++, since torch's allocator is a C++ object. It is compiled where it runs, as generated kernels are,
+when a plan first has large activations.
 """
 
 import ctypes
@@ -17,19 +17,20 @@ from waferbox.runtime.logs import advise
 
 SOURCE: Final = Path(__file__).with_name("large_tensors.cpp")
 FOLDER: Final = "memory"  # in the cache folder
-# With less at a time it does not matter what the C library's allocator adds.
+# Below this size the overhead of the C library's allocator does not matter.
 SMALL_BYTES: Final = 16 << 20
-# Beyond the plan, which counts gaps as models have them on average: to give pages back within a step costs a quarter of
+# Added to the plan's bytes, which count the gaps of an average model. Pages given back within a step cost a quarter of
 # GPT-2's rate.
 MORE_GAPS: Final = 0.075
 
 
 def limit_large_tensors(nbytes: int) -> None:
-    """From now on large tensors, and the memory that is kept for them, take so much, or what they need if that is more.
+    """Limits the memory of large tensors and of the holes kept for them; tensors in use may exceed the limit.
 
-    nbytes: what they need at once by plan; MORE_GAPS come on top.
+    If the library cannot be built, the job's log says so, and the C library's allocator is used, which takes more.
 
-    Where the library cannot be built, the job's user is told; memory is the C library's then, which takes more.
+    Args:
+        nbytes: the bytes that the plan needs at once, to which MORE_GAPS is added.
     """
     if nbytes >= SMALL_BYTES:
         library = _library()
@@ -38,7 +39,7 @@ def limit_large_tensors(nbytes: int) -> None:
 
 
 def release_large_tensors() -> None:
-    """No memory is kept any more, until there is a limit again."""
+    """Frees the kept memory, and keeps none until the next limit."""
     if _library.cache_info().currsize and (library := _library()) is not None:
         library.limit(0)
 

@@ -1,9 +1,9 @@
-"""Layer pipelined mode: the wafer's part of a plan, which is all of the step.
+"""The step program of a wafer in layer pipelined mode, in which one wafer runs the whole step.
 
-States lie on the wafer, in such memory as a shard of MemoryX has, and are updated in place by kernels as a shard has
-them. Regions run side by side in a few threads; with one thread they take turns, in an order that never waits. The
-first thread, that of the execution, has the links: it receives the batch for all regions, and sends outputs when all
-have ended the step. No region begins a step before all have ended the one before.
+The states lie on the wafer, in the same memory and with the same kernels as on a MemoryX shard. Regions run side by
+side in a few threads; with one thread they take turns, in an order without waits. The first thread, that of the steps,
+uses the links: it receives the batch for all regions, and sends outputs when all regions have ended the step. No region
+begins a step before all have ended the one before.
 """
 
 import time
@@ -32,7 +32,10 @@ from wsc.v1 import node_pb2, plan_pb2
 
 
 class PipelineProgram:
-    """One execution's program; owns the buffers of what is sent, and of what is joined."""
+    """The step program of one epoch. Owns the buffers of sent and of joined values.
+
+    Used by the thread of the steps, `interrupt` aside. Raises ValueError if the plan is inconsistent.
+    """
 
     def __init__(
         self,
@@ -47,7 +50,7 @@ class PipelineProgram:
         *,
         num_threads: int,
     ) -> None:
-        """num_threads: that regions run in, at most. Raises ValueError: the plan does not hold together."""
+        """num_threads: the most threads for regions."""
         self._store = store
         self._slots = {slot.value: slot.name for slot in plan.states}
         self._snapshots = snapshots
@@ -112,7 +115,7 @@ class PipelineProgram:
     # --- values -------------------------------------------------------------------------------------------------------
 
     def _set_values(self, plan: plan_pb2.PipelinePlan) -> None:
-        """Those that are there before the first step."""
+        """Sets the values that no instruction makes: states, and the numbers of micro-batches."""
         values = self._program.values
         for value, tensor in self._states.items():
             values.tensors[values.index(value)] = tensor
@@ -130,18 +133,18 @@ class PipelineProgram:
         return SendBuffers((self._groups[group] for group in self._sent), produced, settled=settled)
 
     def _place_joined(self, plan: plan_pb2.PipelinePlan) -> Mapping[int, JoinBuffer]:
-        """Where what micro-batches join lies, and how they join it."""
+        """Returns the buffers of the values that micro-batches join."""
         joined = {}
         for each in plan.joined:
             if each.reduction in JOINS:
-                place = self._buffers.output_tensor(each.value)
-                if place is None:
-                    place = torch.empty(tuple(each.type.shape), dtype=torch_dtype(each.type.element_type))
-                joined[each.value] = (place, each.reduction)
+                buffer = self._buffers.destination(each.value)
+                if buffer is None:
+                    buffer = torch.empty(tuple(each.type.shape), dtype=torch_dtype(each.type.element_type))
+                joined[each.value] = (buffer, each.reduction)
         return joined
 
     def _find_last_reads(self) -> dict[int, dict[int, InstructionIndex]]:
-        """Of values that several regions read: the last read of each thread that reads them, by value."""
+        """Returns the last read of each reading thread, for each value that several regions read."""
         order = self._order
         dropped = {value for instruction in order.instructions.values() for value in instruction.run.drops}
         regions: dict[int, set[int]] = defaultdict(set)
@@ -158,7 +161,7 @@ class PipelineProgram:
     # --- instructions -------------------------------------------------------------------------------------------------
 
     def _add_first_thread(self) -> None:
-        """The step's begin, what is received, the first thread's regions, and the step's end."""
+        """Adds the actions of the first thread: begin of the step, receives, regions, and end of the step."""
         program, positions, order = self._program, self._positions, self._order
         others = range(1, order.num_threads)
         if others:
@@ -167,7 +170,7 @@ class PipelineProgram:
         for place in received:
             program.add_receive(self._groups[order.instructions[place].receive.group], self._workers)
         if others and received:
-            program.add(self._tell_action(0, len(received) - 1), "batch", what="send")
+            program.add(self._reach_action(0, len(received) - 1), "batch", what="send")
         for entry in self._entries_of(0, len(received)):
             program.add_entry(entry)
         for thread in others:
@@ -178,10 +181,10 @@ class PipelineProgram:
             program.add(self._acknowledge_batch, "batch taken", what="send")
 
     def _entries_of(self, thread: int, first: int = 0) -> list[Entry]:
-        """What a thread does in a step, from an instruction on."""
+        """Returns the entries of a thread in a step, from its instruction `first` on."""
         order = self._order
         entries: list[Entry] = []
-        waited = [-1] * order.num_threads  # index of the last instruction of each that was waited for
+        waited = [-1] * order.num_threads  # the index of the last awaited instruction of each thread
         for index, place in enumerate(order.threads[thread][first:], first):
             region = self._names[place.region]
             for need in sorted(order.needs[place]):
@@ -193,12 +196,12 @@ class PipelineProgram:
             shared = [value for value in order.read_by(place) if self._last_reads.get(value, {}).get(thread) == place]
             more = [self._drop_action(value, thread) for value in dict.fromkeys(shared)]
             if order.num_threads > 1 and (more or place in self._awaited):
-                more.insert(0, self._tell_action(thread, index))
-            entries.append(entry._replace(action=_one_after_the_other([entry.action, *more]), region=region))
+                more.insert(0, self._reach_action(thread, index))
+            entries.append(entry._replace(action=_sequence([entry.action, *more]), region=region))
         return entries
 
     def _entry(self, place: InstructionIndex) -> Entry:
-        """An instruction of a region."""
+        """Returns the entry of an instruction of a region."""
         instruction, values = self._order.instructions[place], self._program.values
         match instruction.WhichOneof("kind"):
             case "run":
@@ -222,23 +225,28 @@ class PipelineProgram:
         tensors = self._program.values.tensors
 
         def copy(step: int) -> None:
-            for index, place in copies:
-                place.copy_(tensors[index])
+            for index, buffer in copies:
+                buffer.copy_(tensors[index])
 
         return copy
 
     def _commit_action(self, index: int, state: int) -> Action:
-        tensors, place, store, name = self._program.values.tensors, self._states[state], self._store, self._slots[state]
+        tensors, buffer, store, name = (
+            self._program.values.tensors,
+            self._states[state],
+            self._store,
+            self._slots[state],
+        )
 
         def commit(step: int) -> None:
             if store.copies_on_write:
                 store.before_write([name])
-            place.copy_(tensors[index])
+            buffer.copy_(tensors[index])
 
         return commit
 
     def _wait_action(self, own: int, thread: int, index: int | None) -> Action:
-        """Until another thread has done its instruction of this index; None: all. own: which thread waits."""
+        """Returns an action of thread `own` that waits until another has done its instruction `index`; None: all."""
         positions, progress, now = self._positions, self.progress, time.perf_counter
 
         def wait(step: int) -> None:
@@ -247,17 +255,17 @@ class PipelineProgram:
                 return
             begin = now()
             positions.wait(thread, position)
-            if own == 0:  # whose time the report is about
+            if own == 0:  # The report is about the time of the first thread.
                 progress.wait += now() - begin
 
         return wait
 
-    def _tell_action(self, thread: int, index: int) -> Action:
+    def _reach_action(self, thread: int, index: int) -> Action:
         positions = self._positions
         return lambda step: positions.reach(thread, positions.after(step, index))
 
     def _drop_action(self, value: int, thread: int) -> Action:
-        """Behind a thread's last read of a value: drops it if the other threads have read it for the last time too."""
+        """Returns an action after a thread's last read of a value, which drops it if all other threads have read it."""
         positions, tensors = self._positions, self._program.values.tensors
         number = self._program.values.index(value)
         others = [(other, self._indices[place]) for other, place in self._last_reads[value].items() if other != thread]
@@ -269,7 +277,7 @@ class PipelineProgram:
         return drop
 
     def _add_send(self, group: plan_pb2.Group) -> None:
-        """At the end of a step, when all that it has is in its place."""
+        """Adds an action that sends a group at the end of a step, when the regions have copied its members into it."""
         hub, link, progress, payload = (
             self._program.hub,
             self._coordinator,
@@ -286,11 +294,11 @@ class PipelineProgram:
         self._program.add(send, group_label(group), what="send", only_outputs=True)
 
     def _acknowledge_batch(self, step: int) -> None:
-        """At the end of a step its batch is no longer read: the worker may use the slot again."""
+        """Lets the worker use the slot of the step's batch again: at the end of the step the wafer has read it."""
         self._workers[worker_of_step(step, len(self._workers))].ack(step)
 
 
-def _one_after_the_other(actions: Sequence[Action]) -> Action:
+def _sequence(actions: Sequence[Action]) -> Action:
     if len(actions) == 1:
         return actions[0]
 

@@ -1,4 +1,4 @@
-"""Regions of layer pipelined mode: the order of their instructions, their threads and their kernels."""
+"""The regions of layer pipelined mode: the order of their instructions, their threads and their kernels."""
 
 import threading
 from collections import defaultdict, deque
@@ -21,26 +21,25 @@ from waferbox.states.kernels import StateKernels
 from waferbox.states.store import StateStore
 from wsc.v1 import plan_pb2
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The order in which the instructions of all regions are run: fixed when a plan is loaded, one list for each thread
-#
-# An instruction comes after all that make what it reads. The lists are parts of one such order, so threads that wait
-# for
-# one another never do so in a circle.
+# --- The order of the instructions ------------------------------------------------------------------------------------
 
 
 class InstructionIndex(NamedTuple):
-    """Where an instruction is in the plan."""
+    """The position of an instruction in the plan."""
 
     region: int
     position: int
 
 
 class RegionOrder:
-    """The instructions of a plan, by thread."""
+    """The order in which each thread runs the instructions of its regions, fixed when the plan is loaded. Immutable.
+
+    The threads' lists are parts of one order, in which each instruction follows those that make its inputs. Waits of
+    one thread for another therefore form no circle. Raises ValueError if the plan has no such order.
+    """
 
     def __init__(self, plan: plan_pb2.PipelinePlan, num_threads: int) -> None:
-        """num_threads: at most so many. Raises ValueError: the regions wait for one another."""
+        """num_threads: the most threads to use."""
         self.instructions = {
             InstructionIndex(number, position): instruction
             for number, region in enumerate(plan.regions)
@@ -57,21 +56,21 @@ class RegionOrder:
         return len(self.threads)
 
     def thread_of(self, place: InstructionIndex) -> int:
-        """The number of the thread that runs an instruction."""
-        # Links belong to the first thread: it receives for all.
+        """Returns the number of the thread that runs an instruction."""
+        # A link is used by one thread, so the first thread receives for all.
         received = self.instructions[place].WhichOneof("kind") == "receive"
         return 0 if received else self._thread_of_region[place.region]
 
     def made_by(self, place: InstructionIndex) -> Sequence[int]:
-        """The values that an instruction makes."""
+        """Returns the values that an instruction makes."""
         return self._sides[place][0]
 
     def read_by(self, place: InstructionIndex) -> Sequence[int]:
-        """The values that an instruction reads."""
+        """Returns the values that an instruction reads."""
         return self._sides[place][1]
 
     def _find_needs(self) -> dict[InstructionIndex, set[InstructionIndex]]:
-        """The instructions that each one comes after, those of its own region apart."""
+        """Returns the instructions of other regions that each instruction comes after."""
         makers: dict[int, list[InstructionIndex]] = defaultdict(list)
         for place in self.instructions:
             for value in self.made_by(place):
@@ -79,13 +78,17 @@ class RegionOrder:
         needs: dict[InstructionIndex, set[InstructionIndex]] = {}
         for place in self.instructions:
             needed = {maker for value in self.read_by(place) for maker in makers[value]}
-            for value in self.made_by(place):  # what is joined is made by one after the other
+            for value in self.made_by(place):  # The parts of a joined value are made one after the other.
                 needed.update(makers[value][: makers[value].index(place)])
             needs[place] = {each for each in needed if each.region != place.region}
         return needs
 
     def _arrange(self, num_regions: int) -> list[list[InstructionIndex]]:
-        """All threads at the same pace, each with the last of its regions that can go on: what is begun is ended."""
+        """Returns the instructions of each thread, in order.
+
+        All threads advance at one pace. A thread advances the last of its regions that can run, so that micro-batches
+        that have begun are ended first.
+        """
         receives = [place for place, each in self.instructions.items() if each.HasField("receive")]
         done = set(receives)
         rest: list[deque[InstructionIndex]] = [deque() for _ in range(num_regions)]
@@ -108,7 +111,7 @@ class RegionOrder:
 
 
 def _divide(areas: Sequence[int], num_threads: int) -> list[int]:
-    """The thread of each region: neighbours together, so that each thread has about as much of the wafer."""
+    """Returns the thread of each region. A thread gets neighbours, with about as much area as each other thread."""
     total, before = sum(areas) or 1, 0
     numbers = []
     for area in areas:
@@ -118,19 +121,19 @@ def _divide(areas: Sequence[int], num_threads: int) -> list[int]:
     return [known[number] for number in numbers]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The threads that regions are run in: how far each is, where they wait for one another, and how they end
-#
-# A thread tells how far it is by writing a number, and looks at the others' numbers; only where it has to wait does it
-# take a lock. The interpreter sees to the order: whoever goes to sleep says so before it looks for the last time, and
-# whoever moves on writes its number before it looks for sleepers.
+# --- The threads ------------------------------------------------------------------------------------------------------
 
 
 class Positions:
-    """How far each thread is: numbers that grow from instruction to instruction and from step to step."""
+    """The position of each thread: a number that grows with each instruction and step. Thread-safe.
+
+    A thread writes its own number and reads the others' without a lock; only a wait takes one. No wake-up is lost: a
+    waiting thread counts itself as sleeping before its last look at the number, and an advancing thread writes its
+    number before it looks for sleepers. The interpreter keeps these orders.
+    """
 
     def __init__(self, num_threads: int, most_instructions: int) -> None:
-        """most_instructions: of one thread in a step."""
+        """most_instructions: the most instructions of a thread in a step."""
         self._per_step = most_instructions + 2
         self._done = [0] * num_threads
         self._changed = threading.Condition()
@@ -138,19 +141,19 @@ class Positions:
         self._stopped = False
 
     def begun(self, step: int) -> int:
-        """Of a thread that has begun a step."""
+        """Returns the position of a thread that has begun a step."""
         return step * self._per_step
 
     def after(self, step: int, index: int) -> int:
-        """Of a thread that has done the instruction of this index, from 0, of a step."""
+        """Returns the position of a thread after its instruction `index`, from 0, of a step."""
         return step * self._per_step + index + 1
 
     def ended(self, step: int) -> int:
-        """Of a thread that has ended a step."""
+        """Returns the position of a thread that has ended a step."""
         return (step + 1) * self._per_step - 1
 
     def reach(self, thread: int, position: int) -> None:
-        """This thread has come so far; called by it alone."""
+        """Sets the position of a thread, which alone may call this."""
         self._done[thread] = position
         if self._num_sleeping:
             with self._changed:
@@ -160,7 +163,7 @@ class Positions:
         return self._done[thread] >= position
 
     def wait(self, thread: int, position: int) -> None:
-        """Until a thread has come so far. Raises Stopped."""
+        """Waits until a thread has reached a position. Raises Stopped."""
         done = self._done
         if done[thread] >= position:
             return
@@ -182,12 +185,20 @@ class Positions:
 
 
 class RegionThreads:
-    """All threads but the first, which is the one of the execution: it begins each step, and ends it."""
+    """The threads of regions, except the first: that is the thread of the steps, which begins and ends each step.
+
+    Used by the thread of the steps. The first exception of a thread is `error`.
+    """
 
     def __init__(
         self, entries: Sequence[Sequence[Entry]], positions: Positions, on_failure: Callable[[], None]
     ) -> None:
-        """entries: of each of these threads, in order. on_failure: ends the waits of the first thread."""
+        """
+        Args:
+            entries: the actions of each thread in a step, in order.
+            positions: the positions of all threads.
+            on_failure: ends the waits of the first thread.
+        """
         self._positions = positions
         self._on_failure = on_failure
         self._threads = [
@@ -204,7 +215,7 @@ class RegionThreads:
             thread.start()
 
     def end(self) -> None:
-        """Stop, and join."""
+        """Stops the threads, and joins them."""
         self._positions.stop()
         for thread in self._threads:
             if thread.ident is not None:
@@ -239,15 +250,15 @@ class RegionThreads:
         self._on_failure()
 
 
-# --- The kernels of a plan in layer pipelined mode, made ready for each Run -------------------------------------------
-#
-# What updates states is a kernel as a shard of MemoryX has it, which writes where the states lie; all else is a
-# kernel as
-# a wafer has it in weight streaming.
+# --- The kernels ------------------------------------------------------------------------------------------------------
 
 
 class RegionKernels:
-    """Of one execution. `action` is to be called for all Runs, those that make one value in order."""
+    """The kernels of one epoch, and their bindings to the runs of the regions. Used by one thread at a time.
+
+    A kernel that updates states is one of a MemoryX shard, which writes in place. All others are those of a wafer in
+    weight streaming.
+    """
 
     def __init__(
         self,
@@ -259,9 +270,15 @@ class RegionKernels:
         joined: Mapping[int, JoinBuffer],
         buffers: SendBuffers,
     ) -> None:
-        """kernels, updates: make those of the plan. store: what keeps the states.
-
-        joined: where what micro-batches join lies, and how they join it.
+        """
+        Args:
+            plan: the plan.
+            kernels: makes the kernels that update no state.
+            updates: makes the kernels that update states.
+            states: the tensors of the states, by value.
+            store: the store of the states.
+            joined: the buffers of values that micro-batches join.
+            buffers: the buffers of sent values.
         """
         runs = [i.run for region in plan.regions for i in region.instructions if i.HasField("run")]
         updating = {run.kernel for run in runs if any(run.commits)}
@@ -277,26 +294,30 @@ class RegionKernels:
         self._begin, self._end = span(store.memory.tensor(torch.uint8, (store.memory.nbytes,), 0))
         self._joined = dict(joined)
         self._buffers = buffers
-        self._made: set[int] = set()  # values that a Run makes that was bound
+        self._made: set[int] = set()  # the outputs of the runs bound so far
 
     def close(self) -> None:
-        """Drop all tensors."""
+        """Drops all tensors."""
         self._wafer_kernels.release()
         self._updates.clear()
         self._states.clear()
         self._joined.clear()
 
     def name(self, run: plan_pb2.Run) -> str:
-        """Of a Run without a layer."""
+        """Returns the name of a run without a layer on a timeline."""
         states = [self._names[state] for state in run.commits if state]
         return short_list(states) if states else f"kernel {run.kernel}"
 
     def action(self, run: plan_pb2.Run, values: Values) -> Action:
-        """A call of the Run's kernel: what it makes is among the values afterwards, and what it drops is not."""
+        """Returns an action that calls a run's kernel, sets its outputs, and drops the values that it names.
+
+        Called once for each run, in their order for runs that make the same value: the first makes the value, and the
+        later ones join their parts to it.
+        """
         tensors = values.tensors
         inputs, outputs, drops = values.indices(run.inputs), values.indices(run.outputs), values.indices(run.drops)
-        places = [None if value in self._made else self._place(value) for value in run.outputs]
-        if not run.outputs:  # it waits for its inputs
+        destinations = [None if value in self._made else self._destination(value) for value in run.outputs]
+        if not run.outputs:  # The run only waits for its inputs.
 
             def call(given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
                 return ()
@@ -304,7 +325,7 @@ class RegionKernels:
         elif any(run.commits):
             states = [self._states[state] if state else None for state in run.commits]
             passing = [i for i, value in enumerate(run.inputs) if self._passes(value)]
-            update = self._updates[run.kernel].bind(states, places, passing)
+            update = self._updates[run.kernel].bind(states, destinations, passing)
             store, committed = self._store, [self._slots[state] for state in run.commits if state]
 
             def call(given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -320,7 +341,7 @@ class RegionKernels:
                 kernel = self._beside_states(kernel)
 
             def call(given: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-                return kernel(given, places)
+                return kernel(given, destinations)
 
         self._made.update(run.outputs)
 
@@ -333,26 +354,26 @@ class RegionKernels:
 
         return run_kernel
 
-    def _place(self, value: int) -> torch.Tensor | None:
-        return self._joined[value][0] if value in self._joined else self._buffers.output_tensor(value)
+    def _destination(self, value: int) -> torch.Tensor | None:
+        return self._joined[value][0] if value in self._joined else self._buffers.destination(value)
 
     def _passes(self, value: int) -> bool:
-        """Whether a value is another tensor in each step."""
-        return value not in self._states and self._place(value) is None
+        """Whether a value lies at another address in each step."""
+        return value not in self._states and self._destination(value) is None
 
     def _joined_results(self, run: plan_pb2.Run) -> dict[int, JoinBuffer]:
-        """The results that are joined to what micro-batches before have made. Raises ValueError: nobody says how."""
+        """Returns the buffers of results that are joined to earlier ones. Raises ValueError if the plan has no join."""
         again = {index: value for index, value in enumerate(run.outputs) if value in self._made}
         if unknown := set(again.values()) - self._joined.keys():
             raise ValueError(f"several Runs make the values {sorted(unknown)}, which are not joined")
         return {index: self._joined[value] for index, value in again.items()}
 
     def _beside_states(self, kernel: WaferKernel) -> WaferKernel:
-        """The kernel; nothing that it makes shows a state, which would change with it."""
+        """Returns the kernel with results that are no views of states, as an update would change them."""
         begin, end = self._begin, self._end
 
-        def call(inputs: Sequence[torch.Tensor], places: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
-            results = kernel(inputs, places)
+        def call(inputs: Sequence[torch.Tensor], destinations: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+            results = kernel(inputs, destinations)
             for index, result in enumerate(results):
                 if begin <= result.data_ptr() < end:
                     results[index] = result.clone()

@@ -20,10 +20,10 @@ from wsc.v1 import node_pb2
 
 
 class WaferJob(StateJob):
-    """Keeps its kernels between executions; in layer pipelined mode the states too, as a shard of MemoryX does."""
+    """A job on a wafer. It keeps kernels between executions and, in layer pipelined mode, states as a shard does."""
 
     def __init__(self, context: JobContext, threads: int, service: StateService) -> None:
-        """threads: as many as compute at most."""
+        """threads: the most that compute."""
         super().__init__(context, service, StateSettings())
         self._threads = threads
         self._kernels = WaferKernels()
@@ -31,7 +31,7 @@ class WaferJob(StateJob):
     def compile(self, request: node_pb2.Load, hub: Hub, links: Mapping[LinkKey, Link]) -> StepProgram:
         if request.HasField("pipeline"):
             return self._compile_pipeline(request, hub, links)
-        # Holds for threads that begin to compute from now on, and so for the one that will run the steps.
+        # The number holds for threads that begin to compute from now on, such as the one that will run the steps.
         torch.set_num_threads(self._threads if request.wafer.flops >= THREADED_FLOPS else 1)
         return WaferProgram(request.wafer, request.wafer_number, self._kernels, hub, links)
 

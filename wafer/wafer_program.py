@@ -1,10 +1,10 @@
-"""The wafer's part of a plan, as a list of calls: receive a batch and weights, run kernels, send what is to be reduced.
+"""The step program of a wafer: it receives a batch and weights, runs kernels, and sends the groups to be reduced.
 
-Nothing stays from one step to the next. Kernels write what is sent directly into the memory that SwarmX reads. Large
+No value stays from one step to the next. Kernels write sent values directly into the memory that SwarmX reads. Large
 gradients take turns in an arena: before a kernel writes there, the program waits for the count of released groups that
-the plan names. Where the arena has room for all of a step, and in all other buffers, a group may be written again in
-the next step because the plan has the wafer receive something from every shard that gets the group before, and a shard
-sends that only when it has read the group. Groups that go to the coordinator alone travel as bytes.
+the plan names. An arena with room for all groups of a step, and every other buffer, needs no count: before a group is
+written again, the plan makes the wafer receive a group from every shard that reads it, and a shard sends that one only
+after the read. Groups for the coordinator alone travel as bytes.
 """
 
 import time
@@ -34,14 +34,15 @@ from wsc.v1 import node_pb2, plan_pb2
 
 
 class WaferProgram:
-    """One execution's program; owns the buffers that are sent.
+    """The step program of one epoch on a wafer. Owns the buffers of its sent groups. Used by the thread of the steps.
 
-    number: of this wafer, among all.
+    Raises ValueError for instructions that are not a wafer's.
     """
 
     def __init__(
         self, plan: plan_pb2.WaferPlan, number: int, kernels: WaferKernels, hub: Hub, links: Mapping[LinkKey, Link]
     ) -> None:
+        """number: this wafer's, among all wafers of the job."""
         self._program = Program(hub, "compute")
         self.progress = self._program.progress
         values = self._program.values
@@ -50,7 +51,7 @@ class WaferProgram:
         self._parent = links[node_pb2.LINK_PURPOSE_PARENT, 0]
         workers = sorted(index for purpose, index in links if purpose == node_pb2.LINK_PURPOSE_WORKER)
         self._workers = [links[node_pb2.LINK_PURPOSE_WORKER, index] for index in workers]
-        self._taken: dict[int, int] = {}  # weights groups, by shard
+        self._taken: dict[int, int] = {}  # the number of weights groups taken, by shard
         groups = {group.id: group for group in plan.groups}
         self._expect(plan.groups)
         self._kernels = kernels
@@ -64,11 +65,11 @@ class WaferProgram:
             if group.kind == plan_pb2.GROUP_KIND_REDUCTION
             for member in group.members
         }
-        self._sums = {joined.value for joined in plan.joined}  # that are not sent from where they lie
-        self._made: set[int] = set()  # values that a Run makes that was added
-        self._divided = plan.micro_batches > 1
+        self._sums = {joined.value for joined in plan.joined}  # values summed over micro-batches outside of a buffer
+        self._made: set[int] = set()  # the outputs of the runs added so far
+        self._has_micro_batches = plan.micro_batches > 1
         self._counts = ArenaCounts(plan.arena)
-        self._released = 0  # the last count that was waited for
+        self._released = 0  # the last awaited count
         self._buffers = SendBuffers(
             (groups[group] for group in sent),
             produced,
@@ -96,7 +97,7 @@ class WaferProgram:
         return self._program.run(schedule)
 
     def interrupt(self) -> None:
-        """All waits are the hub's."""
+        """Has no effect: all waits are the hub's."""
 
     def close(self) -> None:
         self._program.close()
@@ -127,7 +128,7 @@ class WaferProgram:
         values = self._program.values
         tensors = values.tensors
         inputs, outputs, drops = values.indices(run.inputs), values.indices(run.outputs), values.indices(run.drops)
-        places = [None if value in self._made else self._buffers.output_tensor(value) for value in run.outputs]
+        destinations = [None if value in self._made else self._buffers.destination(value) for value in run.outputs]
         sums = {index: slot for index, slot in enumerate(outputs) if run.outputs[index] in self._sums}
         if not self._made.isdisjoint(run.outputs):
             kernel = self._joining(run, kernel)
@@ -137,27 +138,27 @@ class WaferProgram:
         self._made.update(run.outputs)
 
         def run_kernel(step: int) -> None:
-            results = kernel([tensors[index] for index in inputs], places)
+            results = kernel([tensors[index] for index in inputs], destinations)
             for index, result in zip(outputs, results, strict=True):
                 tensors[index] = result
             for index in drops:
                 tensors[index] = None
 
         what = run.layer or f"kernel {run.kernel}"
-        self._program.add(run_kernel, f"{what}, micro-batch {run.micro_batch + 1}" if self._divided else what)
+        self._program.add(run_kernel, f"{what}, micro-batch {run.micro_batch + 1}" if self._has_micro_batches else what)
 
     def _joining(self, run: plan_pb2.Run, kernel: WaferKernel) -> WaferKernel:
-        """The kernel of a later micro-batch: what is reduced is joined to what the ones before have made of it."""
+        """Returns the kernel of a later micro-batch, which joins values to be reduced to those of the earlier ones."""
         joined = {}
         for index, value in enumerate(run.outputs):
             if value in self._made and value not in self._sums:
-                place = self._buffers.output_tensor(value)
-                assert place is not None, "what is reduced is sent"
-                joined[index] = (place, self._reductions[value])
+                destination = self._buffers.destination(value)
+                assert destination is not None, "a value to be reduced is sent"
+                joined[index] = (destination, self._reductions[value])
         return joining(kernel, joined)
 
     def _add_waits(self, groups: Iterable[int]) -> None:
-        """Before groups are written: for the releases of those that lie in their places."""
+        """Adds waits for the release of the groups whose places in the arena these groups take."""
         awaited = {count for group in groups if (count := self._counts.awaited(group)) is not None}
         for count in sorted(awaited):
             self._program.add(self._wait_for_release(count), "gradients taken", what="send")
@@ -177,7 +178,10 @@ class WaferProgram:
         return wait
 
     def _beside_arena(self, run: plan_pb2.Run, kernel: WaferKernel) -> WaferKernel:
-        """The kernel of this Run; nothing that it makes for later shows a place in the arena."""
+        """Returns the kernel of a run, whose results outside of the arena are no views of the arena.
+
+        Another group overwrites the arena, perhaps before a later kernel reads such a view.
+        """
         if not self._counts.credited:
             return kernel
         in_arena = self._counts.offsets.keys()
@@ -186,15 +190,15 @@ class WaferProgram:
         if not read and not written:
             return kernel
 
-        def call(inputs: Sequence[torch.Tensor], places: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
-            results = kernel(inputs, places)
-            clone_views(results, places, [*(inputs[i] for i in read), *(results[i] for i in written)])
+        def call(inputs: Sequence[torch.Tensor], destinations: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+            results = kernel(inputs, destinations)
+            clone_views(results, destinations, [*(inputs[i] for i in read), *(results[i] for i in written)])
             return results
 
         return call
 
     def _count_taken(self, shard: int) -> Action:
-        """Grants credit for the weights groups of a shard that were taken, several at once: it may send more then."""
+        """Returns an action that counts a taken weights group, and grants its shard credit for several at once."""
         hub, parent, taken = self._program.hub, self._parent, self._taken
         taken.setdefault(shard, 0)
         nothing = self._buffers.nothing
@@ -207,5 +211,5 @@ class WaferProgram:
         return count
 
     def _acknowledge_batch(self, step: int) -> None:
-        """At the end of a step its batch is no longer read: the worker may use the slot again."""
+        """Lets the worker use the slot of the step's batch again: at the end of the step the wafer has read it."""
         self._workers[worker_of_step(step, len(self._workers))].ack(step)

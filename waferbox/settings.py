@@ -137,7 +137,7 @@ TOKEN: Final[Variable[str]] = Variable(
     form=_TOKEN,
     default="",
     default_text="that of `WAFERBOX_TOKEN_FILE`",
-    meaning="What a script or a command shows to the cluster; `waferbox token` prints one.",
+    meaning="The token of a script or a command for the cluster; `waferbox token` prints one.",
     readers="scripts, commands",
     is_withheld=True,
 )
@@ -298,7 +298,7 @@ STRICT: Final[Variable[bool]] = Variable(
     readers="scripts",
 )
 
-# --- Handed from process to process -----------------------------------------------------------------------------------
+# --- Passed from process to process -----------------------------------------------------------------------------------
 
 FORK_SERVER: Final[Variable[str]] = Variable(
     name="WAFERBOX_FORK_SERVER",

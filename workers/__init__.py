@@ -1,1 +1,1 @@
-"""An input worker: runs the input_fn for one wafer."""
+"""An input worker: a process that sends the batches of an input_fn to one wafer."""

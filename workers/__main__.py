@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from waferbox import roles
 from waferbox.launch.installation import begin_process
 
-# What an input_fn's process needs at once.
+# The fork server imports these, as every input_fn's process needs them at once.
 INPUT_PRELOAD = ("torch", "numpy", "cloudpickle", "waferbox.input_process.__main__")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    # For the input_fn's process: an OpenMP thread must never spin beside other processes; read when torch is loaded.
+    # The input_fn's process inherits this: an OpenMP thread must not spin beside other processes.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
     from waferbox.launch.fork_server_process import own_fork_server

@@ -1,4 +1,4 @@
-"""The worker's side of the process that runs the input_fn: its start, what is said on the socket, and its end."""
+"""The worker's side of the process that runs the input_fn: its start, its messages, and its end."""
 
 import contextlib
 import os
@@ -44,22 +44,21 @@ from waferbox.runtime.node_job import JobFailure
 from workers.output import ConsoleReader
 from wsc.v1 import node_pb2, plan_pb2
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The end of an input_fn's process with all that it has started, and what these leave behind when they are killed
+# --- The end of a process group ---------------------------------------------------------------------------------------
 
 
-# Where torch's loaders hand batches over: each file has a name for some microseconds, which a kill makes for ever.
+# torch's loaders pass batches through files here, which have a name for some microseconds; a kill makes it permanent.
 SHARED_MEMORY = Path("/dev/shm")
 
 
 def end_group(leader: int) -> None:
-    """Kill the processes of the group, wait for their end, and remove what torch's loaders had half handed over.
+    """Kills the processes of a group, waits for their end, and removes the files that torch's loaders leave behind.
 
-    Waits deadlines.INPUT_PROCESS.group at most: for a process in the middle of a read from a disk that hangs, for one.
-    ProcessLookupError where the leader has ended already.
+    Waits deadlines.INPUT_PROCESS.group at most, since a process that reads from a hanging disk cannot be killed. Raises
+    ProcessLookupError if the leader has ended already.
     """
     if os.getpgid(leader) != leader:
-        return  # it has not begun yet, and has started nothing
+        return  # The process has not made its group yet, so it has started no other.
     with contextlib.ExitStack() as closing:
         members = {}
         for pid in _members(leader):
@@ -75,7 +74,7 @@ def end_group(leader: int) -> None:
 
 
 def _members(group: int) -> list[int]:
-    """The processes of the group that this process can see."""
+    """Returns the processes of a group that are visible to this process."""
     found = []
     for name in filter(str.isdecimal, os.listdir("/proc")):
         with contextlib.suppress(ProcessLookupError):
@@ -84,11 +83,11 @@ def _members(group: int) -> list[int]:
     return found
 
 
-# --- The worker's side of the process that runs the input_fn ----------------------------------------------------------
+# --- The process of an input_fn ---------------------------------------------------------------------------------------
 
 
 class _Process(Protocol):
-    """What is needed of waferbox.launch.spawn.Child, and of a foreign Python."""
+    """A child process: a waferbox.launch.spawn.Child, or one under another interpreter."""
 
     @property
     def pid(self) -> int: ...
@@ -99,13 +98,15 @@ class _Process(Protocol):
 
 
 class InputProcess:
-    """Runs one input_fn in a process of its own. See waferbox.input_process for what is said on the socket."""
+    """A process that runs one input_fn, and the socket to it. waferbox.input_process describes the messages.
+
+    Used by one thread at a time. Raises JobFailure: of KIND_USER if the process cannot be started; of KIND_INPUT, with
+    the user's traceback, if the input_fn or its loader failed, or the process ended; of KIND_NODE if that or a process
+    of the loader was killed, since another node could do its work.
+    """
 
     def __init__(self, request: node_pb2.PrepareInput, on_defect: Callable[[Exception], None]) -> None:
-        """Returns when the process is started. JobFailure when it cannot be.
-
-        on_defect(error): the thread that takes what the process prints has ended by it.
-        """
+        """Starts the process. on_defect(error) is called if the thread that reads its output ends with an error."""
         prepare, user = prepare_message(request), input_user()
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -151,10 +152,14 @@ class InputProcess:
         done_steps: int = 0,
         input_states: Sequence[bytes] = (),
     ) -> None:
-        """Say what a batch looks like, and hand over the ring of slots (a file descriptor).
+        """Sends the layout of batches, and the ring of slots.
 
-        state_steps: the steps before that of the first batch after which the loader's state is wanted.
-        done_steps: whose batches are not wanted. input_states: of all workers' loaders after these, to resume from.
+        Args:
+            layout: the layout of a batch and of the ring.
+            ring: the file descriptor of the ring.
+            state_steps: the steps before that of the first batch after which the loader's state is sent.
+            done_steps: the steps whose batches are not needed.
+            input_states: the states of all workers' loaders after these, to resume from; empty: batches are skipped.
         """
         message = Load(layout=layout, done_steps=done_steps, state_steps=tuple(state_steps))
         if not input_states:
@@ -165,21 +170,23 @@ class InputProcess:
             states.seek(0)
             self._send(message, [ring, states.fileno()])
 
-    def ask(self, slot: int, state_steps: Sequence[int], recovery_step: int = 0) -> None:
-        """Ask for the next batch, in this slot; state_steps: as in load, from its step to before that of the next.
+    def request_batch(self, slot: int, state_steps: Sequence[int], recovery_step: int = 0) -> None:
+        """Requests the next batch.
 
-        recovery_step: one more of these, or 0, for which an empty state comes where the loader cannot be resumed.
+        Args:
+            slot: the slot for the batch.
+            state_steps: the steps, from the batch's to before the next one's, after which the loader's state is sent.
+            recovery_step: one more such step, or 0. Its state is empty if the loader cannot be resumed.
         """
         self._send(Fill(slot=slot, state_steps=tuple(state_steps), recovery_step=recovery_step))
 
     def wait_filled(self, slot: int, stop: int, on_state: Callable[[int, bytes], None]) -> list[bytes]:
-        """Until the slot that was asked for first is filled; on_state is called with step and state of what comes.
+        """Waits until a slot is filled, and returns the digests of the first batch (InputDigests in node.proto).
 
-        Returns digests of tensors of the first batch, as InputDigests in node.proto describes them.
-
-        stop: a file descriptor that becomes readable when the wait is to end with Stopped. JobFailure of KIND_INPUT,
-        with the user's traceback, when the input_fn or its loader failed, or its process ended; of KIND_NODE when that,
-        or a process of the loader, was killed: another could do what it did.
+        Args:
+            slot: the slot of the oldest request.
+            stop: a file descriptor that becomes readable when the wait must end with Stopped.
+            on_state: called with the step and the state for each state that arrives.
         """
         message, state = self._wait_message(stop)
         while isinstance(message, State):
@@ -193,14 +200,14 @@ class InputProcess:
             raise _unexpected(message) from error
 
     def wait_state(self, stop: int) -> tuple[int, bytes]:
-        """The next state, and its step; all batches that were asked for have come. Stopped, JobFailure: as above."""
+        """Returns the next state and its step; called when all requested batches have arrived. Raises Stopped."""
         message, state = self._wait_message(stop)
         if not isinstance(message, State):
             raise _unexpected(message)
         return message.step, state
 
     def _wait_message(self, stop: int) -> tuple[Filled | State, bytes]:
-        """Returns the next message, with the state if it is one of a state."""
+        """Returns the next message, and the state that a State carries."""
         self._poller.register(stop, select.POLLIN)
         try:
             ready = {descriptor for descriptor, _ in self._poller.poll()}
@@ -222,9 +229,9 @@ class InputProcess:
                 raise _unexpected(message)
 
     def close(self) -> None:
-        """End the process and those that it has started."""
+        """Ends the process and those that it has started."""
         self._connection.close()
-        with contextlib.suppress(ProcessLookupError):  # it has ended just now
+        with contextlib.suppress(ProcessLookupError):  # The process may end before the call.
             if self._process.poll() is None:
                 end_group(self._process.pid)
         self._process.close()
@@ -237,12 +244,12 @@ class InputProcess:
             raise JobFailure(
                 node_pb2.Failure.KIND_USER, f"{len(data)} bytes of {what} settings are too many for a worker"
             )
-        # Where the process has ended, wait_filled says how.
+        # If the process has ended, the next wait raises the reason.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             socket.send_fds(self._connection, [data], list(descriptors))
 
     def _receive(self) -> tuple[Message, bytes] | None:
-        """Returns the message that has arrived, with the state if it is one of a state; None: the socket is closed."""
+        """Returns the message that has arrived, and the state that a State carries; None if the socket is closed."""
         try:
             data, descriptors, _, _ = socket.recv_fds(self._connection, MESSAGE_BYTES, 1)
         except ConnectionResetError:
@@ -273,7 +280,7 @@ class InputProcess:
 
 
 def prepare_message(request: node_pb2.PrepareInput) -> Prepare:
-    """Returns the message of a request. Raises JobFailure for a number format that does not exist."""
+    """Returns the message of a request. Raises JobFailure for an unknown number format."""
     input_settings = InputSettings(
         worker=request.worker,
         num_workers=max(1, request.num_workers),
@@ -294,7 +301,7 @@ def prepare_message(request: node_pb2.PrepareInput) -> Prepare:
 
 
 def _half_name(request: node_pb2.PrepareInput) -> str:
-    """The name of the half; nothing if the request names none. JobFailure for one that does not exist."""
+    """Returns the name of the 16 bit format; empty if the request has none. Raises JobFailure for an unknown one."""
     if not request.half_type:
         return ""
     try:
@@ -304,13 +311,13 @@ def _half_name(request: node_pb2.PrepareInput) -> str:
 
 
 def _unexpected(message: object) -> JobFailure:
-    """The failure of a process that has sent another message than it should; its code is the user's."""
+    """Returns the failure of a process that sent an unexpected message. KIND_INPUT, as it runs the user's code."""
     text = f"the process of the input_fn sent an unexpected message: {str(message)[:200]}"
     return JobFailure(node_pb2.Failure.KIND_INPUT, text)
 
 
 def _read_state(descriptors: Sequence[int]) -> bytes:
-    """A file of the child, which is the user's and may have sent anything."""
+    """Returns the content of the file of a State. The process runs the user's code and may have sent anything."""
     for descriptor in descriptors:
         status = os.fstat(descriptor)
         if stat.S_ISREG(status.st_mode) and status.st_size <= STATE_BYTES:
@@ -319,7 +326,7 @@ def _read_state(descriptors: Sequence[int]) -> bytes:
 
 
 class _ForeignPython:
-    """The input_fn's process under another interpreter than the worker's."""
+    """A process of an input_fn under another interpreter than the worker's."""
 
     def __init__(self, interpreter: str, descriptors: Sequence[int], user: str) -> None:
         command = [interpreter, str(Path(foreign.__file__)), *_arguments(descriptors, user)]
@@ -355,21 +362,21 @@ class _ForeignPython:
 
 
 def _start(interpreter: str, descriptors: Sequence[int], user: str) -> _Process:
-    """descriptors: the socket, and what becomes standard output. user: whose the process is to be; empty: ours."""
+    """Starts a process. descriptors: the socket and the output. user: the process's user; empty: the worker's own."""
     if _is_own_interpreter(interpreter):
         return spawn("waferbox.input_process", _arguments([FIRST_FD, FIRST_FD + 1], user), fds=descriptors)
     return _ForeignPython(interpreter, descriptors, user)
 
 
 def _arguments(descriptors: Sequence[int], user: str) -> list[str]:
-    whose = ["--user", user] if user else []
-    return ["--socket", str(descriptors[0]), "--output", str(descriptors[1]), *whose]
+    user_option = ["--user", user] if user else []
+    return ["--socket", str(descriptors[0]), "--output", str(descriptors[1]), *user_option]
 
 
 def input_user() -> str:
-    """The user whose the processes of input_fns are to be, as $WAFERBOX_INPUT_USER says; empty: the worker's own.
+    """Returns the user of the processes of input_fns, from $WAFERBOX_INPUT_USER; empty: the worker's own.
 
-    Raises JobFailure: there is none of that name, or this process may not start a process of another user.
+    Raises JobFailure if there is no such user, or if the worker may not start processes of other users.
     """
     user = settings.INPUT_USER.get()
     problem = "only a worker that runs as root can start it so" if user and os.geteuid() else ""
@@ -386,6 +393,6 @@ def input_user() -> str:
 
 
 def _is_own_interpreter(interpreter: str) -> bool:
-    """Whether it is this process's: one and the same program, found in one and the same environment."""
+    """Whether an interpreter is this process's: the same program in the same environment."""
     here, there = Path(sys.executable), Path(interpreter)
     return there.parent.resolve() == here.parent.resolve() and there.resolve() == here.resolve()

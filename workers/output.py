@@ -1,4 +1,4 @@
-"""What a user's input_fn prints or logs, on its way to the job's log."""
+"""The output of a user's input_fn: each printed line becomes a record of the job's log."""
 
 import logging
 import os
@@ -9,36 +9,37 @@ from collections.abc import Callable
 
 from waferbox.host.threads import GuardedThread
 
-LINE_CHARACTERS = 2000  # of a line, that are kept
-LINES_A_SECOND = 100  # that are kept
-READ_BYTES = 64 * 1024  # what a pipe holds
+LINE_CHARACTERS = 2000  # longer lines are cut
+LINES_A_SECOND = 100  # further lines of a second are counted only
+READ_BYTES = 64 * 1024  # the capacity of a pipe
 
-_ENDS = re.compile(rb"[\r\n]+")  # a progress bar ends its lines with a carriage return
+_ENDS = re.compile(rb"[\r\n]+")  # A progress bar ends its lines with a carriage return.
 
 logger = logging.getLogger("workers.input_fn")
 
 
 class ConsoleReader:
-    """Owns the pipe that is the standard output and error of the input_fn's process, and the thread that reads it.
+    """The pipe that is the standard output and error of the input_fn's process, and a thread that logs its lines.
 
-    What is printed faster than can be of use to a reader is counted, so that the process never waits for its output.
+    Used by one thread at a time. The reader's thread takes all output, and logs at most LINES_A_SECOND, so that the
+    process never waits for its output.
     """
 
     def __init__(self, on_defect: Callable[[Exception], None]) -> None:
-        """on_defect(error): the thread has ended by it, and nobody reads the pipe."""
-        self._reader, self.writer = os.pipe2(os.O_CLOEXEC)  # writer: for the process; to be closed by close_writer
+        """on_defect(error) is called if the thread ends with an error, after which the pipe is not read."""
+        self._reader, self.writer = os.pipe2(os.O_CLOEXEC)  # writer: the process's end
         self._stop = os.eventfd(0, os.EFD_CLOEXEC)
         self._second = 0
-        self._lines = 0  # in this second
+        self._lines = 0  # the lines of this second
         self._thread = GuardedThread(self._run, name="input-output", on_defect=on_defect)
         self._thread.start()
 
     def close_writer(self) -> None:
-        """The process has its copy, or was not started."""
+        """Closes the writing end, when the process has its copy or was not started."""
         os.close(self.writer)
 
     def close(self) -> None:
-        """Take what has been printed, and no more. The process has ended."""
+        """Logs the rest of the output, and closes the pipe; called when the process has ended."""
         os.eventfd_write(self._stop, 1)
         self._thread.join()
         os.close(self._reader)
@@ -56,7 +57,7 @@ class ConsoleReader:
             rest = rest[: LINE_CHARACTERS + 1]
             for line in lines:
                 self._log(line)
-            # At the end of the file; or when we are told to, for somebody may be left who holds the other end.
+            # A process that the input_fn left behind may hold the other end open, so `close` ends the loop too.
             if not data or self._stop in ready:
                 break
         self._log(rest)

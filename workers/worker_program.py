@@ -1,7 +1,7 @@
-"""One execution of a worker: batches from the input_fn's process, by shared memory, to the wafer.
+"""The job of an input worker, and its step program, which sends batches from the input_fn's process to the wafer.
 
-The process writes into a ring of slots that the wafer reads in place. A slot is asked for again when the wafer has
-acknowledged the batch that it held, so the process is at most the ring ahead, and one batch that it holds itself.
+The process writes into a ring of slots that the wafer reads in place. A slot is requested again when the wafer has
+acknowledged its batch. The process is therefore at most the ring ahead, and one batch that it holds itself.
 """
 
 import logging
@@ -26,7 +26,10 @@ PAGE_BYTES = 4096
 
 
 class WorkerProgram:
-    """Supplies the batches of this worker's steps; owns the ring and the input_fn's process."""
+    """The step program of one epoch on a worker. Owns the ring and the input_fn's process.
+
+    Used by the thread of the steps, `interrupt` and `keep_state` aside. Raises ValueError for an inconsistent request.
+    """
 
     def __init__(
         self,
@@ -38,10 +41,15 @@ class WorkerProgram:
         on_state: Callable[[int, bytes], None],
         on_digests: Callable[[list[bytes]], None],
     ) -> None:
-        """on_state(step, state) is called, while it runs, with the loader's state after each step that it is wanted of;
-        on_digests with those of the first batch, if there are any.
-
-        Raises ValueError: the request makes no sense.
+        """
+        Args:
+            request: the plan, and the steps that are done.
+            prepared: the request that the process was started with.
+            process: the input_fn's process.
+            hub: the hub of the links.
+            link: the link to the wafer.
+            on_state: called by `run` with the step and the loader's state, for each state that is due.
+            on_digests: called by `run` with the digests of the first batch, if there are any.
         """
         plan = request.worker
         self.progress = Progress("input")
@@ -57,8 +65,8 @@ class WorkerProgram:
             raise ValueError(f"{request.done_steps} done steps are no multiple of {self._num_workers} workers")
         self._done_steps = request.done_steps
         self._state_steps = frozenset(request.state_steps)
-        self._recovery_step = 0  # of the execution; set from another thread
-        self._states_due = 0  # that were asked for, and have not come
+        self._recovery_step = 0  # a step of the execution, set from another thread
+        self._states_due = 0  # the states that were requested and have not arrived
         self._on_state = on_state
         self._on_digests = on_digests
         self._slot_bytes = -(-max(self._nbytes, 1) // PAGE_BYTES) * PAGE_BYTES
@@ -72,22 +80,22 @@ class WorkerProgram:
         )
         self._ring = SharedMemory.create(self._slot_bytes * BATCH_SLOTS)
         self._stop = os.eventfd(0, os.EFD_CLOEXEC)
-        first = self._states_wanted(1, 1 + self._worker)
+        first = self._request_states(1, 1 + self._worker)
         process.load(layout, self._ring.fileno(), first, done_steps=self._done_steps, input_states=request.input_states)
 
     def keep_state(self, step: int) -> None:
-        """The loader's state after this step of the execution is wanted too, unless it was to be asked for before."""
+        """Requests the loader's state after one more step, unless its batch is already requested. From any thread."""
         self._recovery_step = step
 
     def run(self, schedule: StepSchedule) -> Mapping[str, float]:
-        """Send the batch of every step that is this worker's. Returns the seconds spent on what."""
+        """Sends the batches of this worker's steps. Returns the seconds by what they were spent on."""
         if schedule.done_steps != self._done_steps:
-            raise ValueError(f"{schedule.done_steps} steps are done: it was loaded to go on after {self._done_steps}")
+            raise ValueError(f"{schedule.done_steps} steps are done, but {self._done_steps} when the plan was loaded")
         steps = steps_of_worker(self._worker, self._num_workers, schedule.num_steps)
         self._begin = time.perf_counter()
         try:
             for number, step in enumerate(steps[:BATCH_SLOTS]):
-                self._ask(number, step)
+                self._request_batch(number, step)
             for number, step in enumerate(steps):
                 self._supply(number % BATCH_SLOTS, step, steps[number - BATCH_SLOTS] if number >= BATCH_SLOTS else 0)
             self.progress.waits = True
@@ -95,20 +103,20 @@ class WorkerProgram:
                 self._receive_state(*self._process.wait_state(self._stop))
             self.progress.waits = False
             if steps:
-                # The ring must last until the wafer has read all of it.
+                # The ring must last until the wafer has read its last batch.
                 self._hub.wait_acked(self._link, steps[-1])
         finally:
             self.progress.end_trace()
         return self.progress.seconds()
 
     def _supply(self, slot: int, step: int, holder: int) -> None:
-        """Send the batch of a step. holder: the step whose batch has the slot until it is acknowledged; 0: none."""
+        """Sends the batch of a step. holder: the step whose batch takes the slot until it is acknowledged; 0: none."""
         progress, now = self.progress, time.perf_counter
         begin = now()
         if holder:
             self._hub.wait_acked(self._link, holder)
-            self._ask(slot, step)
-        asked = now()
+            self._request_batch(slot, step)
+        requested = now()
         progress.waits = True
         if digests := self._process.wait_filled(slot, self._stop, self._receive_state):
             self._on_digests(digests)
@@ -116,50 +124,50 @@ class WorkerProgram:
         filled = now()
         self._hub.send(self._link, self._group, step, Slice(self._ring, slot * self._slot_bytes, self._nbytes))
         sent = now()
-        progress.wait += asked - begin
+        progress.wait += requested - begin
         progress.send += sent - filled
         step += self._done_steps
         progress.step, progress.total = step, sent - self._begin
         recorder = progress.recorder
         if recorder is not None:
-            recorder.add("wait", "batch taken", step, begin, asked)
-            recorder.add("input", "batch", step, asked, filled)
+            recorder.add("wait", "batch taken", step, begin, requested)
+            recorder.add("input", "batch", step, requested, filled)
             recorder.add("send", "batch", step, filled, sent)
             if step + self._num_workers >= recorder.end:
                 progress.end_trace()
 
-    def _ask(self, slot: int, step: int) -> None:
-        wanted = self._states_wanted(step, step + self._num_workers)
+    def _request_batch(self, slot: int, step: int) -> None:
+        state_steps = self._request_states(step, step + self._num_workers)
         recovery_step, first = self._recovery_step, step + self._done_steps
-        if recovery_step in wanted or not first <= recovery_step < first + self._num_workers:
+        if recovery_step in state_steps or not first <= recovery_step < first + self._num_workers:
             recovery_step = 0
         self._states_due += recovery_step > 0
-        self._process.ask(slot, wanted, recovery_step)
+        self._process.request_batch(slot, state_steps, recovery_step)
 
-    def _states_wanted(self, first: int, end: int) -> list[int]:
-        """The steps of the execution, among these of the epoch, after which the loader's state is wanted."""
+    def _request_states(self, first: int, end: int) -> list[int]:
+        """Counts the states due after steps `first` to `end` - 1 of the epoch; returns their steps in the execution."""
         steps = range(self._done_steps + first, self._done_steps + end)
-        wanted = [step for step in steps if step in self._state_steps]
-        self._states_due += len(wanted)
-        return wanted
+        state_steps = [step for step in steps if step in self._state_steps]
+        self._states_due += len(state_steps)
+        return state_steps
 
     def _receive_state(self, step: int, state: bytes) -> None:
         self._states_due -= 1
         self._on_state(step, state)
 
     def interrupt(self) -> None:
-        """Make run raise Stopped where it waits for the input_fn."""
+        """Makes the waits of `run` for the input_fn raise Stopped. From any thread."""
         os.eventfd_write(self._stop, 1)
 
     def close(self) -> None:
-        """End the input_fn's process, drop the ring."""
+        """Ends the input_fn's process, and frees the ring."""
         self._process.close()
         self._ring.close()
         os.close(self._stop)
 
 
 def _layout(member: plan_pb2.GroupMember, group: plan_pb2.Group) -> TensorLayout:
-    """Returns the layout of a member. Raises JobFailure for one that lies outside its group."""
+    """Returns the layout of a member. Raises JobFailure if it lies outside its group."""
     if member.offset + tensor_bytes(member.type) > group.nbytes:
         raise JobFailure(node_pb2.Failure.KIND_INTERNAL, f"value {member.value} lies outside group {group.id}")
     name = plan_pb2.ElementType.Name(member.type.element_type)
@@ -167,22 +175,22 @@ def _layout(member: plan_pb2.GroupMember, group: plan_pb2.Group) -> TensorLayout
     return TensorLayout(dtype=dtype, shape=tuple(member.type.shape), offset=member.offset)
 
 
-# --- A job on an input worker -----------------------------------------------------------------------------------------
+# --- The job ----------------------------------------------------------------------------------------------------------
 
 
 logger = logging.getLogger(__name__)
 
 
 class WorkerJob(RoleJob):
-    """Keeps the loaders that were prepared, so that an execution can begin one anew."""
+    """A job on an input worker. It keeps the requests of prepared loaders, so that each epoch can make its loader."""
 
     def __init__(self, context: JobContext) -> None:
         super().__init__(context)
         self._prepared: dict[str, node_pb2.PrepareInput] = {}
-        self._waiting: dict[str, InputProcess] = {}  # started, and not yet part of an execution
+        self._waiting: dict[str, InputProcess] = {}  # the processes that no program owns yet, by loader
 
     def prepare_input(self, request: node_pb2.PrepareInput) -> None:
-        """Start the input_fn's process at once: it makes the loader while the step is compiled."""
+        """Starts the input_fn's process, which makes the loader while the step is compiled."""
         for folder in request.mount_dirs:
             if not os.path.isdir(folder):
                 raise JobFailure(
@@ -212,10 +220,10 @@ class WorkerJob(RoleJob):
 
         process = self._waiting[request.loader]
         program = WorkerProgram(request, prepared, process, hub, link, emit, emit_digests)
-        del self._waiting[request.loader]  # the program's from now on
+        del self._waiting[request.loader]  # The program closes the process from now on.
         if request.done_steps:
             how = "resumed there" if request.input_states else "made again, and skips the batches before"
-            logger.info("the input begins after step %d: its loader is %s", request.done_steps, how)
+            logger.info("The input begins after step %d: its loader is %s", request.done_steps, how)
         return program
 
     def keep_recovery_point(self, request: node_pb2.KeepRecoveryPoint) -> None:

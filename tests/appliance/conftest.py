@@ -1,4 +1,4 @@
-"""A cluster in this process: the real management service and coordinators, and nodes that only pretend to work."""
+"""A cluster in this process: the real management service and coordinators, with nodes that run no kernels."""
 
 import contextlib
 import itertools
@@ -38,7 +38,7 @@ from wsc.v1 import (
     plan_pb2,
 )
 
-LOSS, PARTS, STATE_OUT = 1, 2, 3  # groups; the values in them have ten times the number
+LOSS, PARTS, STATE_OUT = 1, 2, 3  # groups; each has one value, with ten times the group's number
 F32 = plan_pb2.ELEMENT_TYPE_FLOAT32
 ROLES = {role.module: role for role in roles.LEASED}
 
@@ -97,7 +97,7 @@ class Killed(BaseException):
 
 
 class Events(queue.SimpleQueue):  # type: ignore[type-arg]
-    """Those of a coordinator that can be killed."""
+    """The events of a coordinator that can be killed."""
 
     def get(self, block: bool = True, timeout: float | None = None) -> Event:
         event = super().get(block, timeout)
@@ -119,7 +119,7 @@ def noted(make: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 def drop_dead() -> None:
-    """The process of the coordinator in this thread is gone, with its sockets: it says and writes nothing more."""
+    """Acts as the death of the coordinator's process: its sockets close, and it sends and writes nothing more."""
     job, management = _made.job, _made.management
     job._record._is_kept = False
     job._record.close()
@@ -130,7 +130,7 @@ def drop_dead() -> None:
         attachment._channel.close()
     management._over.set()
     management._channel.close()
-    _made.server.stop(0).wait()  # from now on nobody hears of what the threads do that are left
+    _made.server.stop(0).wait()  # After this the remaining threads have no effect outside.
     with management._changed:
         management._closing = True
         management._changed.notify_all()
@@ -200,7 +200,7 @@ class ThreadChild:
 
 
 _numbers = itertools.count(1)
-_children: dict[str, ThreadChild] = {}  # by job, the last
+_children: dict[str, ThreadChild] = {}  # the latest coordinator of each job
 
 
 def coordinator_home(management: str, cache_root: Path) -> CoordinatorHome:
@@ -214,7 +214,7 @@ def coordinator_home(management: str, cache_root: Path) -> CoordinatorHome:
 
 
 class ClusterInProcess:
-    """Management, and the nodes that a test adds."""
+    """A management service, and the nodes that a test adds."""
 
     def __init__(self, cache_root: Path, lease_seconds: float) -> None:
         self.behaviour = Behaviour()
@@ -238,13 +238,13 @@ class ClusterInProcess:
         self.observation = observation_pb2_grpc.ObservationStub(self.channel)
 
     def stop_management(self) -> None:
-        """As if it died: the coordinators and the nodes stay."""
+        """Acts as the death of the management service: the coordinators and the nodes stay."""
         self.service.close(end_jobs=False)
         self.channel.close()
         self.server.stop(0)
 
     def add(self, **counts: int) -> None:
-        """Nodes of a role module each; returns when they are registered."""
+        """Adds a node of each role module; returns when all are registered."""
         for module, count in counts.items():
             for _ in range(count):
                 node = Node(
@@ -275,7 +275,7 @@ class ClusterInProcess:
         return sum(not node.job for node in self.stub.ListNodes(management_pb2.ListNodesRequest()).nodes)
 
     def kill(self, index: int) -> None:
-        """A node dies: its server and its registration are gone at once."""
+        """Acts as the death of a node: its server and its registration end at once."""
         _, node = self.nodes.pop(index)
         node._server.stop(0).wait()
         node.close()
@@ -290,7 +290,7 @@ class ClusterInProcess:
 
 
 class Client:
-    """What a script's session does, by hand."""
+    """A client whose calls, which a script's session makes otherwise, are made by the test."""
 
     def __init__(self, cluster: ClusterInProcess, ingress: str = "", **settings: object) -> None:
         """ingress: the address through which the client reaches the cluster; empty: it reaches all of it."""
@@ -335,7 +335,7 @@ class Client:
         self.call = self.stub.Execute(iter(self.requests.get, None))
 
     def start(self) -> coordinator_pb2.StateWanted:
-        """Send states, again where somebody dies before that is done; returns what was wanted."""
+        """Sends the states, again if a node dies meanwhile; returns the request for them."""
         wanted = self.receive("state_wanted").state_wanted
         while True:
             self.send(state_sent=coordinator_pb2.StateSent(attempt=wanted.attempt, wrote=True))
@@ -357,18 +357,18 @@ class Client:
         return response
 
     def receive_outputs(self) -> coordinator_pb2.StepOutputs:
-        """The outputs of the next step."""
+        """Returns the outputs of the next step."""
         if not self.outputs:
             self.outputs.extend(self.receive("outputs").outputs.steps)
         return self.outputs.popleft()
 
     def failure(self) -> node_pb2.Failure:
-        """Of the session, which it ends."""
+        """Returns the failure that ends the session."""
         *_, last = self.session
         return last.failure
 
     def close(self) -> None:
-        """The script is done."""
+        """Ends the session, as a script does at its end."""
         with contextlib.suppress(grpc.RpcError, ValueError):  # the latter: the test has closed the channel
             self.stub.Finish(coordinator_pb2.FinishRequest(token=self.created.token), timeout=1)
         self.requests.put(None)

@@ -21,7 +21,7 @@ from wsc.v1 import plan_pb2
 
 
 class PipelineSimulation:
-    """A plan with its state; `run` may be called again and again, and the state be changed in between."""
+    """A plan with its states. `run` may be called several times, and the states be changed in between."""
 
     def __init__(self, plan: plan_pb2.Plan, states: Mapping[str, torch.Tensor]) -> None:
         self.plan = plan
@@ -33,7 +33,7 @@ class PipelineSimulation:
         assert names == set(states), names ^ set(states)
 
     def run(self, batches: Sequence[Sequence[torch.Tensor]], seed: int = 0) -> list[dict[str, torch.Tensor]]:
-        """Some steps, one global batch each. Returns the outputs of each, by name."""
+        """Runs one step for each global batch. Returns the outputs of each step, by name."""
         chance = random.Random(seed)
         self.states = {name: tensor.detach().clone() for name, tensor in self.states.items()}
         with torch.no_grad():
@@ -60,7 +60,7 @@ class PipelineSimulation:
 
 
 class _Step:
-    """What the regions share in a step."""
+    """The values of a step, which all regions share."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class _Step:
                     regions_of[value].add(number)
         members = {member.value for group in plan.groups for member in group.members}
         committed = {i.commit.value for region in plan.regions for i in region.instructions}
-        # What several regions read dies behind the last of all its reads.
+        # A value that several regions read is dropped after its last read.
         kept = members | committed | set(self.states) | set(plan.number_values)
         self.counted = {value for value, regions in regions_of.items() if len(regions) > 1} - kept
         self.sent: dict[int, bytes] = {}
@@ -124,7 +124,7 @@ class _Step:
                     while not all(map(self.there, instruction.run.inputs)):
                         yield
                     self.moves += 1
-                    yield  # a turn for the others between any two kernels
+                    yield  # The other regions run between any two kernels.
                     self.run(instruction.run)
                 case "commit":
                     while not self.there(instruction.commit.value):
@@ -190,7 +190,7 @@ class _Step:
         self.parts[value] += 1
 
     def missing(self) -> list[int]:
-        """Joined values that lack parts."""
+        """Returns the joined values that lack parts."""
         return [value for value in self.joined if self.parts[value] != self.plan.micro_batches]
 
 
@@ -200,7 +200,7 @@ def _bytes(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def _take_turns(threads: list[Iterator[None]], step: _Step, slow: int | None, chance: random.Random) -> None:
-    """Runs all regions to their end; the slow one goes on only when no other can."""
+    """Runs all regions to their end. The slow one runs only while all others wait."""
     left = dict(enumerate(threads))
     stuck: set[int] = set()
     while left:

@@ -23,7 +23,7 @@ from wsc.v1 import plan_pb2
 
 
 class Simulation:
-    """A plan with its state; `run` may be called again and again, and the state be changed in between."""
+    """A plan with its states. `run` may be called several times, and the states be changed in between."""
 
     def __init__(self, plan: plan_pb2.Plan, states: Mapping[str, torch.Tensor]) -> None:
         self.plan = plan
@@ -32,7 +32,7 @@ class Simulation:
         self.memories = [ShardMemory(part) for part in plan.memoryx]
 
     def run(self, batches: Sequence[Sequence[torch.Tensor]], seed: int = 0) -> list[dict[str, torch.Tensor]]:
-        """Some steps, one global batch each. Returns the outputs of each, by name."""
+        """Runs one step for each global batch. Returns the outputs of each step, by name."""
         plan, wires = self.plan, Wires()
         with torch.no_grad():
             wafers = [
@@ -59,7 +59,7 @@ class Simulation:
         return outputs
 
     def _parts(self, tensor: torch.Tensor, wafer: int) -> Sequence[torch.Tensor]:
-        """What each of a wafer's micro-batches has of a tensor of the batch."""
+        """Returns the parts of a tensor of the batch, one for each micro-batch of a wafer."""
         rows = self.plan.worker.local_rows
         if self.plan.worker.global_rows == 1:
             return [tensor]  # one row, or tensors that differ in dimension 0
@@ -111,7 +111,7 @@ def _take_turns(threads: dict[str, Iterator[None]], swarmx: Iterator[None], wire
     chance = random.Random(seed)
     names = list(threads)
     slow = names[seed - 1] if 0 < seed <= len(names) else None
-    stuck: set[str] = set()  # roles that were tried and could not go on since anything last moved
+    stuck: set[str] = set()  # the roles that have waited since the last action of any role
     turn = 0
     while threads:
         ready = [name for name in threads if name not in stuck]

@@ -1,4 +1,4 @@
-"""A role's job that only pretends to work: it steps through its programs and sends what is due."""
+"""A job of a role that runs no kernels: it counts steps and sends the outputs that are due."""
 
 import threading
 import time
@@ -24,7 +24,7 @@ from wsc.v1 import (
 
 @dataclass
 class Behaviour:
-    """What the pretending nodes do, by the node's name in the job."""
+    """The behaviour of the nodes, by the node's name in the job."""
 
     prepared: dict[str, node_pb2.PrepareInput] = field(default_factory=dict)
     loads: dict[str, list[node_pb2.Load]] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Behaviour:
     on_attach: dict[str, Callable[[], None]] = field(default_factory=dict)
     on_stop: dict[str, Callable[[], None]] = field(default_factory=dict)
     on_load: dict[str, Callable[[JobContext], None]] = field(default_factory=dict)
-    sent: list[int] = field(default_factory=list)  # steps whose loss SwarmX has sent
+    sent: list[int] = field(default_factory=list)  # the steps whose loss SwarmX has sent
     released: dict[str, list[int]] = field(default_factory=dict)
     stopped: list[str] = field(default_factory=list)
     starts: dict[str, list[node_pb2.Start]] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Behaviour:
 
 
 class PretendingProgram:
-    """Sends the outputs that the role sends, and keeps no state."""
+    """A program that sends the outputs of its role, and keeps no state."""
 
     def __init__(
         self, context: JobContext, behaviour: Behaviour, load: node_pb2.Load, hub: Hub, link: Link | None

@@ -1,4 +1,4 @@
-"""The links of a simulated plan: frames that refer to tensors, or hold copies, and who has still to read them."""
+"""The links of a simulated plan: frames that refer to tensors or hold copies, and the roles that still read them."""
 
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
@@ -12,11 +12,11 @@ from wsc.v1 import plan_pb2
 
 
 class Deadlock(AssertionError):
-    """No role can go on."""
+    """Raised when every role waits."""
 
 
 class Hazard(AssertionError):
-    """A buffer was written while somebody had still to read it."""
+    """Raised when a role writes a buffer that another has yet to read."""
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ def _same(tensor: torch.Tensor, sent: torch.Tensor) -> bool:
 
 @dataclass(slots=True)
 class Held:
-    """A value that a role has, with the frame that it came in."""
+    """A value of a role, with the frame that it was received in."""
 
     tensor: torch.Tensor
     frame: Frame | None = None
@@ -56,13 +56,13 @@ class Held:
 
 @dataclass(slots=True)
 class Wires:
-    """Frames on their way: (sender, receiver) -> in order."""
+    """The frames on their way, in order, by (sender, receiver)."""
 
     queues: dict[tuple[str, str], deque[Frame]] = field(default_factory=lambda: defaultdict(deque))
-    taken: dict[tuple[int, str], int] = field(default_factory=lambda: defaultdict(int))  # weights, (shard, wafer)
+    taken: dict[tuple[int, str], int] = field(default_factory=lambda: defaultdict(int))  # weights, by (shard, wafer)
     sent: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # weights groups, by shard
-    released: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # what shards, and SwarmX, last told
-    moves: int = 0  # everything that any role did
+    released: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # the last count of shards and SwarmX
+    moves: int = 0  # the actions of all roles
 
     def send(self, sender: str, receiver: str, frame: Frame) -> None:
         self.moves += 1
@@ -73,7 +73,7 @@ class Wires:
         for index, frame in enumerate(queue):
             if (frame.group, frame.step) == (group, step):
                 self.moves += 1
-                # By place: frames that are equal are not the same.
+                # By index, since two different frames may be equal.
                 del queue[index]
                 return frame
         return None

@@ -1,4 +1,4 @@
-"""The roles of a simulated plan, each a generator that yields when it cannot go on."""
+"""The roles of a simulated plan, each a generator that yields while it waits."""
 
 import dataclasses
 from collections import defaultdict, deque
@@ -20,7 +20,7 @@ from wsc.v1 import plan_pb2
 
 
 class Role:
-    """What wafers and shards have in common: values by number, and one place to send each group from."""
+    """The common part of wafers and shards: values by number, and one buffer to send each group from."""
 
     def __init__(self, name: str, plan: plan_pb2.WaferPlan | plan_pb2.MemoryXPlan, wires: Wires) -> None:
         self.name, self.plan, self.wires = name, plan, wires
@@ -110,7 +110,7 @@ class Wafer(Role):
                             self.wires.taken[group.source_shard, self.name] += 1
                     case "run":
                         self.wires.moves += 1
-                        yield  # a turn for the others between any two kernels
+                        yield  # The other roles run between any two kernels.
                         run = instruction.run
                         written = [self.group_of[value] for value in run.outputs if value in self.group_of]
                         yield from self.wait_for_places(written, step)
@@ -147,7 +147,7 @@ class Wafer(Role):
         return self.group_of.get(value) in self.counts.offsets
 
     def wait_for_places(self, groups: Sequence[int], step: int) -> Iterator[None]:
-        """Until what lies in the groups' places has been released."""
+        """Waits until the groups that lie in the places of these groups are released."""
         for group in groups:
             awaited = self.counts.awaited(group)
             while awaited is not None and self.wires.released["swarmx"] < self.counts.count(awaited, step):
@@ -245,7 +245,7 @@ class Shard(Role):
             self.release(step)
 
     def release(self, step: int) -> None:
-        """The gradients that were received last are read no more."""
+        """Releases the gradients that were received last."""
         if self.borrowed is not None:
             told = self.counts.released_count_after(self.borrowed, self.from_arena)
             self.borrowed = None
@@ -277,7 +277,7 @@ class Shard(Role):
 
 
 class SwarmX:
-    """The one SwarmX node: everything goes on at once; sums lie in one buffer per group, or in the arena."""
+    """The SwarmX node, which handles frames in any order. Sums lie in one buffer per group, or in the arena."""
 
     def __init__(self, plan: plan_pb2.SwarmXPlan, num_wafers: int, num_shards: int, wires: Wires) -> None:
         self.groups = {group.id: group for group in plan.groups}
@@ -315,7 +315,7 @@ class SwarmX:
             yield
 
     def join_complete(self) -> None:
-        """Joins gradients as far as their places have been released. One wafer's lie in its own arena."""
+        """Joins gradients whose places are released. Those of a single wafer lie in its own arena."""
         released = min((max(first, self.wires.released[s]) for s, first in self.first.items()), default=0)
         while self.complete:
             group, frames = self.complete[0]
@@ -356,7 +356,7 @@ class SwarmX:
 
 
 def reduced(reduction: "plan_pb2.Reduction.ValueType", tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """What SwarmX makes of several wafers' tensors, and a wafer of several micro-batches'."""
+    """Returns the reduction of several wafers' tensors on SwarmX, or of several micro-batches' on a wafer."""
     dtype = tensors[0].dtype
     total = tensors[0].float() if dtype in (torch.float16, torch.bfloat16) else tensors[0]
     for tensor in tensors[1:]:

@@ -1,4 +1,4 @@
-"""`python tests/chaos [--trials 200] [--seed 0]`: random faults, and a table of what came of them."""
+"""`python tests/chaos [--trials 200] [--seed 0]`: random faults, and a table of their outcomes."""
 
 import argparse
 import os

@@ -1,4 +1,4 @@
-"""Which faults, of which kinds and moments: drawn from a seed."""
+"""Faults of random kinds and moments, drawn from a seed."""
 
 import random
 from collections.abc import Iterator, Sequence

@@ -1,11 +1,11 @@
-"""In the processes of a cluster: what a test has ordered is done at named moments.
+"""A hook in the processes of a cluster, which injects the faults that a test has ordered at named moments.
 
 PROCESS_HOOK names this file (benchmarks/process_hooks/), and CHAOS_ORDERS a folder. An order is a file "<number>.order"
-there, a JSON object with the member, the moment, which one ("at": the number of the step, else how often the moment has
-come in the job; at the first that is not before it), the first epoch in which it counts, and what is to be done:
-"kill", "stop" (whoever ordered it sends SIGCONT), "hang" (the thread), "freeze" (all threads), "memory" (is refused),
-"full" (the disk), "damage" and "shorten" (the recovery point). Whoever does it writes "<number>.done" first, with its
-process id and the time.
+there, a JSON object with the member, the moment, "at", the first epoch in which it counts, and the action. "at" is the
+least number of the step or, for other moments, of the moment's occurrence in the job. The actions are "kill", "stop"
+(the test sends SIGCONT), "hang" (one thread), "freeze" (all threads), "memory" (an allocation fails), "full" (the
+disk), and "damage" and "shorten" (the recovery point). The process first writes "<number>.done", with its id and the
+time.
 """
 
 import ctypes
@@ -29,42 +29,42 @@ MOMENTS = (
     "start",
     "step",
     "stop",
-    "load again",  # this and the next three: in an epoch that follows a death
+    "load again",  # this moment and the next four: in an epoch after a death
     "loaded again",
     "start again",
     "step again",
     "stop again",
 )
-SPARE_BYTES = 1 << 28  # that a process still gets while it is refused more
+SPARE_BYTES = 1 << 28  # the memory that a process can still allocate before one fails
 COORDINATORS_MOMENTS = ("epoch", "loaded epoch", "stop epoch", "record", "complete point")
 KEEPERS_MOMENTS = ("keep", "open point", "write point", "complete point", "put back", "snapshot")
 
 
 class Hook:
-    """What one process knows: which member of a job it is now."""
+    """The state of the hook in one process: the member of a job that the process is, and its moments so far."""
 
     def __init__(self, orders: Path) -> None:
         self._orders = orders
         self.member = ""
         self.again = ""  # " again" in later epochs
-        self.epoch = 0  # that was loaded last
+        self.epoch = 0  # the epoch that was loaded last
         self._counts: Counter[str] = Counter()
 
     def attached(self, member: str) -> None:
-        """A job begins."""
+        """Resets the hook at the begin of a job."""
         self.member, self.again, self.epoch = member, "", 0
         self._counts.clear()
         self.reached("attach")
 
     def reached(self, moment: str, at: int = 0, path: Path | None = None) -> None:
-        """To be called where a fault may be injected. Raises OSError where the disk is to be full."""
+        """Injects the faults ordered for a moment. Raises OSError for a full disk."""
         self._counts[moment] += 1
         at = at or self._counts[moment]
         for order in sorted(self._orders.glob("*.order")):
             try:
                 wanted = json.loads(order.read_text())
             except FileNotFoundError:
-                continue  # another process was first
+                continue  # Another process has taken the order.
             is_meant = (wanted["member"], wanted["moment"]) == (self.member, moment)
             if is_meant and at >= wanted["at"] and self.epoch >= wanted["epoch"]:
                 try:
@@ -85,7 +85,7 @@ class Hook:
             case "hang":
                 threading.Event().wait()
             case "freeze":
-                ctypes.PyDLL(None).pause()  # with the lock of the interpreter
+                ctypes.PyDLL(None).pause()  # PyDLL keeps the lock of the interpreter.
             case "memory":
                 refuse_memory()
             case "full":
@@ -101,7 +101,7 @@ class Hook:
 
 
 def refuse_memory() -> None:
-    """Ask for more than this process may have; what torch raises then."""
+    """Raises torch's error for an allocation beyond the limit of the process."""
     import torch
 
     limits = resource.getrlimit(resource.RLIMIT_AS)
@@ -114,7 +114,7 @@ def refuse_memory() -> None:
 
 
 def before(owner: Any, name: str, call: Callable[..., None]) -> None:
-    """Have call(*arguments) called before each call of a method."""
+    """Makes each call of a method call `call` with the same arguments first."""
     method = getattr(owner, name)
 
     def wrapped(*arguments: Any, **named: Any) -> Any:
@@ -136,7 +136,7 @@ def after(owner: Any, name: str, call: Callable[..., None]) -> None:
 
 
 def install(module: str) -> None:
-    """Called once in each process, before anything else."""
+    """Installs the hook; called once in each process, before anything else."""
     hook = Hook(Path(os.environ["CHAOS_ORDERS"]))
     if module == "appliance.coordinator":
         hook.member = "coordinator"

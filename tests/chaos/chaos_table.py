@@ -1,4 +1,4 @@
-"""What came of many trials, by role and moment."""
+"""A table of the outcomes of many trials, by role and moment."""
 
 from collections import defaultdict
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""One trial: a script runs on a cluster that is injured meanwhile, and its results are compared."""
+"""One trial: a script runs on a cluster while faults are injected, and its results are compared."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ EXECUTIONS = SCRIPTS / "recovering_executions.py"
 STEPS = 24  # of a training of the second script, which has three, and two evaluations with half as many each
 TRIAL_SECONDS = 150.0
 POLL_SECONDS = 0.005
-SETTLE_SECONDS = 40.0  # until all that was killed is there again
+SETTLE_SECONDS = 40.0  # the time until all killed processes are replaced
 HANG_SECONDS = 18.0  # a third of it for one that does not compute: longer than a lease lasts
 
 
@@ -93,7 +93,7 @@ class Outcome:
 
 
 class Laboratory:
-    """A cluster to be injured, and what the scripts print on it when it is not."""
+    """A cluster for faults, and the output of the scripts on it without faults."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Laboratory:
         self._whole = len(cluster.nodes())
 
     def run(self, size: Size, faults: Sequence[Fault]) -> Outcome:
-        """A trial; waits until the cluster is whole again, and looks at what is left."""
+        """Runs a trial, waits until the cluster is whole again, and checks for leftovers."""
         if size.name not in self._undisturbed:
             outcome, self._undisturbed[size.name] = self._run(size, ())
             assert outcome.survived, outcome.errors
@@ -182,7 +182,7 @@ class Laboratory:
         return times
 
     def _left(self, surroundings: Surroundings) -> str:
-        """What is there that should not be, once the cluster is whole again."""
+        """Returns the leftovers of a job, once the cluster is whole again."""
         recovery = self._folder / "recovery"
         try:
             wait_for(self._is_whole, SETTLE_SECONDS, self._describe)

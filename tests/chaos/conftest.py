@@ -1,4 +1,4 @@
-"""The rigs of the integration tests are those of these."""
+"""Makes the rigs of the integration tests importable."""
 
 import sys
 from pathlib import Path

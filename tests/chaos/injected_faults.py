@@ -1,4 +1,4 @@
-"""Faults, and who injects them: a process of the cluster itself at a named moment, or this process at a random one."""
+"""Faults, and their injection: by a process of the cluster at a named moment, or by this process at a random one."""
 
 import contextlib
 import json
@@ -15,14 +15,14 @@ from cluster_rig import RunningCluster, Surroundings
 
 STOP_SECONDS = 7.0  # longer than a lease lasts
 POLL_SECONDS = 0.01
-# What is no member of a job, with the name of its process where that tells it.
+# The victims that are no members of a job, with the names of their processes as far as these are unique.
 SERVICES = {"coordinator": "coordinator", "child": "waferbox.input_process", "management": "", "fork server": ""}
 ROLE_PROCESSES = {"wafer": "wafer", "memoryx": "memoryx", "swarmx": "swarmx", "worker": "workers"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """What happens to whom, and when."""
+    """A fault: an action on a victim at a moment."""
 
     victim: str  # a member of the job such as "wafer-0"; or "coordinator", "management", "child", "fork server"
     moment: str  # one of the hook's; or "random", or "line"
@@ -37,7 +37,7 @@ class Fault:
 
 
 class Injector:
-    """Injects the faults of one trial. A context manager; on leaving it nobody is suspended."""
+    """The injection of the faults of one trial. A context manager; after its exit no process is suspended."""
 
     def __init__(self, victims: "Victims", orders: Path, faults: Sequence[Fault]) -> None:
         self._victims = victims
@@ -45,7 +45,7 @@ class Injector:
         self._faults = faults
         self.times: dict[int, float] = {}  # since 1970, by the fault's place in the sequence
         self._resume_at: dict[int, float] = {}  # by process id
-        self._lines = 0  # of output
+        self._lines = 0  # the lines of output so far
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="injector")
 
@@ -69,7 +69,7 @@ class Injector:
             order.unlink(missing_ok=True)
 
     def printed(self, lines: int) -> None:
-        """The script has printed so many lines: with the first the job has begun, and random moments count from it."""
+        """Sets the number of lines that the script has printed. Random moments count from the first line."""
         self._lines = lines
 
     def _run(self) -> None:
@@ -91,7 +91,7 @@ class Injector:
             self._resume(pid)
 
     def _note(self) -> None:
-        """What processes have done to themselves."""
+        """Reads the faults that processes of the cluster have injected."""
         for number, fault in enumerate(self._faults):
             done = self._orders / f"{number}.done"
             if number not in self.times and done.exists():
@@ -118,11 +118,11 @@ class Injector:
             os.kill(pid, signal.SIGCONT)
 
 
-Victims = Callable[[str], psutil.Process | None]  # who has that part now; None: nobody
+Victims = Callable[[str], psutil.Process | None]  # returns the present process of a victim; None: there is none
 
 
 def victims_of(cluster: RunningCluster) -> Victims:
-    """Of a cluster whose management can be asked for the members of the job."""
+    """Returns the victims of a cluster whose management service lists the members of the job."""
 
     def find(victim: str) -> psutil.Process | None:
         if victim in SERVICES:
@@ -134,7 +134,7 @@ def victims_of(cluster: RunningCluster) -> Victims:
 
 
 def victims_around(surroundings: Surroundings) -> Victims:
-    """Of a script's own cluster, all of whose nodes are its job's: which of a role is which does not matter."""
+    """Returns the victims of a script's own cluster, all of whose nodes are the job's. Member numbers are ignored."""
 
     def find(victim: str) -> psutil.Process | None:
         if victim in SERVICES:

@@ -1,4 +1,4 @@
-"""A management service, a coordinator and MemoryX in this process: what a session speaks with, without a cluster.
+"""A management service, a coordinator and MemoryX in this process, for a session without a cluster.
 
 The "module" that the client sends is a JSON list of names and types; what a step computes is a function of the test.
 """
@@ -53,7 +53,7 @@ def tensor_type(shape: list[int], dtype: str) -> plan_pb2.TensorType:
 
 @dataclass
 class FakeCluster:
-    """The cluster, its wire and what it was told."""
+    """The cluster, and the requests that it has received."""
 
     step: Step = lambda state, step: {}
     live: State = field(default_factory=dict)

@@ -29,17 +29,17 @@ from wsc.v1 import management_pb2, management_pb2_grpc, node_pb2
 
 SCRIPTS = Path(__file__).parent / "scripts"
 MARK = "WAFERBOX_TEST_MARK"
-# For what a busy machine may take its time for. What is promised to users within a time is tested with that time.
+# The limit for waits that depend on the load of the machine. A time that users are promised is tested as it is.
 PATIENCE_SECONDS = 60.0
 
 
 class Surroundings:
-    """The environment of what a test starts: a mark, and folders for temporary files and for artifacts."""
+    """The environment of the processes of a test: a mark, and folders for temporary files and for artifacts."""
 
     def __init__(self, folder: Path, cache: Path) -> None:
         self.folder = folder
         self.mark = secrets.token_hex(8)
-        self.sessions: set[int] = set()  # of processes that were forked, and have another's mark or none
+        self.sessions: set[int] = set()  # the sessions of forked processes, which have another mark or none
         self.temporary = folder / "temporary"
         self.temporary.mkdir(parents=True)
         self._cache = cache
@@ -53,12 +53,12 @@ class Surroundings:
             "TMPDIR": str(self.temporary),
             "WAFERBOX_CACHE": str(self._cache),
         }
-        # torch makes a folder of its own among the temporary ones, which stays.
+        # torch would leave a folder among the temporary files.
         own["TORCHINDUCTOR_CACHE_DIR"] = str(self._cache / "torch")
         return {**inherited, "OMP_NUM_THREADS": "1", **own, **more}
 
     def processes(self) -> list[psutil.Process]:
-        """All that live and have the mark, or are in one of the sessions."""
+        """Returns the live processes that have the mark, or are in one of the sessions."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, ProcessLookupError):
@@ -68,10 +68,10 @@ class Surroundings:
         return found
 
     def assert_nothing_left(self) -> None:
-        """No process, no shared memory, no temporary file; a process that is ending may take a moment."""
+        """Fails unless all processes, shared memory and temporary files are gone within some time."""
         wait_for(lambda: not self.processes(), explain=lambda: f"still there: {self.processes()}")
         assert os.listdir(self.temporary) == []
-        # Other tests run at the same time, and what they have there goes again.
+        # Other tests run at the same time; their shared memory disappears too.
         wait_for(
             lambda: set(os.listdir("/dev/shm")) <= self._shared_before,
             explain=lambda: f"in /dev/shm: {set(os.listdir('/dev/shm')) - self._shared_before}",
@@ -79,7 +79,7 @@ class Surroundings:
 
 
 class RunningCluster:
-    """`python -m waferbox.cluster.embedded`, which ends when its standard input is closed."""
+    """A process `python -m waferbox.cluster.embedded`, which ends when its standard input is closed."""
 
     def __init__(
         self, surroundings: Surroundings, *more: str, variables: dict[str, str] | None = None, **roles: int
@@ -115,11 +115,11 @@ class RunningCluster:
         return [node for node in nodes if role in (None, node.role)]
 
     def jobs(self) -> list[management_pb2.JobInfo]:
-        """The newest first."""
+        """Returns the jobs, the newest first."""
         return list(self._stub.ListJobs(management_pb2.ListJobsRequest(), timeout=5.0).jobs)
 
     def process_at(self, address: str) -> psutil.Process:
-        """The process of the cluster that listens at an address."""
+        """Returns the process of the cluster that listens at an address."""
         port = int(address.rpartition(":")[2])
         for process in self.surroundings.processes():
             with contextlib.suppress(psutil.Error):
@@ -129,7 +129,7 @@ class RunningCluster:
         raise AssertionError(f"nobody listens at {address}")
 
     def stop(self) -> None:
-        """Closes its standard input, and waits for its end."""
+        """Closes the standard input of the process, and waits for its end."""
         if hasattr(self, "_channel"):
             self._channel.close()
         assert self.process.stdin is not None
@@ -148,7 +148,7 @@ class RunningCluster:
 def running_cluster(
     folder: Path, cache: Path, *options: str, variables: dict[str, str] | None = None, **roles: int
 ) -> Iterator[RunningCluster]:
-    """A cluster with so many of each role, of which nothing is left in the end."""
+    """Runs a cluster with these numbers of nodes by role, and checks that nothing is left at its end."""
     surroundings = Surroundings(folder, cache)
     cluster = RunningCluster(surroundings, *options, variables=variables, **roles)
     try:
@@ -174,7 +174,7 @@ def cluster_by_hand(
 
 
 class RunningScript:
-    """A Python script of a user; with a management address, or else with an embedded cluster of its own."""
+    """A Python script of a user, on the cluster of a management address or with its own embedded cluster."""
 
     def __init__(
         self,
@@ -223,24 +223,24 @@ class RunningScript:
         return self._errors.read_text()
 
     def wait_for_output(self, text: str) -> None:
-        """Until the script has printed it."""
+        """Waits until the script has printed a text."""
         wait_for(lambda: text in self.output or self.process.poll() is not None, explain=lambda: self.errors)
         assert text in self.output, self.errors
 
     def wait_for_error(self, text: str, seconds: float = PATIENCE_SECONDS) -> None:
-        """Until it is on the script's terminal."""
+        """Waits until a text is on the script's terminal."""
         wait_for(lambda: text in self.errors, seconds, lambda: self.errors)
 
     def wait(self, seconds: float = PATIENCE_SECONDS) -> int:
-        """The exit status."""
+        """Waits for the end of the script; returns its exit status."""
         return self.process.wait(seconds)
 
     def interrupt(self) -> None:
-        """What Ctrl-C on its terminal does."""
+        """Acts as Ctrl-C on the script's terminal."""
         os.killpg(self.process.pid, signal.SIGINT)
 
     def close(self) -> None:
-        """Ends it, if a test has not."""
+        """Ends the script, if the test has not."""
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
@@ -252,7 +252,7 @@ StartScript: TypeAlias = Callable[..., RunningScript]  # see the fixture start_s
 def wait_for(
     condition: Callable[[], object], seconds: float = PATIENCE_SECONDS, explain: Callable[[], str] = lambda: ""
 ) -> None:
-    """Until the condition holds; looks again and again, for what happens in other processes."""
+    """Polls a condition, which other processes make true, until it holds."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds:g} s: {explain()}"
@@ -261,7 +261,7 @@ def wait_for(
 
 @contextlib.contextmanager
 def hosts_or_skip(count: int, rate: str, last_sends: str = "") -> Iterator[list[Host]]:
-    """As benchmarks.network.hosts; where there can be none, the test is skipped."""
+    """Yields the hosts of benchmarks.network.hosts; skips the test where there can be none."""
     try:
         with hosts(count, rate, last_sends) as made:
             yield made

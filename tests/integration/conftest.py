@@ -15,13 +15,13 @@ sys.path.insert(0, str(SCRIPTS))  # for workers too, which import the functions 
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the compiler's artifacts, for all clusters of this process."""
+    """The folder of the compiler's artifacts, for all clusters of this process."""
     return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[RunningCluster]:
-    """4 wafers with 2 workers each, 2 MemoryX shards. Nobody may do it harm."""
+    """A cluster of 4 wafers with 2 workers each, and 2 MemoryX shards. A test must not kill its processes."""
     folder = tmp_path_factory.mktemp("cluster") / "own"
     with running_cluster(folder, cache, wafers=4, memoryx=2, workers=8) as cluster:
         yield cluster

@@ -36,8 +36,8 @@ def required(states: dict[str, tuple[int, ...]], groups: list[list[str | None]])
 
 def value_of(snapshot: Snapshot, name: str) -> torch.Tensor:
     """A vector of a snapshot."""
-    part = snapshot.part(name, 0, snapshot.places[name].nbytes)
-    return part.memory.tensor(torch.float32, snapshot.places[name].shape, part.offset)
+    part = snapshot.part(name, 0, snapshot.extents[name].nbytes)
+    return part.memory.tensor(torch.float32, snapshot.extents[name].shape, part.offset)
 
 
 STATES = {"a": (4,), "b": (2, 5), "c": (), "d": (7,)}
@@ -45,16 +45,16 @@ STATES = {"a": (4,), "b": (2, 5), "c": (), "d": (7,)}
 
 def test_groups_lie_in_one_piece_in_the_order_of_sending() -> None:
     layout = lay_out(required(STATES, [["d", "b"], ["a", None]]), {})
-    assert layout.places["b"].offset == layout.group_bases[1] + 128
-    assert layout.places["d"].offset == layout.group_bases[1]
-    assert layout.places["a"].offset == layout.group_bases[2] == 256
-    assert layout.places["c"].offset == 512
+    assert layout.extents["b"].offset == layout.group_bases[1] + 128
+    assert layout.extents["d"].offset == layout.group_bases[1]
+    assert layout.extents["a"].offset == layout.group_bases[2] == 256
+    assert layout.extents["c"].offset == 512
     assert layout.nbytes >= 516
 
 
 def test_group_that_is_sent_again_is_not_copied_if_it_lies_there() -> None:
     layout = lay_out(required(STATES, [["a", "b"], ["b"], ["b", "a"]]), {})
-    assert layout.group_bases[2] == layout.places["b"].offset
+    assert layout.group_bases[2] == layout.extents["b"].offset
     assert layout.group_bases[3] not in (0, 128)
 
 
@@ -63,7 +63,7 @@ def test_plan_that_fits_keeps_everything_where_it_is() -> None:
     evaluation = required({"b": (2, 5), "a": (4,)}, [["a", "b"]])
     fitting = fit(evaluation, layout)
     assert fitting is not None
-    assert fitting.places == layout.places
+    assert fitting.extents == layout.extents
     assert fit(required({"b": (2, 5), "a": (4,)}, [["b", "a"]]), layout) is None
     assert fit(required({"a": (5,)}, []), layout) is None
     assert fit(required({"a": (4,)}, [["a", None]]), layout) is None
@@ -173,5 +173,5 @@ def test_states_are_known_in_the_order_in_which_a_step_writes_them() -> None:
     store = StateStore()
     store.load(replace(required(STATES, [["a", "b"]]), write_order=["c", "b"]))
     store.mark_written(["a", "c", "d"])
-    assert list(store.begin_recovery_point(required=True).places) == ["c", "a", "d"]
+    assert list(store.begin_recovery_point(required=True).extents) == ["c", "a", "d"]
     store.close()

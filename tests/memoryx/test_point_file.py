@@ -57,7 +57,7 @@ def read(path: Path, owner: str = OWNER) -> dict[str, bytes]:
     file = PointFile(path, owner)
     try:
         found = {}
-        for name, place in file.places.items():
+        for name, place in file.extents.items():
             target = bytearray(place.nbytes)
             file.read(name, memoryview(target))
             found[name] = bytes(target)
@@ -79,7 +79,7 @@ def test_states_are_read_as_they_were_written(
     assert read(file.path) == {name: bytes_of(value) for name, value in VALUES.items()}
     opened = PointFile(file.path, OWNER)
     for name, place in places_of(VALUES).items():
-        assert opened.places[name].is_like(place)
+        assert opened.extents[name].is_like(place)
     assert opened.nbytes == file.nbytes == sum(value.nbytes for value in VALUES.values())
     opened.close()
 

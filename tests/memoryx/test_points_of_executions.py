@@ -41,7 +41,7 @@ class Keeper:
 
     def values(self) -> Mapping[str, int]:
         """Of the states that somebody has written."""
-        written = filter(self.store.is_written, self.store.places())
+        written = filter(self.store.is_written, self.store.extents())
         values = {name: self.store.tensor(name).unique().tolist() for name in written}
         assert all(len(each) == 1 for each in values.values())
         return {name: value for name, (value,) in values.items()}

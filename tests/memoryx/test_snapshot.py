@@ -46,7 +46,7 @@ def read(snapshot: Snapshot, name: str, offset: int, nbytes: int) -> torch.Tenso
 def test_states_are_copied_when_they_are_read_or_written_and_not_before(store: StateStore) -> None:
     copied: list[tuple[int, int]] = []
     snapshot = store.snapshot(1)
-    places = store.places()
+    extents = store.extents()
     copy = snapshot.aside.copy_from
 
     def spy(source: object, source_offset: int, offset: int, nbytes: int) -> None:
@@ -57,7 +57,7 @@ def test_states_are_copied_when_they_are_read_or_written_and_not_before(store: S
     assert not copied
     store.before_write([NAMES[0]], (0, 3))  # a third of it, in chunks
     assert sum(nbytes for _, nbytes in copied) == 3 * 16_384
-    assert copied[0][0] == places[NAMES[0]].offset
+    assert copied[0][0] == extents[NAMES[0]].offset
     store.before_write([NAMES[0]])
     store.before_write([NAMES[0]])
     assert sum(nbytes for _, nbytes in copied) == ELEMENTS * 4

@@ -1,4 +1,4 @@
-"""A cluster as the page sees it, without any: what the tests of the page change at will."""
+"""A source of the page's content that tests change, in place of a cluster."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ WORK = {"wafer": "compute", "memoryx": "update", "swarmx": "reduce", "worker": "
 
 
 class FakeSource:
-    """A PageSource whose content tests write. `tell` is for any thread."""
+    """A PageSource whose content tests write. `add_events` may be called from any thread."""
 
     def __init__(self) -> None:
         self.node_list: list[management_pb2.NodeInfo] = []
@@ -35,19 +35,19 @@ class FakeSource:
         return next((job for job in self.job_list if job.job == name), None)
 
     async def events(self, name: str) -> AsyncIterator[observation_pb2.JobEvents]:
-        told = 0
+        num_sent = 0
         while True:
             kept = self.kept.get(name, [])
             ended = any(job.job == name and job.ended for job in self.job_list)
-            if told < len(kept):
-                yield observation_pb2.JobEvents(events=kept[told:])
-                told = len(kept)
+            if num_sent < len(kept):
+                yield observation_pb2.JobEvents(events=kept[num_sent:])
+                num_sent = len(kept)
             if ended:
                 return
             await asyncio.sleep(0.02)
 
-    def tell(self, name: str, *events: observation_pb2.JobEvent) -> None:
-        """Something happens in a job."""
+    def add_events(self, name: str, *events: observation_pb2.JobEvent) -> None:
+        """Adds events to a job."""
         self.kept[name] = [*self.kept.get(name, []), *events]
 
 

@@ -103,7 +103,7 @@ def test_a_job_is_followed_to_its_end(
         num_steps=400,
     )
     source.job_list = [job]
-    source.tell(JOB, *(scalar(step, math.exp(-step / 50)) for step in range(1, 41)))
+    source.add_events(JOB, *(scalar(step, math.exp(-step / 50)) for step in range(1, 41)))
     browser.get(f"{server.url}jobs/{JOB}")
     wait_until(browser, lambda: text(browser, "connection") == "live" and drawn_pixels(browser) > 200)
     assert "loss 0.44933 at step 40" in text(browser, "curve-values")
@@ -111,10 +111,10 @@ def test_a_job_is_followed_to_its_end(
     # What happens shows, without anything being loaded again.
     browser.execute_script("window.kept = true")
     now = time.time()
-    source.tell(
+    source.add_events(
         JOB, scalar(41, 0.25), scalar(41, 0.9, HOSTILE), report("wafer-0", 41, now), log("wafer-0", 10, "quiet")
     )
-    source.tell(
+    source.add_events(
         JOB, log("wafer-0", 30, HOSTILE), log("wafer-1", 40, "no memory\n" + "x" * 400), log("client", 40, "so")
     )
     wait_until(

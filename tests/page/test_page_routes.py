@@ -198,7 +198,7 @@ def test_hostile_names_stay_text(source: FakeSource, client: TestClient, tmp_pat
     bad_report = report("wafer-0", 3, 1.0)
     bad_report.report.node = HOSTILE
     bad_report.report.seconds[HOSTILE] = 0.5
-    source.tell(name, scalar(1, 0.5, HOSTILE), log(HOSTILE, 40, HOSTILE), bad_report)
+    source.add_events(name, scalar(1, 0.5, HOSTILE), log(HOSTILE, 40, HOSTILE), bad_report)
     cluster, job = client.get("/").text, client.get(f"/jobs/{name}").text
     events = dict(parsed(client.get(f"/jobs/{name}/events").content))
     regions, rows = events["regions"], events["log"]
@@ -218,9 +218,11 @@ def test_the_events_of_a_job(source: FakeSource, client: TestClient) -> None:
     source.job_list = [
         make_job(JOB, management_pb2.JOB_PHASE_FAILED, ended=ended, nodes=nodes, message="wafer-1 died", step=100)
     ]
-    source.tell(JOB, scalar(1, 2.5), scalar(2, math.nan), scalar(1, 0.1, "accuracy", execution=2))
-    source.tell(JOB, log("wafer-0", 20, "begins"), log("wafer-1", 40, "no memory"), log("coordinator", 40, "ends"))
-    source.tell(JOB, report("wafer-0", 50, ended - 2), report("wafer-0", 100, ended - 1))
+    source.add_events(JOB, scalar(1, 2.5), scalar(2, math.nan), scalar(1, 0.1, "accuracy", execution=2))
+    source.add_events(
+        JOB, log("wafer-0", 20, "begins"), log("wafer-1", 40, "no memory"), log("coordinator", 40, "ends")
+    )
+    source.add_events(JOB, report("wafer-0", 50, ended - 2), report("wafer-0", 100, ended - 1))
     events = parsed(client.get(f"/jobs/{JOB}/events").content)
     assert [events[0], events[-1]] == [("begin", None), ("end", None)]
     named = {name: data for name, data in events if name in ("scalars", "log")}

@@ -28,11 +28,11 @@ _WORKS = ("exact", "rounded", "random")
 _TYPE = torch.float32
 _HEAD = """# Operators
 
-What becomes of the operators of torch's own table, `op_db`, on wafers: each tried with a few of the table's samples in
-float32 against eager torch, with tensors of a sample as the batch, as weights, and in place. Made by `make opinfo`.
+The operators of torch's own table, `op_db`, on wafers: each runs with a few of the table's samples in float32 and is
+compared with eager torch, with tensors of a sample as the batch, as weights, and in place. Made by `make opinfo`.
 
-`yes`: all that was tried gives torch's numbers. `some`: some of it does, the rest is refused. `no`: it is refused. A
-dash: there is nothing to try, such as a gradient. Nothing gives other numbers.
+`yes`: all samples give torch's numbers. `some`: some do, and the others are refused. `no`: all are refused. A dash:
+there is nothing to run, such as a gradient. No sample gives other numbers.
 """
 
 

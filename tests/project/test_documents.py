@@ -19,7 +19,7 @@ import roles  # noqa: E402
 import settings  # noqa: E402
 import vendor_calls  # noqa: E402
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SOURCES = ("*.py", "*.proto", "*.toml", "*.yml", "Makefile", "Dockerfile", ".ci/run")
 FOLDERS = (
     "appliance",
@@ -121,6 +121,28 @@ def test_commands_exist(page: Path) -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def walks() -> dict[str, str]:
+    """The walks of docs/architecture.md: the title of each, and its text."""
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    section = page.partition("## Five walks through the code\n")[2].partition("\n## ")[0]
+    found = re.findall(r"^\d\. \*\*(.+?)\.\*\* (.+?)(?=^\d\. |\Z)", section, re.DOTALL | re.MULTILINE)
+    return dict(found)
+
+
+def test_there_are_five_walks() -> None:
+    assert len(walks()) == 5
+
+
+@pytest.mark.parametrize("walk", walks())
+def test_a_walk_opens_at_most_three_files_which_define_what_it_names(walk: str) -> None:
+    paths = [snippet for snippet in re.findall(r"`([^`]+)`", walks()[walk]) if is_path(snippet)]
+    assert 1 < len(set(paths)) <= 3, f"{walk}: {paths}"
+    for name, path in re.findall(r"`([\w.]+)` in\s+`([^`]+)`", walks()[walk]):
+        text = (ROOT / path).read_text()
+        for part in name.split("."):
+            assert re.search(rf"^\s*(class|def) {part}\b", text, re.MULTILINE), f"{walk}: no {part} in {path}"
 
 
 def test_the_tree_of_folders_is_current() -> None:

@@ -1,4 +1,4 @@
-"""What asynchronous updates are to be: plain PyTorch, each weight as old as the order of a plan's instructions says."""
+"""A reference of asynchronous updates in plain PyTorch: the order of a plan's instructions gives each weight's age."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from wsc.v1 import plan_pb2
 
 
 class Use(NamedTuple):
-    """Of a layer's weight."""
+    """One use of a layer's weight."""
 
     kind: str  # forward, backward or update
     layer: int
@@ -20,7 +20,7 @@ class Use(NamedTuple):
 
 
 def uses_of(plan: plan_pb2.PipelinePlan) -> list[Use]:
-    """What is done with the weights of a Sequential, in order."""
+    """Returns the uses of the weights of a Sequential, in order."""
     order = RegionOrder(plan, 1)
     layers = {}
     for slot in plan.states:
@@ -46,7 +46,10 @@ def train_with_delays(
     uses: Sequence[Use],
     micro_batches: int,
 ) -> list[float]:
-    """Trains a network of linear layers; the losses. loss_of_part(result, step, micro-batch): its share of the loss."""
+    """Trains a network of linear layers, and returns the losses.
+
+    loss_of_part(result, step, micro-batch) returns a micro-batch's share of the loss.
+    """
     layers: list[Any] = list(model)
     optimizers = [make_optimizer(layer.parameters()) for layer in layers]
     losses = []

@@ -1,4 +1,4 @@
-"""Pieces of code, each run as the script of a fresh process that has imported torch and nothing of ours.
+"""Runs pieces of code, each as the script of a fresh process that has imported torch and nothing of Waferbox.
 
 `run(checks)` starts one process, which forks for each piece: an interpreter and torch for each would take seconds.
 """
@@ -16,14 +16,14 @@ SECONDS = 100.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a piece of code ended: its exit status, and what it said on standard error."""
+    """The exit status and the standard error of a piece of code."""
 
     status: int
     stderr: str
 
 
 def run(checks: Mapping[str, str]) -> dict[str, Outcome]:
-    """Run each of `checks`, by name, and give how each ended."""
+    """Runs each of `checks`; returns the outcomes by name."""
     done = subprocess.run(
         [sys.executable, __file__], input=json.dumps(checks), capture_output=True, text=True, timeout=SECONDS
     )
@@ -53,6 +53,6 @@ def _run_in_fork(code: str) -> tuple[int, str]:
 if __name__ == "__main__":
     import torch  # noqa: F401
 
-    # Python put the folder of this file first: what is imported by these names elsewhere is not what lies here.
+    # Python puts the folder of this file first, whose modules must not take the place of others with their names.
     sys.path.pop(0)
     print(json.dumps({name: _run_in_fork(code) for name, code in json.load(sys.stdin).items()}))

@@ -1,4 +1,4 @@
-"""A small disk that fills up: a tmpfs in a mount namespace of its own, seen by one command and what it starts."""
+"""A small disk that fills up: a tmpfs in a mount namespace of its own, visible to one command and its children."""
 
 import os
 import shutil
@@ -10,14 +10,14 @@ _MOUNT = 'mount -t tmpfs -o "size=$1" tmpfs "$2" && shift 2 && exec "$@"'
 
 
 class NoMounts(RuntimeError):
-    """Nothing can be mounted here; the message says why."""
+    """Raised where no file system can be mounted, with the reason."""
 
 
 def on_small_disk(folder: Path, nbytes: int) -> list[str]:
-    """The words to put before a command that is to find a disk of so many bytes, in pages, at the folder.
+    """Returns the words before a command, so that it finds a disk of `nbytes`, in whole pages, at the folder.
 
     Raises:
-        NoMounts: the machine does not let us.
+        NoMounts: the machine does not allow it.
     """
     if shutil.which("unshare") is None:
         raise NoMounts("mount namespaces need `unshare`")

@@ -31,13 +31,13 @@ class End:
 
 
 def raise_defect(defect: Exception) -> None:
-    """For a listener that must have none: the test fails."""
+    """Fails the test; for a listener that must have no defect."""
     raise defect
 
 
 @contextmanager
 def listening() -> Iterator[LinkListener]:
-    """A listener that takes links on both lanes."""
+    """Yields a listener that accepts links on both lanes."""
     server = make_server()
     listener = LinkListener(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}", raise_defect)
     listener.add_to_server(server)
@@ -50,7 +50,7 @@ def listening() -> Iterator[LinkListener]:
 
 
 def connect(listener: LinkListener, lane: str) -> tuple[End, End]:
-    """The end that dialled, and the one that listened; each in a hub of its own."""
+    """Returns the end that dialled and the one that listened, each in a hub of its own."""
     token = f"token-{next(_tokens)}"
     pending = listener.expect(token, "dialler")
     dialled = dial(
@@ -68,7 +68,7 @@ def connect(listener: LinkListener, lane: str) -> tuple[End, End]:
 
 
 def filled(nbytes: int, seed: int = 1) -> Slice:
-    """A slice, not at the start of its shared memory, with bytes that differ from place to place."""
+    """Returns a slice, not at the start of its shared memory, with bytes that differ from offset to offset."""
     memory = SharedMemory.create(nbytes + 64)
     pattern = bytes((seed + i * 7 + (i >> 8)) & 255 for i in range(min(nbytes, 65536)))
     view = memory.buffer[64:]

@@ -1,6 +1,6 @@
 """`python link_peer.py ENDPOINT TOKEN LANE`: a process that dials a link, sends a group, and receives one.
 
-ENDPOINT is a LinkEndpoint, as JSON. It prints, as JSON, how it was reached, or why it was not.
+ENDPOINT is a LinkEndpoint, as JSON. The process prints facts about the link, or the error, as JSON.
 """
 
 import json
@@ -19,7 +19,7 @@ GROUP, NBYTES = 7, 3 * 1024 * 1024
 
 
 def main(endpoint: str, token: str, lane: str) -> dict[str, object]:
-    said: dict[str, object] = {"pid": os.getpid(), "network": os.stat("/proc/self/ns/net").st_ino}
+    facts: dict[str, object] = {"pid": os.getpid(), "network": os.stat("/proc/self/ns/net").st_ino}
     try:
         link = dial(
             Parse(endpoint, node_pb2.LinkEndpoint()),
@@ -30,17 +30,17 @@ def main(endpoint: str, token: str, lane: str) -> dict[str, object]:
             deadline_seconds=DEADLINE_SECONDS,
         )
     except LinkLost as error:
-        return {**said, "error": str(error)}
+        return {**facts, "error": str(error)}
     hub = Hub()
     hub.add(link)
     payload = filled(NBYTES)
     hub.send(link, GROUP, 1, payload)
     message = hub.receive(link, GROUP, 2)
-    said |= {"lane": link.lane, "equal": message.view == payload.view, "shared": message.memory is not None}
-    hub.send(link, GROUP, 3, payload)  # it is released: the other end has seen that this one is done
+    facts |= {"lane": link.lane, "equal": message.view == payload.view, "shared": message.memory is not None}
+    hub.send(link, GROUP, 3, payload)  # The other end waits for this group before it closes the link.
     hub.close()
     link.close()
-    return said
+    return facts
 
 
 if __name__ == "__main__":

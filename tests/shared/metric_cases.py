@@ -1,4 +1,4 @@
-"""Metrics of class numbers, and the figures of scikit-learn."""
+"""Metrics of class numbers, with scikit-learn's functions for the same figures."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ KEPT = [1, 2, 4]
 
 
 def theirs() -> Any:
-    """scikit-learn's metrics: a second of processor time to import, so not where tests are only collected."""
+    """Returns scikit-learn's metrics. Their import takes a second, which the collection of tests does not need."""
     from sklearn import metrics
 
     return metrics
@@ -43,7 +43,7 @@ CASES = [
         name="accuracy",
         ours=lambda: metrics.AccuracyMetric("accuracy"),
         figure=lambda y, p, w: theirs().accuracy_score(y, p),
-        weighted=False,  # predictions count 1 each, whatever their weight is
+        weighted=False,  # Each prediction counts 1, without its weight.
     ),
     Case(
         name="iou",
@@ -93,7 +93,7 @@ CASES = [
 
 
 def batches(count: int, size: int) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Labels, predictions (right half of the time) and weights."""
+    """Returns batches of labels, predictions (half of them random) and weights."""
     generator = torch.Generator().manual_seed(0)
     found = []
     for _ in range(count):

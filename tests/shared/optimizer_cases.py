@@ -1,4 +1,4 @@
-"""Every optimizer, with settings that reach every branch, and what it is to equal."""
+"""Every optimizer, with settings that reach every branch, and its reference."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Case:
 
 
 def as_torch(name: str, only_matrices: bool = False, **settings: Any) -> Case:
-    """One that equals torch's of that name with the same settings."""
+    """Returns the case of an optimizer that equals torch's of the same name and settings."""
     theirs = {"Muon": ExactMuon}.get(name) or getattr(torch.optim, name)
     return Case(
         name=f"{name} {settings}",
@@ -41,7 +41,7 @@ def as_rule(name: str, rule: references.Rule, **settings: Any) -> Case:
     )
 
 
-# One of each, all of which update tensors of every rank, but for Muon.
+# One of each. All but Muon update tensors of every rank.
 BASIC = [
     as_torch("SGD", lr=0.02, momentum=0.9, weight_decay=0.01, nesterov=True),
     as_rule("Adam", references.adam(0.01, 1e-6, l2=0.1), lr=0.01, weight_decay=0.1),

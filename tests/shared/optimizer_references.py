@@ -1,4 +1,4 @@
-"""The update rules that torch does not have in the form of the Cerebras API, as the formulas are written."""
+"""Reference update rules, written as formulas, for optimizers of the Cerebras API that differ from torch's."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -10,7 +10,7 @@ Rule = Callable[[torch.Tensor, torch.Tensor, dict[str, Any], int], None]
 
 
 class Reference(torch.optim.Optimizer):
-    """Calls rule(parameter, gradient, the parameter's own values, number of the step from 1)."""
+    """An optimizer that calls rule(parameter, gradient, state of the parameter, step from 1)."""
 
     def __init__(self, params: Iterable[torch.Tensor], rule: Rule) -> None:
         super().__init__(params, {})
@@ -74,7 +74,7 @@ def adafactor(lr: float, weight_decay: float, *, scale_parameter: bool = True) -
     def rule(p: torch.Tensor, g: torch.Tensor, state: dict[str, Any], t: int) -> None:
         beta = 1 - t**-0.8
         v = state["v"] = beta * state.get("v", 0) + (1 - beta) * (g * g + 1e-30)
-        if p.ndim > 1:  # the means of v's rows and columns are the means of its rows and columns
+        if p.ndim > 1:  # Means are linear, so those of v equal the running means that an implementation keeps.
             rows, columns = v.mean(-1, keepdim=True), v.mean(-2, keepdim=True)
             v = rows * columns / rows.mean(-2, keepdim=True)
         u = g / v.sqrt()
@@ -87,7 +87,7 @@ def adafactor(lr: float, weight_decay: float, *, scale_parameter: bool = True) -
 
 
 class ExactMuon(torch.optim.Muon):
-    """torch's, with the iteration in the type of the parameters."""
+    """torch's Muon, with the iteration in the type of the parameters."""
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         with mock.patch.object(torch.Tensor, "bfloat16", torch.Tensor.clone):

@@ -1,4 +1,4 @@
-"""Every schedule of a setting, and the values that it is to have."""
+"""Every schedule of a learning rate or weight decay, with the values that it must have."""
 
 import math
 from collections.abc import Callable
@@ -17,7 +17,7 @@ Values = Callable[[int], list[float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """`form` with these arguments has these values; a learning rate and a weight decay take the same arguments."""
+    """A schedule, its arguments, which are the same for a learning rate and a weight decay, and its values."""
 
     form: str
     arguments: tuple[Any, ...] = ()
@@ -40,7 +40,7 @@ def optimizer(lr: float = 9.0, device: Any = None) -> SGD:
 
 
 def of_torch(make: Callable[[torch.optim.Optimizer], Any], lr: float = 1.0) -> Values:
-    """What torch's scheduler leaves in the group in each epoch."""
+    """Returns the values that torch's scheduler sets in each epoch."""
 
     def values(epochs: int) -> list[float]:
         own = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=lr)
@@ -49,7 +49,7 @@ def of_torch(make: Callable[[torch.optim.Optimizer], Any], lr: float = 1.0) -> V
         for epoch in range(epochs):
             found.append(own.param_groups[0]["lr"])
             own.step()
-            if epoch < epochs - 1:  # OneCycleLR counts
+            if epoch < epochs - 1:  # OneCycleLR raises an error for more steps than it has.
                 scheduler.step()
         return found
 
@@ -65,7 +65,7 @@ def cycled(e: int) -> float:
 
 
 def one_cycle(**settings: Any) -> Case:
-    """torch's, until it ends and refuses to go on; the value stays."""
+    """Returns the case of torch's schedule, whose last value stays after its end, where torch raises an error."""
     length = 20
 
     def values(epochs: int) -> list[float]:

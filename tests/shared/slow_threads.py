@@ -1,7 +1,7 @@
-"""Threads that sleep now and then, at random, as they enter and leave the project's functions.
+"""Makes threads sleep at random, when they enter and leave the project's functions.
 
-What happens once in hundreds of runs, because one thread must be overtaken by another within a line or two, happens in
-one run of a few. Many tests that measure time cannot pass so: who uses it looks at each failure.
+A race that one run in hundreds shows, since one thread must overtake another within a line or two, appears in one run
+of a few. Many tests that measure time fail with it, so each failure needs a look.
 """
 
 import random
@@ -14,14 +14,14 @@ from types import CodeType, FrameType
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).parents[2]
-FOLDERS: Final = ("appliance", "client", "interconnect", "memoryx", "nodes", "swarmx", "wafer", "waferbox", "workers")
-CHANCE: Final = 0.05  # of a sleep, at the first calls of a function
-MAX_SECONDS: Final = 0.1  # of one
-HALVED_CALLS: Final = 100  # after which a function's chance is half of that, for what is called in loops
+FOLDERS: Final = ("appliance", "client", "memoryx", "swarmx", "vendor_gateway", "wafer", "waferbox", "workers")
+CHANCE: Final = 0.05  # the chance of a sleep at the first calls of a function
+MAX_SECONDS: Final = 0.1  # the longest sleep
+HALVED_CALLS: Final = 100  # after so many calls the chance is half, for functions that are called in loops
 
 
 def slow_down(seed: int) -> None:
-    """From now on, in the threads that this process starts."""
+    """Slows down all threads that this process starts from now on."""
     threading.setprofile(_sleeper(random.Random(seed)))
 
 

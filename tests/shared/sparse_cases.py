@@ -1,4 +1,4 @@
-"""Sparse training, written out: what the algorithms are compared with."""
+"""A reference of sparse training, written out, for comparison with the algorithms."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ LR, MOMENTUM = 0.1, 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparseCase:
-    """A configuration, and by hand: sparsity at a step, fraction dropped at a step, steps that update."""
+    """A configuration, and its reference: sparsity at a step, fraction dropped at a step, steps that update."""
 
     config: dict[str, Any]
     sparsity: Callable[[int], float]
@@ -78,7 +78,7 @@ CASES = [
 
 
 def network() -> nn.Module:
-    """Two matrices that become sparse, and what does not."""
+    """Returns a network with two matrices that become sparse, and parameters that do not."""
     return nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 4))
 
 
@@ -93,7 +93,7 @@ def losses_by_hand(
     data: Sequence[Any],
     next_step: Callable[[], Any],
 ) -> list[torch.Tensor]:
-    """Trains `model` in place, with masks by the names of the weights, which are changed in place."""
+    """Trains `model` and changes the masks, which are by name of a weight, in place. Returns the losses."""
     momenta = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
     losses = []
     for step, (features, labels) in enumerate(data):

@@ -5,10 +5,10 @@ from waferbox.security.tokens import Kind, cluster_secret
 
 
 def token(kind: Kind, *names: str) -> str:
-    """The token of whoever is so and is called so."""
+    """Returns the token of a kind for these names."""
     return cluster_secret().token(kind, *names)
 
 
 def shown(kind: Kind, *names: str) -> tuple[tuple[str, str], ...]:
-    """Metadata of a call that shows it."""
+    """Returns the metadata of a call with the token."""
     return (bearer(token(kind, *names)),)

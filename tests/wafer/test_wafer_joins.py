@@ -9,7 +9,7 @@ from wafer.kernels import WaferKernel
 
 
 def kernel_of(*results: torch.Tensor) -> WaferKernel:
-    def call(inputs: Sequence[torch.Tensor], places: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+    def call(inputs: Sequence[torch.Tensor], destinations: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
         return list(results)
 
     return call

@@ -1,4 +1,4 @@
-"""A management service in this process that knows what a test tells it, and notes what it is asked to do."""
+"""A management service in this process, with the jobs and nodes of a test, that records the requests for changes."""
 
 import threading
 from collections.abc import Iterator
@@ -54,9 +54,9 @@ class FakeManagement(
 
     jobs: list[management_pb2.JobInfo] = field(default_factory=list)
     nodes: list[management_pb2.NodeInfo] = field(default_factory=list)
-    events: list[observation_pb2.JobEvent] = field(default_factory=list)  # of every job
-    asked: list[object] = field(default_factory=list)  # to change something
-    over: threading.Event = field(default_factory=threading.Event)  # the jobs that are followed have ended
+    events: list[observation_pb2.JobEvent] = field(default_factory=list)  # the events of every job
+    requested: list[object] = field(default_factory=list)  # the requests for changes
+    over: threading.Event = field(default_factory=threading.Event)  # set when followed jobs have ended
     address: str = ""
 
     def serve(self) -> grpc.Server:
@@ -89,7 +89,7 @@ class FakeManagement(
     def CancelJob(
         self, request: management_pb2.CancelJobRequest, context: grpc.ServicerContext
     ) -> management_pb2.CancelJobResponse:
-        self.asked.append(request)
+        self.requested.append(request)
         return management_pb2.CancelJobResponse()
 
     def SetPriority(
@@ -106,7 +106,7 @@ class FakeManagement(
     ) -> management_pb2.LabelJobResponse:
         if any(" " in label for label in request.add):
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a label has no spaces")
-        self.asked.append(request)
+        self.requested.append(request)
         return management_pb2.LabelJobResponse(labels=request.add)
 
     def WatchJob(

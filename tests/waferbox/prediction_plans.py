@@ -42,7 +42,7 @@ def plan_of(num_groups: int = 1, *, reduced: bool = True, in_arena: bool = False
             plan.wafer.instructions.add().send.group = gradient.id
             shard.groups.append(gradient)
             plan.swarmx.groups.append(gradient)
-            if in_arena:  # one place for all: each waits until the one before has been read
+            if in_arena:  # All share one extent, so each waits until the one before has been read.
                 for arena in (plan.wafer.arena, plan.swarmx.arena, shard.arena):
                     arena.places.add(group=gradient.id, offset=0, window=0)
                     arena.nbytes, arena.credited = NBYTES, True

@@ -6,7 +6,10 @@ import sys
 
 
 def on_terminal(*arguments: str, until: str) -> tuple[int, str]:
-    """The exit status and what a terminal of 80 columns was sent, with Ctrl-C once it has been sent the text."""
+    """Runs the command on a terminal of 80 columns, and sends Ctrl-C after the text `until`.
+
+    Returns the exit status and the output.
+    """
     pid, terminal = pty.fork()
     if pid == 0:
         environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}

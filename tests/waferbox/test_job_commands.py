@@ -48,7 +48,7 @@ def fake(server: FakeManagement, monkeypatch: pytest.MonkeyPatch) -> FakeManagem
         job(FAILED, "FAILED", message="ValueError: no\x1b[2J\nmore of it", ended=1e9 + 60),
     ]
     server.events = [log("coordinator", "begun"), log("wafer-0", "slow", 30), log("worker-0", "a\x1b[2Jb\nc", 40)]
-    server.asked = []
+    server.requested = []
     server.over.clear()
     return server
 
@@ -204,7 +204,7 @@ def test_refusals_and_their_statuses(fake: FakeManagement, arguments: list[str],
     result = call(*arguments)
     assert (result.exit_code, result.stdout) == (status, "")
     assert text in result.stderr
-    assert fake.asked == []
+    assert fake.requested == []
 
 
 def test_a_management_service_that_is_dead(fake: FakeManagement) -> None:
@@ -217,7 +217,7 @@ def test_changes_are_told_in_one_line(fake: FakeManagement) -> None:
     assert shown("cancel", "1a2b") == f"{RUNNING} is cancelled (it was running at step 20/400)\n"
     assert shown("label", "1a2b", "a=1", "b=", "team-") == f"{RUNNING} has the labels a=1 b=\n"
     assert shown("label", "1a2b", "team-") == f"{RUNNING} has no labels\n"
-    assert fake.asked[:2] == [
+    assert fake.requested[:2] == [
         management_pb2.CancelJobRequest(job=RUNNING),
         management_pb2.LabelJobRequest(job=RUNNING, add=["a=1", "b="], remove=["team"]),
     ]

@@ -56,12 +56,12 @@ class Mortal(FakeManagement):
     def TraceJob(
         self, request: observation_pb2.TraceJobRequest, context: grpc.ServicerContext
     ) -> Iterator[observation_pb2.TraceJobResponse]:
-        self.asked.append(request)
-        if 1 < len(self.asked) <= 1 + self.refusals:
+        self.requested.append(request)
+        if 1 < len(self.requested) <= 1 + self.refusals:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "it is being traced already")
-        span = observation_pb2.Span(node="wafer-0", what="compute", step=len(self.asked), begin=1e9, seconds=0.1)
+        span = observation_pb2.Span(node="wafer-0", what="compute", step=len(self.requested), begin=1e9, seconds=0.1)
         yield observation_pb2.TraceJobResponse(spans=[span])
-        if len(self.asked) == 1:
+        if len(self.requested) == 1:
             context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
 
 

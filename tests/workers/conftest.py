@@ -1,4 +1,4 @@
-"""What the tests of workers share."""
+"""Fixtures of the tests of workers."""
 
 import os
 import random
@@ -36,7 +36,7 @@ def fork_server_process() -> Iterator[ForkServerProcess]:
 
 @pytest.fixture
 def forked(fork_server_process: ForkServerProcess, monkeypatch: pytest.MonkeyPatch) -> ForkServerProcess:
-    """The processes of input_fns are forked, as in a cluster; else each imports torch."""
+    """Forks the processes of input_fns, as a cluster does. Otherwise each would import torch."""
     monkeypatch.setenv(settings.FORK_SERVER.name, fork_server_process.name)
     return fork_server_process
 

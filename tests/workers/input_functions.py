@@ -1,4 +1,4 @@
-"""input_fns of the tests, imported by name in the worker's child process."""
+"""The input_fns of the tests, imported by name in the process of the input_fn."""
 
 import contextlib
 import logging
@@ -16,7 +16,7 @@ import torch
 
 
 class Counting:
-    """Batches whose values say which row of which batch they are."""
+    """A loader whose values are the numbers of their batch and row."""
 
     def __init__(self, rows: int, columns: int, length: int = 5) -> None:
         self.rows, self.columns, self.length = rows, columns, length
@@ -32,7 +32,7 @@ def counting(rows: int, columns: int = 3, length: int = 5) -> Counting:
 
 
 class Restartable(Counting):
-    """Goes on, without end, behind the batches that have been taken."""
+    """An endless loader that resumes after the batches that were taken."""
 
     batch = 0
 
@@ -56,7 +56,7 @@ class Restartable(Counting):
 
 
 def sending(rows: int, message: bytes) -> Counting:
-    """Sends a message to the worker, as no input_fn should."""
+    """Sends a message to the worker, which an input_fn must not do."""
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as connection:
             if connection.type == socket.SOCK_SEQPACKET:
@@ -75,18 +75,18 @@ def random_rows(rows: int) -> torch.utils.data.DataLoader[Any]:
     return torch.utils.data.DataLoader(dataset, batch_size=rows, shuffle=True, num_workers=2, drop_last=True)
 
 
-def half_handed_over(said: str) -> Any:
-    """A loader whose process has a batch in shared memory that has its name still; what is killed then leaves it."""
+def half_handed_over(link: str) -> Any:
+    """A loader whose process has a named batch in shared memory, which a kill would leave behind."""
     if os.fork() == 0:
-        handed_over = Path(f"/dev/shm/torch_{os.getpid()}_1_1")
-        handed_over.touch()
-        Path(said).symlink_to(handed_over)
+        batch = Path(f"/dev/shm/torch_{os.getpid()}_1_1")
+        batch.touch()
+        Path(link).symlink_to(batch)
         time.sleep(600.0)
     time.sleep(600.0)
 
 
 class RandomRows(torch.utils.data.Dataset[Any]):
-    """Draws from all generators, as augmentations do."""
+    """A dataset that draws from all random generators, as augmentations do."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -100,7 +100,7 @@ class RandomRows(torch.utils.data.Dataset[Any]):
 
 
 def augmented_rows(rows: int, num_processes: int) -> torch.utils.data.DataLoader[Any]:
-    """Five batches a pass."""
+    """Returns a loader with five batches a pass."""
     dataset = RandomRows(5 * rows + 1)
     return torch.utils.data.DataLoader(
         dataset, batch_size=rows, shuffle=True, num_workers=num_processes, drop_last=True
@@ -108,7 +108,7 @@ def augmented_rows(rows: int, num_processes: int) -> torch.utils.data.DataLoader
 
 
 class Sampled(torch.utils.data.DataLoader[Any]):
-    """Keeps how many samples all workers have streamed together."""
+    """A loader whose state is the number of samples of all workers together."""
 
     before = 0
 
@@ -129,7 +129,7 @@ class Sampled(torch.utils.data.DataLoader[Any]):
 
 
 def sampled(rows: int, num_processes: int = 0) -> Sampled:
-    """Each worker's share of five batches a pass, in the order of a DistributedSampler whose seed is drawn."""
+    """Returns a loader of the worker's share of five batches a pass, in the order of a DistributedSampler."""
     from cstorch.utils.data import DistributedSampler
 
     values = torch.arange(5 * rows + 3)
@@ -178,7 +178,7 @@ def with_a_process_of_its_own(pid_file: str) -> Counting:
 
 
 def describing(path: str) -> Counting:
-    """Writes down what an input_fn can know of its surroundings."""
+    """Writes the facts about the worker that an input_fn can read to a file."""
     drawn = random.random(), torch.rand(()).item()
     from cstorch import distributed  # its import draws random numbers too
 
@@ -191,7 +191,7 @@ def describing(path: str) -> Counting:
 
 
 def describing_precision(path: str) -> Counting:
-    """Writes down what an input_fn can know of how the step is compiled."""
+    """Writes the number formats that an input_fn can read to a file."""
     from cstorch import amp
 
     with open(path, "w") as file:
@@ -201,7 +201,7 @@ def describing_precision(path: str) -> Counting:
 
 
 def printing(rows: int) -> Counting:
-    """Says something in every way that there is, and far too much."""
+    """Prints in every possible way, and far too much."""
     print("made by", "print")
     logging.getLogger("mine").warning("a warning of mine")
     os.write(1, b"\xff not text\r50%\r100%\n")
@@ -214,7 +214,7 @@ def printing(rows: int) -> Counting:
 
 
 def describing_its_process(path: str) -> Counting:
-    """Writes down what its process has got from those that started it."""
+    """Writes the descriptors, variables and rights that its process has inherited to a file."""
     import json
     import resource
 

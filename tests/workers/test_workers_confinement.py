@@ -39,7 +39,7 @@ def facts(request: node_pb2.PrepareInput, path: Path) -> dict[str, Any]:
         with os.fdopen(os.memfd_create("ring"), "wb") as ring:
             ring.truncate(4096)
             process.load(LAYOUT, ring.fileno(), [])
-            process.ask(0, [])
+            process.request_batch(0, [])
             process.wait_filled(0, stop, lambda step, state: None)
     finally:
         process.close()

@@ -68,7 +68,7 @@ class Harness:
         """The second tensor of the next batch; the first must agree with it."""
         slot = self.asked % SLOTS
         self.asked += 1
-        self.process.ask(slot, [])
+        self.process.request_batch(slot, [])
         self.process.wait_filled(slot, self.stop, self.states.__setitem__)
         values = np.frombuffer(self.memory, np.float32, ROWS * 3, slot * SLOT_BYTES).reshape(ROWS, 3)
         rows = np.frombuffer(self.memory, np.int64, ROWS, slot * SLOT_BYTES + 64)

@@ -75,7 +75,7 @@ def run(
     taken = []
     for step in range(done_steps + worker + 1, num_steps + 1, num_workers):
         taken.append(int(next(batches)[0][0]))
-        position.wanted = [later for later in range(step, step + num_workers) if later in wanted]
+        position.state_steps = [later for later in range(step, step + num_workers) if later in wanted]
         position.recovery_step = recovery_step if step <= recovery_step < step + num_workers else 0
     next(batches)  # always one batch ahead
     return taken, files.states

@@ -1,4 +1,4 @@
-"""The wafer of a worker, played by the test, over a real link."""
+"""A wafer that the test controls, for a worker, over a real link."""
 
 import queue
 import secrets
@@ -38,7 +38,7 @@ def worker_plan(columns: int, num_csx: int) -> plan_pb2.WorkerPlan:
 
 
 class Wafer:
-    """The wafer of the test: takes batches, acknowledges them when told to."""
+    """A wafer that receives batches, and acknowledges them unless the test says otherwise."""
 
     def __init__(self, lane: "node_pb2.Lane.ValueType") -> None:
         self.server = make_server()
@@ -71,7 +71,7 @@ class Wafer:
         self.plan = plan
 
     def receive(self, step: int, *, acknowledge: bool = True) -> list[int]:
-        """The labels of a step's batch."""
+        """Receives a step's batch, checks it, and returns its labels."""
         assert self.link is not None
         message = self.hub.receive(self.link, GROUP, step)
         x, y = (

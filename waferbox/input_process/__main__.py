@@ -1,4 +1,4 @@
-"""The life of an input_fn's process: build the loader, fill slots, until the worker closes its end of the socket."""
+"""The main loop of an input_fn's process: it builds the loader, and fills slots until the worker closes the socket."""
 
 import argparse
 import contextlib
@@ -15,7 +15,7 @@ from .messages import Channel, Failed, Fill, Filled, Load, Prepare
 
 
 def serve(channel: Channel) -> None:
-    """Build the loader, then fill slots for ever; always one batch ahead of what is asked for."""
+    """Builds the loader, then fills slots without end. The next batch is made before it is requested."""
     prepare, (builder_file,) = channel.receive(Prepare)
     with open(builder_file, "rb") as file:
         loader, source = build(prepare, file.read())
@@ -29,7 +29,7 @@ def serve(channel: Channel) -> None:
     else:
         num_skipped = load.done_steps // prepare.settings.num_workers
     position = Position(loader, channel, prepare, load.state_steps, first_step)
-    # A pass that is dealt out among workers, or that ends where it is resumed, may have nothing for this one.
+    # A pass may have no batch for this worker: if its batches are dealt out, or if it is resumed at its end.
     passes = endless(loader, prepare.settings.num_workers)
     selection = Selection(prepare, load.layout, source)
     batches = selection.own(passes, position, num_skipped)
@@ -37,28 +37,28 @@ def serve(channel: Channel) -> None:
         try:
             tensors = next(batches)
         except InputFailure as failure:
-            _fail_when_asked(channel, failure, position)
+            _fail_when_requested(channel, failure, position)
         except Exception as error:  # noqa: BLE001 - the user's code; it is reported
             message = f"the loader of the input_fn {source} raised {summary(error)}"
             killed = names_killed_process(error)
-            _fail_when_asked(channel, InputFailure(message, user_traceback(error), killed=killed), position)
+            _fail_when_requested(channel, InputFailure(message, user_traceback(error), killed=killed), position)
         fill, _ = channel.receive(Fill)
-        position.wanted, position.recovery_step = list(fill.state_steps), fill.recovery_step
+        position.state_steps, position.recovery_step = list(fill.state_steps), fill.recovery_step
         ring.write(fill.slot, tensors)
         channel.send(Filled(slot=fill.slot, digests=tuple(selection.digests)))
         selection.digests = []
 
 
-def _fail_when_asked(channel: Channel, failure: InputFailure, position: Position) -> None:
-    # The batch may never be needed: the steps can be over. A state that is due is waited for.
+def _fail_when_requested(channel: Channel, failure: InputFailure, position: Position) -> None:
+    # The batch may never be requested, as the steps may be over. If a state is due, the worker waits for it already.
     position.send_no_recovery_state()
-    if not position.wanted:
+    if not position.state_steps:
         channel.receive(Fill)
     raise failure
 
 
 def redirect(output: int) -> None:
-    """Let a descriptor take the place of standard output and error, so that lines come when they are printed."""
+    """Replaces standard output and error with a descriptor, and sends each line when it is printed."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
         os.dup2(output, stream.fileno())
@@ -69,12 +69,13 @@ def redirect(output: int) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m waferbox.input_process")
     parser.add_argument("--socket", type=int, required=True, metavar="FD", help="the socket to the worker")
-    parser.add_argument("--output", type=int, required=True, metavar="FD", help="for what the user's code prints")
-    parser.add_argument("--user", default="", metavar="NAME", help="become this user; default: stay who it is")
+    parser.add_argument("--output", type=int, required=True, metavar="FD", help="the output of the user's code")
+    parser.add_argument("--user", default="", metavar="NAME", help="become this user; default: the worker's")
     arguments = parser.parse_args(argv)
     redirect(arguments.output)
     with contextlib.suppress(OSError):
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # as waferbox.launch.process, which is not there
+        # As in waferbox.launch.process, which a foreign interpreter does not have.
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     confine([arguments.socket], arguments.user)
     with socket.socket(fileno=arguments.socket) as connection:
         channel = Channel(connection)

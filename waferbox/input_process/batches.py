@@ -1,6 +1,4 @@
-"""Which batches of the loader are this worker's, what may not change in them, and the slots of shared memory that they
-are written to.
-"""
+"""The choice of a worker's batches among those of its loader, their checks, and the slots that they are written to."""
 
 import hashlib
 import mmap
@@ -14,21 +12,22 @@ from .failures import InputFailure
 from .loader import Position
 from .messages import DIGEST_BYTES, MOST_DIGESTS, BatchLayout, Prepare, TensorLayout
 
-# --- Numbers of a batch that are no tensors, which the traced step has as they are in the first batch -----------------
+# --- Constants --------------------------------------------------------------------------------------------------------
 
 
 class Constants:
-    """Python numbers and arrays of NumPy in the batches of a loader: they may not change from batch to batch.
+    """The Python numbers and NumPy arrays in the batches of a loader. Used by one thread.
 
-    source: what the input_fn is called, and where it is written.
+    They may not change, as the traced step has those of the first batch as constants.
     """
 
     def __init__(self, source: str) -> None:
+        """source: the name of the input_fn, and its place in the code."""
         self._source = source
         self._first: list[Any] | None = None
 
     def check(self, number: int, batch: Any, leaves: list[Any]) -> None:
-        """InputFailure where those of the batch of this number are not those of the first one. leaves: its own."""
+        """Raises InputFailure if a batch, which has these leaves, has other constants than the first batch."""
         known = [_comparable(leaf) for leaf in leaves if _is_number(leaf)]
         if self._first is None:
             self._first = known
@@ -39,7 +38,7 @@ class Constants:
         paths = [
             (pytree.keystr(path), leaf) for path, leaf in pytree.tree_flatten_with_path(batch)[0] if _is_number(leaf)
         ]
-        changed = [place for place, value in enumerate(known) if value not in self._first[place : place + 1]]
+        changed = [index for index, value in enumerate(known) if value not in self._first[index : index + 1]]
         path, leaf = paths[changed[0]] if changed else ("some list", None)
         value = f", {leaf!r}," if isinstance(leaf, numbers.Number) else ""
         raise InputFailure(
@@ -51,37 +50,35 @@ class Constants:
 
 
 def _is_number(leaf: Any) -> bool:
-    """A number, or an array of them; strings and other objects cannot be computed with."""
+    """Whether a leaf is a number or an array of numbers. A step cannot compute with strings and other objects."""
     numpy = sys.modules.get("numpy")
     is_array = numpy is not None and isinstance(leaf, numpy.ndarray)
     return leaf.dtype.kind in "biufc" if is_array else isinstance(leaf, numbers.Number)
 
 
 def _comparable(leaf: Any) -> Any:
-    """Equal for equal values, of which NaN is one."""
+    """Returns an object that is equal for equal values; NaN is equal to NaN."""
     if isinstance(leaf, numbers.Number):
         return repr(leaf)
     return leaf.dtype.str, leaf.shape, leaf.tobytes()
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Which batches of the loader are this worker's, and the slots of shared memory that they are written to
+# --- The worker's batches ---------------------------------------------------------------------------------------------
 
 
 class Selection:
-    """Which batches of the loader are this worker's, and which of their rows its wafer's.
+    """The choice of the worker's batches among those of the loader, and of its wafer's rows. Used by one thread.
 
     A batch with the rows of the whole step is cut; worker j of k takes every k-th, from the j-th. An input_fn may also
-    shard by itself, and yield batches with the rows of one wafer: all of them are this worker's.
+    shard, and yield batches with the rows of one wafer: all of them are this worker's.
 
-    Which of the two it is shows in the first batch, and all others have its rows. One with the rows of one wafer, of
-    several, is such a part only if the input_fn has asked how the batch is divided: else it is a batch of the whole
-    step that is too small. On a single wafer both have the same rows: there the input_fn shards if it has asked which
-    of the workers it is.
+    The first batch decides between the two, and all others have as many rows. With several wafers, a batch with the
+    rows of one is a part only if the input_fn has read how the batch is divided; otherwise it is a batch of the whole
+    step that is too small. On a single wafer both have the same rows, and the input_fn shards if it has read its rank.
     """
 
     def __init__(self, prepare: Prepare, layout: BatchLayout, source: str) -> None:
-        """source: what the input_fn is called, and where it is written."""
+        """source: the name of the input_fn, and its place in the code."""
         self._source = source
         self._constants = Constants(source)
         self._wafer = prepare.settings.wafer
@@ -96,17 +93,20 @@ class Selection:
         self._members = layout.members[:: layout.micro_batches]  # the first micro-batch of each tensor
         self._structure = _Structure()
         self._is_sharded = False  # set by the first batch
-        self.digests: list[str] = []  # of its tensors of integers in which all rows differ, if it is a wafer's part
-        # Tensors that differ in their first dimension, as those of graphs do, are one row, which is not divided.
+        self.digests: list[str] = []  # the first batch's, if it is a wafer's part
+        # Tensors that differ in their first dimension, as those of graphs, are one row, which is not divided.
         self._is_one_row = len({member.shape[0] for member in self._members}) > 1
 
     def own(self, batches: Iterator[Any], position: "Position", num_skipped: int = 0) -> Iterator[list[Any]]:
-        """The tensors of this worker's batches, cut to its wafer's rows and micro-batches, in the order of the plan.
+        """Yields the tensors of this worker's batches, cut to its wafer's rows and micro-batches, in the plan's order.
 
-        num_skipped: the first ones, which count as the others do, and are left out.
+        If batches are dealt out, the loader's position after a step is after that step's batch, of whichever worker. If
+        the input_fn shards, it is after the last batch of this worker.
 
-        Where batches are dealt out, the loader's position after a step is behind that step's batch, whoever took it;
-        where the input_fn shards, it is behind the last batch of this worker's own.
+        Args:
+            batches: the batches of the loader.
+            position: counts the batches, and sends the states that are due.
+            num_skipped: the number of the worker's first batches that are counted but not yielded.
         """
         from torch.utils import _pytree as pytree
 
@@ -131,8 +131,8 @@ class Selection:
             if is_sharded and self._redivided:
                 raise InputFailure(
                     f"the job has lost wafers, and the batches of the input_fn {self._source} cannot be divided among "
-                    "those that are left, for it makes the part of each wafer itself; let it return whole batches, or "
-                    "do not set min_num_csx"
+                    "the others, since it makes the part of each wafer itself: let it return whole batches, or do not "
+                    "set min_num_csx"
                 )
             if number == 0 and is_sharded:
                 position.send(before_all)
@@ -144,13 +144,13 @@ class Selection:
                     first_row = 0 if is_sharded else self._wafer * self._local_rows
                     yield [
                         part
-                        for index, (tensor, member) in enumerate(zip(tensors, self._members))  # noqa: B905 - as above
+                        for index, (tensor, member) in enumerate(zip(tensors, self._members))  # noqa: B905 - as many
                         for part in self._parts(number, index, tensor, member, first_row)
                     ]
             position.send(position.states(last_step))
 
     def _named(self, number: int, batch: Any) -> list[Any]:
-        """The tensors that the step takes, in its order, with the element types that it was compiled for."""
+        """Returns the tensors that the step takes, in its order, with the element types that it was compiled for."""
         torch = sys.modules["torch"]
         found = _tensors_by_name(batch)
         missing = [name for name in self._names if name not in found]
@@ -162,11 +162,11 @@ class Selection:
         dtypes = [getattr(torch, member.dtype) for member in self._members]
         return [
             tensor.to(dtype) if tensor.is_floating_point() == dtype.is_floating_point else tensor
-            for tensor, dtype in zip((found[name] for name in self._names), dtypes)  # noqa: B905 - as above
+            for tensor, dtype in zip((found[name] for name in self._names), dtypes)  # noqa: B905 - as many
         ]
 
     def _tensors(self, number: int, batch: Any, leaves: list[Any], structure: Any) -> list[Any]:
-        """All tensors, in the order of the first batch: a dict may have come in another one."""
+        """Returns all tensors in the order of the first batch, since a dict may have another one."""
         tensors, missing, unknown = self._structure.tensors(batch, leaves, structure)
         if missing or unknown:
             raise InputFailure(
@@ -191,16 +191,16 @@ class Selection:
         return count
 
     def _shards(self, rows: int) -> bool:
-        """Whether the input_fn, whose first batch has these rows, yields the part of one wafer."""
+        """Whether the input_fn, whose first batch has so many rows, yields the part of one wafer."""
         if rows != self._local_rows:
             return False
         if rows == self._global_rows:
             return _rank_was_asked()
-        # The vendor's package, in which a script of its client asks, does not say whether anybody has.
+        # The vendor's package does not record whether the input_fn has read how the batch is divided.
         return self._is_vendors or _share_was_asked()
 
     def _check_rows(self, number: int, rows: int) -> None:
-        """All batches are as large as the first of the step was, on the client, or as a wafer's part of that."""
+        """Raises InputFailure unless a batch has the rows that the step was compiled for, or a wafer's part of them."""
         expected = self._local_rows if self._is_sharded else self._global_rows
         if rows == expected:
             return
@@ -214,13 +214,13 @@ class Selection:
         )
         if number == 0 and rows == self._local_rows:
             way_out += (
-                "; an input_fn that makes the part of its own wafer says so by asking, with "
+                "; an input_fn that makes the part of its own wafer must call "
                 "cstorch.distributed.get_streaming_batch_size(batch_size)"
             )
         raise InputFailure(f"batch {number} of the input_fn {self._source} has {rows} rows, but {compiled}: {way_out}")
 
     def _parts(self, number: int, index: int, tensor: Any, member: TensorLayout, first_row: int) -> Sequence[Any]:
-        """A tensor of this worker's wafer, in micro-batches."""
+        """Returns the rows of this worker's wafer, in micro-batches."""
         if self._is_one_row:
             self._check(number, index, tensor, member, "", 0)
             return [tensor.detach()]
@@ -241,7 +241,7 @@ class Selection:
 
 
 def _digests(tensors: Sequence[Any]) -> list[str]:
-    """Of the tensors of integers in which all rows differ: numbers or tokens of samples, and no masks or positions."""
+    """Returns digests of the integer tensors in which all rows differ: ids or tokens of samples, no masks."""
     torch = sys.modules["torch"]
     found = []
     for tensor in tensors:
@@ -254,22 +254,22 @@ def _digests(tensors: Sequence[Any]) -> list[str]:
 
 
 class _Structure:
-    """Where the tensors of a batch are: as in the first one that it is asked for."""
+    """The structure of the first batch, by which the tensors of later ones are found. Used by one thread."""
 
     def __init__(self) -> None:
-        self._first: Any = None  # what torch calls the structure of the first batch
+        self._first: Any = None  # the structure of the first batch, from torch's pytree
         self._paths: list[str] = []
 
     def tensors(self, batch: Any, leaves: list[Any], structure: Any) -> tuple[list[Any], list[str], list[str]]:
-        """The tensors, in the order of the first batch; the paths of those that are missing, and of others.
+        """Returns the tensors in the order of the first batch, and the paths of missing and of unknown tensors.
 
-        leaves, structure: what torch's pytree makes of the batch.
+        leaves, structure: the batch, flattened by torch's pytree.
         """
         kinds = [isinstance(leaf, sys.modules["torch"].Tensor) for leaf in leaves]
         tensors = [leaf for leaf, is_tensor in zip(leaves, kinds) if is_tensor]  # noqa: B905 - as many
         if (structure, kinds) == self._first:
             return tensors, [], []
-        # Paths cost more than the comparison, and are asked for the first batch and for others than that alone.
+        # Paths cost more than the comparison, so they are made only for the first batch and for different ones.
         paths = _tensor_paths(batch)
         if self._first is None:
             self._first, self._paths = (structure, kinds), paths
@@ -283,7 +283,7 @@ class _Structure:
 
 
 def _tensor_paths(batch: Any) -> list[str]:
-    """Where each tensor is, as it is written behind the batch's name: "['labels']", "[0]"."""
+    """Returns the path of each tensor as Python code after the batch's name: "['labels']", "[0]"."""
     from torch.utils import _pytree as pytree
 
     return [
@@ -298,7 +298,7 @@ def _listed(paths: Sequence[str]) -> str:
 
 
 def _tensors_by_name(batch: Any) -> dict[str, Any]:
-    """By "input" and the path to each, joined by underscores."""
+    """Returns the tensors by name: "input" and the path, joined by underscores."""
     from torch.utils import _pytree as pytree
 
     torch = sys.modules["torch"]
@@ -310,7 +310,7 @@ def _tensors_by_name(batch: Any) -> dict[str, Any]:
 
 
 def _step(key: Any) -> str:
-    """One step of a path: a position, a key, or the name of an attribute."""
+    """Returns the text of one step of a path: an index, a key, or the name of an attribute."""
     return str(getattr(key, "idx", getattr(key, "key", getattr(key, "name", ""))))
 
 
@@ -325,7 +325,11 @@ def _share_was_asked() -> bool:
 
 
 def endless(loader: Any, max_empty_passes: int) -> Iterator[Any]:
-    """Batches of one pass after the other. InputFailure when too many give nothing, or there can be no second."""
+    """Yields the batches of one pass after the other.
+
+    Raises:
+        InputFailure: more than `max_empty_passes` in a row have no batch, or the loader can be iterated only once.
+    """
     count = num_empty = 0
     while True:
         before = count
@@ -343,7 +347,7 @@ def endless(loader: Any, max_empty_passes: int) -> Iterator[Any]:
 
 
 class Ring:
-    """The shared memory that batches are written to: slots of equal size, each with all tensors of a batch."""
+    """The shared memory that batches are written to: slots of equal size, one for a batch. Used by one thread."""
 
     def __init__(self, file_descriptor: int, layout: BatchLayout) -> None:
         torch = sys.modules["torch"]
@@ -355,7 +359,7 @@ class Ring:
         ]
 
     def write(self, slot: int, tensors: Sequence[Any]) -> None:
-        """Copy a batch into a slot."""
+        """Copies a batch into a slot."""
         for view, tensor in zip(self._slots[slot], tensors):  # noqa: B905 - as many as the members
             view.copy_(tensor)
 

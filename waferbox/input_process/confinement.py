@@ -1,7 +1,7 @@
-"""What the process of an input_fn gives up before it reads a byte of what the user sent.
+"""The rights that the process of an input_fn gives up before it reads the first byte from the user.
 
-It keeps its descriptors to the worker and nothing else that was inherited, no token and no way to the fork server; and
-it may be another user's from here on. docs/security.md says what that protects from, and what it does not.
+Of what it inherited it keeps only the descriptors to the worker: no token, and no connection to the fork server. It may
+also become another user. docs/security.md describes the protection and its limits.
 """
 
 import ctypes
@@ -28,14 +28,21 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def confine(descriptors: Sequence[int], user: str) -> None:
-    """Keep these descriptors and the standard ones; become the user of this name, if one is named.
+    """Closes all descriptors but these and the standard ones, and becomes another user.
 
-    Raises OSError, KeyError: there is no such user, or this process may not become it.
+    Args:
+        descriptors: the descriptors to keep.
+        user: the name of the user; empty: no change.
+
+    Raises:
+        KeyError: there is no such user.
+        OSError: this process may not become that user.
     """
     for name in DROPPED_VARIABLES:
         os.environ.pop(name, None)
     _close_others({0, 1, 2, *descriptors})
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # what the fork server had in memory is in ours
+    # A core dump would show the memory of the fork server, of which this process has a copy.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     most = min(MAX_DESCRIPTORS, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     _set(_PR_SET_NO_NEW_PRIVS, 1)
@@ -46,7 +53,7 @@ def confine(descriptors: Sequence[int], user: str) -> None:
 def _close_others(kept: set[int]) -> None:
     first = 0
     for descriptor in sorted(kept):
-        if first < descriptor:  # an empty range would be taken for all
+        if first < descriptor:  # closerange(0, 0) would close every descriptor.
             os.closerange(first, descriptor)
         first = descriptor + 1
     os.closerange(first, os.sysconf("SC_OPEN_MAX"))
@@ -59,7 +66,7 @@ def _become(user: str) -> None:
     os.setgid(entry.pw_gid)
     os.setuid(entry.pw_uid)
     os.environ.update(HOME=entry.pw_dir, USER=user, LOGNAME=user)
-    _set(_PR_SET_PDEATHSIG, signal.SIGKILL)  # which the kernel forgets when the user changes
+    _set(_PR_SET_PDEATHSIG, signal.SIGKILL)  # again, since the kernel clears it when the user changes
     if os.getppid() != parent:
         os._exit(1)
 

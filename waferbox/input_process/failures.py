@@ -1,4 +1,4 @@
-"""What is wrong with the user's input, and how it is told."""
+"""Errors of the user's input, and their texts."""
 
 import os
 import re
@@ -12,19 +12,20 @@ _HERE = os.path.dirname(__file__)
 
 
 class InputFailure(Exception):
-    """What is wrong with the user's input, in words for the user.
-
-    killed: nothing is wrong with it, but a process that it had started was killed.
-    """
+    """Raised for an error of the user's input, with a message for the user."""
 
     def __init__(self, message: str, trace: str = "", *, killed: bool = False) -> None:
+        """killed: whether the cause is only that a process of the loader was killed."""
         super().__init__(message)
         self.trace = trace
         self.killed = killed
 
 
 def names_killed_process(error: BaseException | None) -> bool:
-    """Whether it is what a torch DataLoader raises, wherever we are, when one of its processes is killed."""
+    """Whether torch raised the error, or a cause of it, since a process of a DataLoader was killed.
+
+    torch raises it from a signal handler, and so anywhere in the code.
+    """
     while error is not None:
         if isinstance(error, RuntimeError) and _KILLED.match(str(error)):
             return True
@@ -33,12 +34,12 @@ def names_killed_process(error: BaseException | None) -> bool:
 
 
 def summary(error: BaseException) -> str:
-    """The last line of what Python prints of an exception."""
+    """Returns the last line of an exception as Python prints it."""
     return traceback.format_exception_only(type(error), error)[-1].strip()
 
 
 def user_traceback(error: BaseException) -> str:
-    """The traceback from the first frame that is not of this package."""
+    """Returns the traceback from the first frame outside of this package; a long one without its middle."""
     frames = error.__traceback__
     while (
         frames is not None

@@ -1,4 +1,4 @@
-"""Runs this package under an interpreter that has no Waferbox, by the path of this file."""
+"""A script that runs this package under an interpreter without Waferbox."""
 
 import ctypes
 import importlib

@@ -1,4 +1,4 @@
-"""The user's loader: the input_fn that makes it, and its state after a step, as plain data."""
+"""The user's loader: the call of the input_fn that makes it, and its states as plain data."""
 
 import base64
 import json
@@ -12,13 +12,13 @@ from typing import Any
 from .failures import InputFailure, summary, user_traceback
 from .messages import INPUT_VARIABLE, STATE_BYTES, Channel, Prepare, State, encode
 
-# --- The state of a loader that the vendor's client has sent: by dill, as that client reads it ------------------------
+# --- States of loaders of the vendor's client, which reads them with dill ---------------------------------------------
 
 
 def dump_state(worker: Mapping[str, int], loader: Any) -> str:
-    """What a loader would go on from, in hex; worker: what cstorch.distributed.get_worker_state says while it is asked.
+    """Returns the state of a loader in hex. The loader may read `worker` by cstorch.distributed.get_worker_state.
 
-    The client reads `user_state_dict` alone of what it gets, so that this needs nothing of the vendor's.
+    The client reads only `user_state_dict` of the object, so a class of the vendor is not needed.
     """
     import dill
 
@@ -28,38 +28,38 @@ def dump_state(worker: Mapping[str, int], loader: Any) -> str:
 
 
 def load_state(text: str) -> Any:
-    """What the loader said, of what dump_state has made of it."""
+    """Returns the loader's state_dict from a text of dump_state."""
     import dill
 
     return dill.loads(bytes.fromhex(text)).user_state_dict  # noqa: S301 - only in the process of an input_fn
 
 
 def _configure_worker_state(worker: Mapping[str, int]) -> None:
-    # A loader that asks for it has imported the package.
+    # A loader that reads the worker state has imported the package.
     states = sys.modules.get("cerebras.pytorch.distributed.worker_state")
     loaders = sys.modules.get("cerebras.pytorch.utils.data.dataloader")
     if states is not None and loaders is not None:
         states.WorkerState.configure(loaders.DataLoaderCheckpoint(**worker, user_state_dict=None))
 
 
-# --- Where the user's loader stands: its state after the steps for which it is wanted, as plain data ------------------
+# --- States after steps -----------------------------------------------------------------------------------------------
 
 
 _METHODS = ("state_dict", "load_state_dict", "aggregate_state_dict", "deaggregate_state_dict")
 
 
 class Position:
-    """Where the loader stands: its state, for the steps for which it is wanted.
+    """The position of the loader in the execution, and the steps whose states are due. Used by one thread.
 
-    first_step: the step of the execution, from 0, that it began with. It is told how far it is since then, as if an
-    execution had begun there: what it was resumed with has the rest.
+    Raises InputFailure if a due state cannot be made.
     """
 
     def __init__(
         self, loader: Any, channel: Channel, prepare: Prepare, state_steps: Sequence[int], first_step: int = 0
     ) -> None:
-        self.wanted = list(state_steps)
-        self.recovery_step = 0  # its state is wanted as well, if there is one
+        """first_step: the step that the loader begins after; its worker state counts from there, as after a resume."""
+        self.state_steps = list(state_steps)
+        self.recovery_step = 0  # one more step whose state is due, which may be empty; 0: none
         self._first_step = first_step
         self._loader = loader
         self._channel = channel
@@ -68,34 +68,31 @@ class Position:
         self._samples = 0
 
     def streamed(self, rows: int) -> None:
-        """A batch with so many rows is this worker's."""
+        """Counts a batch of this worker, which has `rows` rows."""
         self._batches += 1
         self._samples += rows
 
     def states(self, last_step: int) -> list[tuple[int, bytes]]:
-        """The loader's state as it is now, for each wanted step up to `last_step`, from where it began.
-
-        InputFailure if it has none; where that of recovery_step alone is wanted, it is empty then.
-        """
+        """Returns the loader's present state for each due step up to `last_step`, which counts from `first_step`."""
         last_step += self._first_step
-        states = [(step, self._checkpoint_state(step)) for step in self.wanted if step <= last_step]
+        states = [(step, self._checkpoint_state(step)) for step in self.state_steps if step <= last_step]
         if 0 < self.recovery_step <= last_step:
             states.append((self.recovery_step, self._recovery_state()))
         return states
 
     def send(self, states: list[tuple[int, bytes]]) -> None:
-        """Hand states over: they are not wanted any more."""
+        """Sends states, which are no longer due."""
         for step, text in states:
             with os.fdopen(os.memfd_create("state", os.MFD_CLOEXEC), "r+b", buffering=0) as file:
                 file.write(text)
                 self._channel.send(State(step=step), file.fileno())
-            if step in self.wanted:
-                self.wanted.remove(step)
+            if step in self.state_steps:
+                self.state_steps.remove(step)
             else:
                 self.recovery_step = 0
 
     def send_no_recovery_state(self) -> None:
-        """The loader has failed: if its state is wanted for a recovery point, say that there is none."""
+        """Sends an empty state if the one for a recovery point is due; called when the loader has failed."""
         if self.recovery_step:
             self.send([(self.recovery_step, b"")])
 
@@ -103,7 +100,7 @@ class Position:
         return all(hasattr(self._loader, method) for method in _METHODS)
 
     def _checkpoint_state(self, step: int) -> bytes:
-        # The vendor's client does not say whether it will ask: it asks restartable loaders alone.
+        # The vendor's client requests the states of restartable loaders only, and does not announce it.
         if self._prepare.vendor_builder and not self._is_restartable():
             return b""
         return self._state(step)
@@ -114,7 +111,7 @@ class Position:
         try:
             return self._state(self.recovery_step)
         except InputFailure:
-            return b""  # the steps can be done without it
+            return b""  # The steps need no state for a recovery point.
 
     def _state(self, step: int) -> bytes:
         settings = self._prepare.settings
@@ -148,7 +145,7 @@ class Position:
 
 
 def resume(loader: Any, states: bytes, *, is_vendors: bool) -> None:
-    """Let the loader go on from the states of all workers' loaders, a JSON list of what they have sent."""
+    """Resumes the loader from the states of all workers' loaders, a JSON list. Raises InputFailure."""
     restored = load_state if is_vendors else _restored
     try:
         state = loader.aggregate_state_dict([restored(form) for form in json.loads(states)])
@@ -158,7 +155,7 @@ def resume(loader: Any, states: bytes, *, is_vendors: bool) -> None:
 
 
 def _restored(form: Any) -> Any:
-    """The value that `plain` has made this of."""
+    """Returns the value of a form that `plain` made."""
     torch, numpy = sys.modules["torch"], sys.modules["numpy"]
     if not isinstance(form, list):
         return form
@@ -179,7 +176,7 @@ def _restored(form: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """A state in the form that is described in __init__. InputFailure for what has none."""
+    """Returns a state in the form that the package describes. Raises InputFailure for values without such a form."""
     torch, numpy = sys.modules["torch"], sys.modules["numpy"]
     if isinstance(value, numpy.generic):
         value = value.item()
@@ -203,22 +200,23 @@ def plain(value: Any) -> Any:
     )
 
 
-# --- Calls the user's input_fn, which makes the loader ----------------------------------------------------------------
+# --- The call of the input_fn -----------------------------------------------------------------------------------------
 
 
 def build(prepare: Prepare, builder: bytes) -> tuple[Any, str]:
-    """Call the user's input_fn, in the state that its random generators had on the client.
+    """Calls the user's input_fn with the random generators in the state that they had on the client.
 
-    Returns the loader, at the position that the client has loaded, and what the input_fn is called.
+    Returns the loader, at the position that the client has loaded, and the name and place of the input_fn. Raises
+    InputFailure.
     """
     first, last = prepare.python_paths, prepare.last_python_paths
     sys.path[:] = [*first, *(path for path in sys.path if path not in (*first, *last)), *last]
-    if os.path.isdir(prepare.working_directory):  # it may not exist on another host
+    if os.path.isdir(prepare.working_directory):  # Another host may not have the folder.
         os.chdir(prepare.working_directory)
     os.environ[INPUT_VARIABLE] = encode(prepare.settings).decode()
     read = _read_vendor_builder if prepare.vendor_builder else _read_builder
     try:
-        import torch  # noqa: F401 - found in sys.modules by what follows
+        import torch  # noqa: F401 - the functions below find it in sys.modules
 
         recipe = read(builder)
     except ModuleNotFoundError as error:
@@ -242,7 +240,7 @@ def build(prepare: Prepare, builder: bytes) -> tuple[Any, str]:
 
 
 def _read_builder(builder: bytes) -> dict[str, Any]:
-    """What a client of ours has sent. Only here is anything of a script's unpickled: this process is the user's."""
+    """Returns the recipe from the client library. Only this process unpickles data of a script: it is the user's."""
     import cloudpickle
 
     recipe: dict[str, Any] = cloudpickle.loads(builder)
@@ -250,7 +248,7 @@ def _read_builder(builder: bytes) -> dict[str, Any]:
 
 
 def _read_vendor_builder(builder: bytes) -> dict[str, Any]:
-    """What the vendor's client has sent: without the state of its random generators."""
+    """Returns the recipe from the vendor's client, which sends no state of its random generators."""
     import dill
 
     texts = json.loads(builder)
@@ -265,7 +263,7 @@ def _read_vendor_builder(builder: bytes) -> dict[str, Any]:
 
 
 def _source(function: Any) -> str:
-    """A function's name, file and line, as far as it has them."""
+    """Returns a function's name, file and line, as far as it has them."""
     while hasattr(function, "func"):  # functools.partial
         function = function.func
     name = getattr(function, "__qualname__", type(function).__qualname__)

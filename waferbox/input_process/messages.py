@@ -1,8 +1,7 @@
-"""The messages between a worker and the process of its input_fn, and the end of the socket that the process has.
+"""The messages between a worker and the process of its input_fn, and the process's end of the socket.
 
 A message is one JSON object: the fields of its class, and the name of the class as "kind". The process is the user's
-and may send anything, so that `decode` checks every field. Only the standard library is needed, as in all of the
-package.
+and may send anything, so `decode` checks every field.
 """
 
 import dataclasses
@@ -14,15 +13,15 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 MESSAGE_BYTES = 128 * 1024
-STATE_BYTES = 4 * 1024 * 1024  # of a loader's state, as text
+STATE_BYTES = 4 * 1024 * 1024  # the most of a loader's state, as text
 DIGEST_BYTES = 16
-MOST_DIGESTS = 64  # of a batch
+MOST_DIGESTS = 64  # the most of a batch
 
 INPUT_VARIABLE = "WAFERBOX_INPUT"
 
 
 class MessageError(ValueError):
-    """Raised for a text that is no message, or another message than the one that is due."""
+    """Raised for a text that is no message, or for an unexpected message."""
 
 
 # --- Worker to process ------------------------------------------------------------------------------------------------
@@ -30,7 +29,7 @@ class MessageError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class InputSettings:
-    """The place of a worker among those of the job, and the number formats that the script has chosen.
+    """The number of a worker among those of the job, and the number formats that the script has chosen.
 
     The process also keeps them as JSON text in the environment variable INPUT_VARIABLE, for the client library in the
     input_fn. A loader may spawn processes of its own, which inherit the environment and no modules.
@@ -67,13 +66,13 @@ class Prepare:
     """Make the loader. A file descriptor comes with it: the pickled builder.
 
     Attributes:
-        settings: what the input_fn can read of the job.
+        settings: the settings of the job that the input_fn can read.
         python_paths: the folders that come first in sys.path.
         last_python_paths: the folders that come last in sys.path.
-        working_directory: that of the script; it is not used on a host that does not have it.
-        redivided: whether the job has lost wafers, so that a part that the input_fn makes is of the wrong size.
+        working_directory: the script's; ignored on a host that does not have it.
+        redivided: whether the job has lost wafers, so that a part that the input_fn makes has the wrong size.
         input_names: the tensors that the step takes, by name; empty: all, in the order of the first batch.
-        vendor_builder: whether the builder is of the vendor's client.
+        vendor_builder: whether the builder comes from the vendor's client.
     """
 
     settings: InputSettings
@@ -172,7 +171,7 @@ class Failed:
     Attributes:
         message: what is wrong, for the user.
         traceback: the user's part of it; may be empty.
-        killed: whether nothing is wrong but that a process of the loader was killed.
+        killed: whether the cause is only that a process of the loader was killed.
     """
 
     message: str
@@ -220,7 +219,7 @@ def decode_as(kind: type[M], data: bytes) -> M:
 
 
 def _decoded(form: Any, value: Any) -> Any:
-    """Returns the value of a field. Raises TypeError, AttributeError: it has another type than the form."""
+    """Returns the value of a field of type `form`. Raises TypeError, AttributeError for a value of another type."""
     if isinstance(form, type) and dataclasses.is_dataclass(form):
         types = _field_types(form)
         if value.keys() != types.keys():
@@ -255,7 +254,7 @@ class Channel:
         self._connection = connection
 
     def receive(self, kind: type[M]) -> tuple[M, list[int]]:
-        """Returns the next message, which is of this class, with its file descriptors."""
+        """Returns the next message and its file descriptors. Raises MessageError for one of another class."""
         data, descriptors, _, _ = socket.recv_fds(self._connection, MESSAGE_BYTES, 2)
         if not data:
             raise SystemExit(0)
@@ -271,7 +270,7 @@ class Channel:
     def wait_for_end(self) -> None:
         """Waits until the worker closes its end.
 
-        To close this end with messages unread would discard those that are on their way to the worker.
+        A close of this end with unread messages would discard the messages on their way to the worker.
         """
         while self._connection.recv(MESSAGE_BYTES):
             pass

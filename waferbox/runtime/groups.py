@@ -122,7 +122,7 @@ class SendBuffers:
                 end = aligned(end + group.nbytes)
         self._memory = SharedMemory.create(max(end, 1))
         self._slices = slices | {group: Slice(self._memory, *extent) for group, extent in bases.items()}
-        self._output_tensors: dict[int, torch.Tensor] = {}
+        self._destinations: dict[int, torch.Tensor] = {}
         self._home_groups: dict[int, int] = {}
         self._copies: dict[int, list[tuple[int, torch.Tensor]]] = {}
         settled = settled or {}
@@ -134,8 +134,8 @@ class SendBuffers:
                 owner = settled.get(member.value)
                 if owner is not None and owner.data_ptr() == tensor.data_ptr():
                     continue
-                if owner is None and member.value in makers and member.value not in self._output_tensors:
-                    self._output_tensors[member.value] = tensor
+                if owner is None and member.value in makers and member.value not in self._destinations:
+                    self._destinations[member.value] = tensor
                     self._home_groups[member.value] = group.id
                 else:
                     self._copies.setdefault(group.id, []).append((member.value, tensor))
@@ -154,12 +154,12 @@ class SendBuffers:
         """Returns the payload of a group."""
         return self._slices[group]
 
-    def output_tensor(self, value: int) -> torch.Tensor | None:
+    def destination(self, value: int) -> torch.Tensor | None:
         """Returns the tensor that the maker of a value writes; None: it has none."""
-        return self._output_tensors.get(value)
+        return self._destinations.get(value)
 
     def home_group(self, value: int) -> int | None:
-        """Returns the group of `output_tensor`."""
+        """Returns the group of `destination`."""
         return self._home_groups.get(value)
 
     def copies(self, group: int) -> list[tuple[int, torch.Tensor]]:
@@ -168,7 +168,7 @@ class SendBuffers:
 
     def close(self) -> None:
         """Frees the buffers, which nothing uses any more."""
-        self._output_tensors.clear()
+        self._destinations.clear()
         self._copies.clear()
         self._memory.close()
 

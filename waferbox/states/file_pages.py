@@ -89,7 +89,7 @@ class FilePages:
         Pages that another process has mapped stay.
         """
         self._write(offset, nbytes, _SYNC_AND_WAIT)
-        self._advise(offset, nbytes, mmap.MADV_DONTNEED)  # of a shared mapping: nothing is lost
+        self._advise(offset, nbytes, mmap.MADV_DONTNEED)  # The mapping is shared, so no change is lost.
         first, length = _whole_pages(offset, nbytes)
         os.posix_fadvise(self._memory.fileno(), first, length, os.POSIX_FADV_DONTNEED)
         return not self.resident_bytes(offset, nbytes)

@@ -37,35 +37,35 @@ class StateKernel:
 
     @property
     def may_show_inputs(self) -> bool:
-        """Whether results without a place may be views of inputs."""
+        """Whether results without a destination may be views of inputs."""
         return self._general is not None
 
-    def may_be_parted(self, states: Buffers, places: Buffers) -> bool:
+    def may_be_parted(self, states: Buffers, destinations: Buffers) -> bool:
         """Whether it can run in parts, each over some of the elements: every result that is no scalar has a buffer."""
         return self._generated is not None and all(
-            state is not None or place is not None or not result.shape
-            for state, place, result in zip(states, places, self._generated.outputs, strict=True)
+            state is not None or destination is not None or not result.shape
+            for state, destination, result in zip(states, destinations, self._generated.outputs, strict=True)
         )
 
     def bind(
-        self, states: Buffers, places: Buffers, passing: Sequence[int] = (), part: tuple[int, int] = (0, 1)
+        self, states: Buffers, destinations: Buffers, passing: Sequence[int] = (), part: tuple[int, int] = (0, 1)
     ) -> Call:
-        """Returns a call that writes result i to the state buffer states[i], or else to places[i] if there is one.
+        """Returns a call that writes result i to the state buffer states[i], or else to destinations[i], if given.
 
         Args:
             passing: inputs that differ from call to call, so that the call keeps no reference to them.
             part: number and count of the parts that the kernel runs in, if it may be parted.
         """
         if self._general is not None:
-            return self._bind_general(self._general, states, places)
+            return self._bind_general(self._general, states, destinations)
         # No copy is needed: such a kernel reads an element for the last time before it writes it.
         bound: Callable[[Sequence[torch.Tensor]], None]
         if self._generated is not None:
-            buffers = _buffers(states, places, self._generated.outputs)
+            buffers = _buffers(states, destinations, self._generated.outputs)
             bound = self._generated.bind(buffers, passing, part)
         else:
             assert self._elementwise is not None
-            buffers = _buffers(states, places, self._elementwise.outputs)
+            buffers = _buffers(states, destinations, self._elementwise.outputs)
             bound = partial(self._elementwise, out=buffers)
 
         def call(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -74,16 +74,16 @@ class StateKernel:
 
         return call
 
-    def _bind_general(self, kernel: Kernel, states: Buffers, places: Buffers) -> Call:
+    def _bind_general(self, kernel: Kernel, states: Buffers, destinations: Buffers) -> Call:
         """Binds a kernel that may read a state at its end: results are copied to the states after it has run."""
         commits = [(i, state) for i, state in enumerate(states) if state is not None]
         begin, end = self._begin, self._end
 
         def call(inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-            results = kernel(inputs, places)
+            results = kernel(inputs, destinations)
             for i, result in enumerate(results):
                 # A view of a state would change with the state, now or at a later commit.
-                if begin <= result.data_ptr() < end and places[i] is None:
+                if begin <= result.data_ptr() < end and destinations[i] is None:
                     results[i] = result.clone()
             for i, state in commits:
                 state.copy_(results[i])
@@ -138,9 +138,9 @@ def _generate(modules: Mapping[int, ModuleOp], folder: Path) -> dict[int, Genera
     return {}
 
 
-def _buffers(states: Buffers, places: Buffers, results: Sequence[TensorInfo]) -> list[torch.Tensor]:
+def _buffers(states: Buffers, destinations: Buffers, results: Sequence[TensorInfo]) -> list[torch.Tensor]:
     buffers = []
-    for state, place, result in zip(states, places, results, strict=True):
-        buffer = state if state is not None else place
+    for state, destination, result in zip(states, destinations, results, strict=True):
+        buffer = state if state is not None else destination
         buffers.append(buffer if buffer is not None else torch.empty(result.shape, dtype=result.dtype))
     return buffers

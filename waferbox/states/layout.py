@@ -60,8 +60,8 @@ class StateRequirements:
 class Layout:
     """The extents of states in one shared memory, which the wafers map."""
 
-    places: Mapping[str, StateExtent]
-    group_bases: Mapping[int, int]  # weights group -> where its buffer begins
+    extents: Mapping[str, StateExtent]
+    group_bases: Mapping[int, int]  # weights group -> begin of its buffer
     nbytes: int
 
 
@@ -72,59 +72,59 @@ def lay_out(required: StateRequirements, kept: Mapping[str, StateExtent]) -> Lay
     has no base, and its members are copied when it is sent.
     """
     names = {slot.value: slot for slot in required.slots}
-    places: dict[str, StateExtent] = {}
+    extents: dict[str, StateExtent] = {}
     bases: dict[int, int] = {}
     end = 0
     for group in required.weights_groups:
-        base = _base_in(group, names, places)
+        base = _base_in(group, names, extents)
         if base is None:
             base = end
             for member in group.members:
                 slot = names.get(member.value)
-                if slot is not None and slot.name not in places:
-                    places[slot.name] = StateExtent.at(base + member.offset, slot.type)
+                if slot is not None and slot.name not in extents:
+                    extents[slot.name] = StateExtent.at(base + member.offset, slot.type)
         end = max(end, aligned(base + group.nbytes))
         bases[group.id] = base
     rest: list[tuple[str, plan_pb2.TensorType]] = [(slot.name, slot.type) for slot in required.slots]
     named = {name for name, _ in rest}
-    rest += [(name, _type_of(place)) for name, place in kept.items() if name not in named]
+    rest += [(name, _type_of(extent)) for name, extent in kept.items() if name not in named]
     for name, tensor_type in rest:
-        if name not in places:
-            places[name] = StateExtent.at(end, tensor_type)
-            end = aligned(end + places[name].nbytes)
-    return Layout(places=places, group_bases=bases, nbytes=max(end, 1))
+        if name not in extents:
+            extents[name] = StateExtent.at(end, tensor_type)
+            end = aligned(end + extents[name].nbytes)
+    return Layout(extents=extents, group_bases=bases, nbytes=max(end, 1))
 
 
 def fit(required: StateRequirements, layout: Layout) -> Layout | None:
     """Returns the layout with the required groups, if it has all required states as they have to lie; else None."""
     names = {slot.value: slot for slot in required.slots}
     for slot in required.slots:
-        place = layout.places.get(slot.name)
-        if place is None or not place.holds(slot.type):
+        extent = layout.extents.get(slot.name)
+        if extent is None or not extent.holds(slot.type):
             return None
     bases: dict[int, int] = {}
     for group in required.weights_groups:
-        base = _base_in(group, names, layout.places)
+        base = _base_in(group, names, layout.extents)
         if base is None or base + group.nbytes > layout.nbytes:
             return None
         bases[group.id] = base
-    return Layout(places=layout.places, group_bases=bases, nbytes=layout.nbytes)
+    return Layout(extents=layout.extents, group_bases=bases, nbytes=layout.nbytes)
 
 
 def _base_in(
-    group: plan_pb2.Group, names: Mapping[int, plan_pb2.StateSlot], places: Mapping[str, StateExtent]
+    group: plan_pb2.Group, names: Mapping[int, plan_pb2.StateSlot], extents: Mapping[str, StateExtent]
 ) -> int | None:
-    """Where the group's buffer begins, if all of its members are states that lie as the group has them."""
+    """Returns the begin of the group's buffer, if all its members are states at the offsets of the group; else None."""
     bases = set()
     for member in group.members:
         slot = names.get(member.value)
-        place = places.get(slot.name) if slot is not None else None
-        if place is None:
+        extent = extents.get(slot.name) if slot is not None else None
+        if extent is None:
             return None
-        bases.add(place.offset - member.offset)
+        bases.add(extent.offset - member.offset)
     base = bases.pop() if len(bases) == 1 else None
     return base if base is not None and base >= 0 else None
 
 
-def _type_of(place: StateExtent) -> plan_pb2.TensorType:
-    return plan_pb2.TensorType(element_type=place.element_type, shape=place.shape)
+def _type_of(extent: StateExtent) -> plan_pb2.TensorType:
+    return plan_pb2.TensorType(element_type=extent.element_type, shape=extent.shape)

@@ -97,13 +97,13 @@ class PointWriter:
     """The file of a point in the making. Used by one thread."""
 
     def __init__(
-        self, folder: Path, number: int, places: Mapping[str, StateExtent], owner: str, *, stays_in_memory: bool
+        self, folder: Path, number: int, extents: Mapping[str, StateExtent], owner: str, *, stays_in_memory: bool
     ) -> None:
         """
         Args:
             folder: the folder of the member's points.
             number: the number of the point.
-            places: the states; their offsets are not used.
+            extents: the states; their offsets are not used.
             owner: the owner that the file names.
             stays_in_memory: as for PartialFile.
 
@@ -111,16 +111,16 @@ class PointWriter:
             OSError: the folder cannot be written, or its disk has no room (ENOSPC).
         """
         self.path = folder / str(number)
-        self.nbytes = sum(place.nbytes for place in places.values())
+        self.nbytes = sum(extent.nbytes for extent in extents.values())
         self._owner = owner
-        self._places: dict[str, StateExtent] = {}
+        self._extents: dict[str, StateExtent] = {}
         end = len(MAGIC)
-        for name, place in places.items():
-            self._places[name] = place.moved_to(end)
-            end += place.nbytes
+        for name, extent in extents.items():
+            self._extents[name] = extent.moved_to(end)
+            end += extent.nbytes
         self._end = end
-        self._checksums = {name: xxhash.xxh3_64() for name in places}
-        self._file = PartialFile(self.path, end + _ROOM * len(places), stays_in_memory=stays_in_memory)
+        self._checksums = {name: xxhash.xxh3_64() for name in extents}
+        self._file = PartialFile(self.path, end + _ROOM * len(extents), stays_in_memory=stays_in_memory)
         try:
             self._file.write(MAGIC, 0)
         except BaseException:
@@ -130,7 +130,7 @@ class PointWriter:
     def write(self, name: str, offset: int, content: memoryview) -> None:
         """Writes the next bytes of a state, which begin at the offset. Those before have been written."""
         self._checksums[name].update(content)
-        self._file.write(content, self._places[name].offset + offset)
+        self._file.write(content, self._extents[name].offset + offset)
 
     def complete(self) -> None:
         """Writes the manifest behind the states, and gives the file its name."""
@@ -138,8 +138,8 @@ class PointWriter:
             {
                 "owner": self._owner,
                 "states": [
-                    [name, place.element_type, place.shape, place.offset, self._checksums[name].intdigest()]
-                    for name, place in self._places.items()
+                    [name, extent.element_type, extent.shape, extent.offset, self._checksums[name].intdigest()]
+                    for name, extent in self._extents.items()
                 ],
             }
         ).encode()
@@ -170,10 +170,10 @@ class PointFile:
             manifest = self._read_manifest()
             if manifest["owner"] != owner:
                 raise DamagedPoint(f"{path} holds states of {manifest['owner']}, not of {owner}")
-            self.places: dict[str, StateExtent] = {}
+            self.extents: dict[str, StateExtent] = {}
             self._checksums: dict[str, int] = {}
             for name, element_type, shape, offset, checksum in manifest["states"]:
-                self.places[name] = StateExtent.at(offset, plan_pb2.TensorType(element_type=element_type, shape=shape))
+                self.extents[name] = StateExtent.at(offset, plan_pb2.TensorType(element_type=element_type, shape=shape))
                 self._checksums[name] = checksum
         except BaseException:
             self.close()
@@ -182,16 +182,16 @@ class PointFile:
     @property
     def nbytes(self) -> int:
         """The bytes of all states."""
-        return sum(place.nbytes for place in self.places.values())
+        return sum(extent.nbytes for extent in self.extents.values())
 
     def check(self) -> None:
         """Reads and checks all states. Raises as `read`."""
         buffer = memoryview(bytearray(READ_BYTES))
-        for name, place in self.places.items():
+        for name, extent in self.extents.items():
             checksum = xxhash.xxh3_64()
-            for done in range(0, place.nbytes, READ_BYTES):
-                part = buffer[: place.nbytes - done]
-                self._fill(part, place.offset + done)
+            for done in range(0, extent.nbytes, READ_BYTES):
+                part = buffer[: extent.nbytes - done]
+                self._fill(part, extent.offset + done)
                 checksum.update(part)
             self._compare(name, checksum)
 
@@ -202,11 +202,11 @@ class PointFile:
             OSError: the disk fails.
             DamagedPoint: the state is not as it was written.
         """
-        place, checksum = self.places[name], xxhash.xxh3_64()
-        assert len(target) == place.nbytes
-        for done in range(0, place.nbytes, READ_BYTES):
+        extent, checksum = self.extents[name], xxhash.xxh3_64()
+        assert len(target) == extent.nbytes
+        for done in range(0, extent.nbytes, READ_BYTES):
             part = target[done : done + READ_BYTES]
-            self._fill(part, place.offset + done)
+            self._fill(part, extent.offset + done)
             checksum.update(part)
         self._compare(name, checksum)
 

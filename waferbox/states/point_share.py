@@ -32,26 +32,31 @@ class PointShare:
     """
 
     def __init__(
-        self, places: Mapping[str, StateExtent], live: StateMemory, on_read: Callable[[Extent], None], *, required: bool
+        self,
+        extents: Mapping[str, StateExtent],
+        live: StateMemory,
+        on_read: Callable[[Extent], None],
+        *,
+        required: bool,
     ) -> None:
         """
         Args:
-            places: the states, in the order in which a step writes them as far as it is known, so that few are copied.
+            extents: the states, in the order in which a step writes them as far as it is known, so that few are copied.
             live: the memory that the steps change.
             on_read: called with an extent of the live states after it was read.
             required: whether the share must not be given up.
         """
-        self.places = places
-        self.nbytes = sum(place.nbytes for place in places.values())
+        self.extents = extents
+        self.nbytes = sum(extent.nbytes for extent in extents.values())
         self.required = required
-        self.unchanged = True  # the states are still what they were
+        self.unchanged = True  # whether no state has been written since
         self.complete = False  # the file has all states, and its name
         self._live = live
         self._on_read = on_read
         self._changed = threading.Condition()
-        self._taken = dict.fromkeys(places, 0)  # bytes of each state, from its start, that are written or aside
+        self._taken = dict.fromkeys(extents, 0)  # bytes of each state, from its start, that are written or aside
         # States with bytes that are neither; one that is partly written comes first.
-        self._untouched = deque(name for name, place in places.items() if place.nbytes)
+        self._untouched = deque(name for name, extent in extents.items() if extent.nbytes)
         self._aside: StateMemory | None = None
         self._pieces: deque[_Piece] = deque()
         self._limit = None if live.pages is None else TRANSFER_BYTES
@@ -66,13 +71,13 @@ class PointShare:
     def before_write(self, name: str, part: int = 0, count: int = 1) -> None:
         """Copies a state aside, up to the end of a part, so that the caller can write it."""
         self.unchanged = False
-        if name in self.places:
-            self._take(name, -(-self.places[name].nbytes * (part + 1) // count))
+        if name in self.extents:
+            self._take(name, -(-self.extents[name].nbytes * (part + 1) // count))
 
     def leave_live(self) -> None:
         """Copies all states aside that are not in the file yet: the live memory is about to be freed."""
-        for name, place in self.places.items():
-            self._take(name, place.nbytes)
+        for name, extent in self.extents.items():
+            self._take(name, extent.nbytes)
 
     def end(self) -> None:
         """Gives the share up unless it is written. The live states are not read after the call."""
@@ -95,20 +100,20 @@ class PointShare:
 
     def _take(self, name: str, nbytes: int) -> None:
         """Copies a state aside, up to so many bytes of it."""
-        place = self.places[name]
+        extent = self.extents[name]
         while self._taken[name] < nbytes:
             with self._changed:
                 self._changed.wait_for(lambda: self._limit is None or self._aside_bytes < self._limit or self._ended)
                 if self._ended:
                     return
                 done = self._taken[name]
-                length = min(CHUNK_BYTES, place.nbytes - done)
+                length = min(CHUNK_BYTES, extent.nbytes - done)
                 if not length:
                     return
                 if self._aside is None:
                     self._aside = StateMemory(self._live.nbytes, StateSettings(), "a recovery point")
                 # A system call, as new pages would be mapped for one use only, which costs more than the copy.
-                begin = place.offset + done
+                begin = extent.offset + done
                 count = os.pwrite(self._aside.memory.fileno(), self._live.memory.view(begin, length), begin)
                 assert count == length, "memory takes all"
                 self._taken[name] = done + length
@@ -134,14 +139,14 @@ class PointShare:
                 if not self._untouched:
                     return None
                 name = self._untouched[0]
-                place, done = self.places[name], self._taken[name]
-                length = min(len(buffer), place.nbytes - done)
+                extent, done = self.extents[name], self._taken[name]
+                length = min(len(buffer), extent.nbytes - done)
                 if not length:
                     self._untouched.popleft()
                     continue
-                _read(self._live, place.offset + done, buffer[:length])
+                _read(self._live, extent.offset + done, buffer[:length])
                 if self._live.pages is not None:
-                    self._on_read((place.offset + done, length))
+                    self._on_read((extent.offset + done, length))
                 self._taken[name] = done + length
                 return _Piece(name, done, length, aside=False)
         return None
@@ -149,7 +154,7 @@ class PointShare:
     def _write_aside(self, file: PointWriter, piece: _Piece, buffer: memoryview) -> None:
         aside = self._aside
         assert aside is not None
-        begin = self.places[piece.name].offset + piece.offset
+        begin = self.extents[piece.name].offset + piece.offset
         for done in range(0, piece.nbytes, PIECE_BYTES):
             if self._ended:
                 return

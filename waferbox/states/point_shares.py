@@ -129,11 +129,11 @@ class PointShares:
         """Restores the states of a file. Raises OSError, DamagedPoint."""
         file = PointFile(path, self._owner)
         try:
-            missing = self._store.load(required, file.places)
-            for name, place in self._store.places().items():
-                if name in file.places and place.is_like(file.places[name]):
-                    with self._store.states.passing((place.offset, place.nbytes)):
-                        file.read(name, self._store.memory.view(place.offset, place.nbytes))
+            missing = self._store.load(required, file.extents)
+            for name, extent in self._store.extents().items():
+                if name in file.extents and extent.is_like(file.extents[name]):
+                    with self._store.states.passing((extent.offset, extent.nbytes)):
+                        file.read(name, self._store.memory.view(extent.offset, extent.nbytes))
                     self._store.mark_written([name])
         finally:
             file.close()
@@ -238,7 +238,7 @@ class PointShares:
             make_member_folder(folder)
             remove_partial(folder)
             stays = self._store.settings.folder is None
-            file = PointWriter(folder, number, point.places, self._owner, stays_in_memory=stays)
+            file = PointWriter(folder, number, point.extents, self._owner, stays_in_memory=stays)
             try:
                 point.write_to(file)
             finally:

@@ -31,7 +31,7 @@ class Staging:
         self._may_stage = has_room
         self._lock = threading.Lock()
         self._values: dict[str, torch.Tensor] = {}
-        self._reserved_bytes = 0  # of values that are staged or being computed
+        self._reserved_bytes = 0  # the bytes of values that are staged or being computed
         self._closed = False
 
     def make(self, states: Iterable[node_pb2.InitialState]) -> list[str]:

@@ -18,13 +18,13 @@ from waferbox.states.pager import Extent
 from wsc.v1 import node_pb2
 
 CHUNK_BYTES: Final = 4 << 20  # copied at a time
-TRANSFER_BYTES: Final = 16 << 20  # of a file, in memory while it is read or written as a whole
+TRANSFER_BYTES: Final = 16 << 20  # the most of a file in memory while all of it is read or written
 TRIM_SECONDS: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSettings:
-    """Where a process keeps states.
+    """The settings of a process that keeps states.
 
     Attributes:
         folder: the folder of the files with the states; None: they are in shared memory.
@@ -36,7 +36,7 @@ class StateSettings:
 
 
 class StateMemory:
-    """A piece of memory for states, all zero at first. Whoever uses it keeps threads apart."""
+    """A piece of memory for states, all zero at first. Not thread-safe: the users of the memory keep threads apart."""
 
     def __init__(self, nbytes: int, settings: StateSettings, purpose: str) -> None:
         """Raises JobFailure, with a message that names the purpose: the disk has no room."""

@@ -33,8 +33,8 @@ from wsc.v1 import node_pb2, node_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
-MAX_NAMES = 1 << 16  # of states, in one call
-MAX_SESSIONS = 16  # of one job; a script has one or two at a time
+MAX_NAMES = 1 << 16  # the most states in one call
+MAX_SESSIONS = 16  # the most of one job; a script has one or two at a time
 
 
 class StateTransferSession:
@@ -123,7 +123,7 @@ class StateTransferSessions:
 
 @dataclass(slots=True)
 class JobStates:
-    """A job as the service serves it."""
+    """The states of a job, and the calls to its node, as the service uses them. `lock` guards the states."""
 
     store: StateStore
     snapshots: Snapshots
@@ -154,7 +154,7 @@ def _reports_defects(
             return method(service, request, context)
         except Exception as error:
             if context.code() is None:  # type: ignore[attr-defined]  # `abort` was not called
-                logger.exception("a defect in %s", method.__name__)
+                logger.exception("Defect in %s", method.__name__)
                 service.report_defect(request.job, error)
                 context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
             raise
@@ -240,22 +240,22 @@ class StateService(node_pb2_grpc.StateServiceServicer):
         with self._transfer(request, context) as (states, session):
             _refuse_while_running(states, context)
             store = states.store
-            places = _places(request.names, store.places(), context)
-            parts = _parts(request, places, context)
+            extents = _extents(request.names, store.extents(), context)
+            parts = _parts(request, extents, context)
             link = session.link()
             link.expect({group: nbytes for group, (_, nbytes) in enumerate(parts)})
             store.before_write(request.names)
-            for group, (place, (offset, nbytes)) in enumerate(zip(places, parts, strict=True)):
+            for group, (extent, (offset, nbytes)) in enumerate(zip(extents, parts, strict=True)):
                 message = session.hub.receive(link, group, request.step)
                 if message.nbytes != nbytes:
                     context.abort(
                         grpc.StatusCode.INVALID_ARGUMENT,
                         f"{request.names[group]} has {nbytes} bytes, {message.nbytes} came",
                     )
-                with store.states.passing((place.offset + offset, nbytes)):
-                    target = store.memory.tensor(torch.uint8, (nbytes,), place.offset + offset)
+                with store.states.passing((extent.offset + offset, nbytes)):
+                    target = store.memory.tensor(torch.uint8, (nbytes,), extent.offset + offset)
                     target.copy_(message.tensor(torch.uint8, (nbytes,), 0))
-                if offset + nbytes == place.nbytes:
+                if offset + nbytes == extent.nbytes:
                     store.mark_written([request.names[group]])
         return node_pb2.TransferStateResponse(nbytes=sum(nbytes for _, nbytes in parts))
 
@@ -270,7 +270,7 @@ class StateService(node_pb2_grpc.StateServiceServicer):
                         snapshot = stack.enter_context(states.snapshots.reading(request.step))
                     except KeyError:
                         context.abort(grpc.StatusCode.NOT_FOUND, f"there is no snapshot of step {request.step}")
-                    parts = _parts(request, _places(request.names, snapshot.places, context), context)
+                    parts = _parts(request, _extents(request.names, snapshot.extents, context), context)
                     for group, (name, (offset, nbytes)) in enumerate(zip(request.names, parts, strict=True)):
                         payload = snapshot.part(name, offset, nbytes)
                         with snapshot.aside.passing((payload.offset, nbytes)):
@@ -278,11 +278,11 @@ class StateService(node_pb2_grpc.StateServiceServicer):
             else:
                 _refuse_while_running(states, context)
                 store = states.store
-                written = {name: place for name, place in store.places().items() if store.is_written(name)}
-                places = _places(request.names, written, context)
-                parts = _parts(request, places, context)
-                for group, (place, (offset, nbytes)) in enumerate(zip(places, parts, strict=True)):
-                    payload = Slice(store.memory, place.offset + offset, nbytes)
+                written = {name: extent for name, extent in store.extents().items() if store.is_written(name)}
+                extents = _extents(request.names, written, context)
+                parts = _parts(request, extents, context)
+                for group, (extent, (offset, nbytes)) in enumerate(zip(extents, parts, strict=True)):
+                    payload = Slice(store.memory, extent.offset + offset, nbytes)
                     with store.states.passing((payload.offset, nbytes)):
                         _send(session, group, request.step, payload)
         return node_pb2.TransferStateResponse(nbytes=sum(nbytes for _, nbytes in parts))
@@ -304,13 +304,13 @@ class StateService(node_pb2_grpc.StateServiceServicer):
         with self._locked_states(request.job, context) as states:
             _refuse_while_running(states, context)
             names = [state.name for state in request.states]
-            _places(names, states.store.places(), context)
+            _extents(names, states.store.extents(), context)
             states.store.before_write(names)
 
             def make(state: node_pb2.InitialState) -> None:
                 target = states.store.tensor(state.name)
-                place = states.store.places()[state.name]
-                with states.store.states.passing((place.offset, place.nbytes)):
+                extent = states.store.extents()[state.name]
+                with states.store.states.passing((extent.offset, extent.nbytes)):
                     if state.HasField("program"):
                         initialisation.run(state.program, target)
                         return
@@ -372,7 +372,7 @@ class StateService(node_pb2_grpc.StateServiceServicer):
                     session.hub.stop()
 
             try:
-                if not context.add_callback(end):  # The call has ended already, and nobody sends what it waits for.
+                if not context.add_callback(end):  # The call has ended already, so no frame for it will arrive.
                     end()
                 yield states, session
                 ended.set()
@@ -395,25 +395,25 @@ def _refuse_while_running(states: JobStates, context: grpc.ServicerContext) -> N
         context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the state changes while an execution runs: take a snapshot")
 
 
-def _places(
-    names: Sequence[str], places: Mapping[str, StateExtent], context: grpc.ServicerContext
+def _extents(
+    names: Sequence[str], extents: Mapping[str, StateExtent], context: grpc.ServicerContext
 ) -> list[StateExtent]:
     if len(names) > MAX_NAMES:
         context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"a call names at most {MAX_NAMES} states, not {len(names)}")
-    unknown = [name for name in names if name not in places]
+    unknown = [name for name in names if name not in extents]
     if unknown:
         context.abort(grpc.StatusCode.NOT_FOUND, f"this shard has no state {', '.join(unknown[:10])}")
-    return [places[name] for name in names]
+    return [extents[name] for name in names]
 
 
 def _parts(
-    request: node_pb2.TransferStateRequest, places: Sequence[StateExtent], context: grpc.ServicerContext
+    request: node_pb2.TransferStateRequest, extents: Sequence[StateExtent], context: grpc.ServicerContext
 ) -> list[tuple[int, int]]:
     """Returns, for each state, the offset and length in bytes of the part to send."""
     if not request.HasField("part"):
-        return [(0, place.nbytes) for place in places]
+        return [(0, extent.nbytes) for extent in extents]
     part = request.part
-    if len(places) != 1 or part.offset + part.nbytes > places[0].nbytes:
+    if len(extents) != 1 or part.offset + part.nbytes > extents[0].nbytes:
         context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the part asked for does not lie within one state")
     return [(part.offset, part.nbytes)]
 

@@ -28,14 +28,14 @@ class Snapshot:
     def __init__(
         self,
         step: int,
-        places: Mapping[str, StateExtent],
+        extents: Mapping[str, StateExtent],
         live: StateMemory,
         aside: StateMemory,
         on_read: Callable[[Extent], None],
     ) -> None:
         """aside: memory as large as the live one. on_read: called with an extent of the live states that was read."""
         self.step = step
-        self.places = places
+        self.extents = extents
         self.aside = aside
         self._live = live
         self._on_read = on_read
@@ -44,26 +44,26 @@ class Snapshot:
 
     def part(self, name: str, offset: int, nbytes: int) -> Slice:
         """Returns some bytes of a state, which are valid as long as the snapshot is."""
-        place = self.places[name]
+        extent = self.extents[name]
         before = self._copied.get(name, 0)
         self._copy(name, offset + nbytes)
         if before < offset + nbytes:
-            self._on_read((place.offset + before, offset + nbytes - before))
-        return Slice(self.aside.memory, place.offset + offset, nbytes)
+            self._on_read((extent.offset + before, offset + nbytes - before))
+        return Slice(self.aside.memory, extent.offset + offset, nbytes)
 
     def before_write(self, name: str, part: int = 0, count: int = 1) -> None:
         """Copies a state aside, up to the end of a part, so that the caller can write it."""
-        if name in self.places:
-            self._copy(name, -(-self.places[name].nbytes * (part + 1) // count))
+        if name in self.extents:
+            self._copy(name, -(-self.extents[name].nbytes * (part + 1) // count))
 
     def _copy(self, name: str, nbytes: int) -> None:
-        place = self.places[name]
+        extent = self.extents[name]
         while self._copied.get(name, 0) < nbytes:
             with self._lock:
                 done = self._copied.get(name, 0)
-                length = min(CHUNK_BYTES, place.nbytes - done)
+                length = min(CHUNK_BYTES, extent.nbytes - done)
                 if length:
-                    self.aside.copy_from(self._live, place.offset + done, place.offset + done, length)
+                    self.aside.copy_from(self._live, extent.offset + done, extent.offset + done, length)
                     self._copied[name] = done + length
 
 
@@ -78,9 +78,9 @@ class StateStore:
 
     def __init__(self, settings: StateSettings | None = None) -> None:
         self.settings = settings or StateSettings()
-        self.pager: Pager | None = None  # of the running execution, if the states are paged
+        self.pager: Pager | None = None  # the pager of the running execution, if states are paged
         self._memory: StateMemory | None = None
-        self._layout = Layout(places={}, group_bases={}, nbytes=0)
+        self._layout = Layout(extents={}, group_bases={}, nbytes=0)
         self._written: set[str] = set()
         self._spare: StateMemory | None = None  # the memory of a released snapshot, for the next one
         self._snapshot: Snapshot | None = None
@@ -102,13 +102,13 @@ class StateStore:
         self._written -= {
             name
             for name, tensor_type in wanted.items()
-            if name in self._written and not self._layout.places[name].holds(tensor_type)
+            if name in self._written and not self._layout.extents[name].holds(tensor_type)
         }
         kept = put_back
         if kept is None:
-            kept = {name: place for name, place in self._layout.places.items() if name in self._written}
+            kept = {name: extent for name, extent in self._layout.extents.items() if name in self._written}
         fitting = fit(required, self._layout) if self._memory is not None else None
-        if fitting is not None and _has_room(fitting.places, kept, wanted):
+        if fitting is not None and _has_room(fitting.extents, kept, wanted):
             self._layout = fitting
         else:
             self._move_to(lay_out(required, kept))
@@ -126,16 +126,16 @@ class StateStore:
 
     def tensor(self, name: str) -> torch.Tensor:
         """Returns the live tensor of a state. A caller that writes it between executions calls `before_write` first."""
-        place = self._layout.places[name]
-        return self.memory.tensor(torch_dtype(place.element_type), place.shape, place.offset)
+        extent = self._layout.extents[name]
+        return self.memory.tensor(torch_dtype(extent.element_type), extent.shape, extent.offset)
 
     def group_base(self, group: int) -> int | None:
         """Returns the offset of a weights group in the shared memory; None: the group is not sent in place."""
         return self._layout.group_bases.get(group)
 
-    def places(self) -> Mapping[str, StateExtent]:
+    def extents(self) -> Mapping[str, StateExtent]:
         """Returns the extents of all states in the layout, with and without a value."""
-        return self._layout.places
+        return self._layout.extents
 
     def is_written(self, name: str) -> bool:
         return name in self._written
@@ -175,15 +175,15 @@ class StateStore:
     def snapshot(self, step: int) -> Snapshot:
         """Returns a snapshot of the states as they are now. The snapshot before has been released."""
         assert self._snapshot is None
-        places = {name: place for name, place in self._layout.places.items() if name in self._written}
-        self._snapshot = Snapshot(step, places, self.states, self._take_spare(), self.was_read)
+        extents = {name: extent for name, extent in self._layout.extents.items() if name in self._written}
+        self._snapshot = Snapshot(step, extents, self.states, self._take_spare(), self.was_read)
         return self._snapshot
 
     def begin_recovery_point(self, *, required: bool) -> PointShare:
         """Returns a point share of the states as they are now, to be written to a file. The share before has ended."""
-        names = dict.fromkeys((*self._order, *self._layout.places))
-        places = {name: self._layout.places[name] for name in names if name in self._written}
-        self._recovery_point = PointShare(places, self.states, self.was_read, required=required)
+        names = dict.fromkeys((*self._order, *self._layout.extents))
+        extents = {name: self._layout.extents[name] for name in names if name in self._written}
+        self._recovery_point = PointShare(extents, self.states, self.was_read, required=required)
         return self._recovery_point
 
     def release(self, snapshot: Snapshot) -> None:
@@ -219,20 +219,20 @@ class StateStore:
         if self._recovery_point is not None:
             self._recovery_point.leave_live()
         memory = StateMemory(layout.nbytes, self.settings, "weights and optimizer state")
-        for name in self._written & layout.places.keys():
-            place = self._layout.places[name]
-            memory.copy_from(self.states, place.offset, layout.places[name].offset, place.nbytes)
-            self.states.discard((place.offset, place.nbytes))
+        for name in self._written & layout.extents.keys():
+            extent = self._layout.extents[name]
+            memory.copy_from(self.states, extent.offset, layout.extents[name].offset, extent.nbytes)
+            self.states.discard((extent.offset, extent.nbytes))
         if self._memory is not None:
             self._memory.close()
         self._memory, self._layout = memory, layout
 
 
 def _has_room(
-    places: Mapping[str, StateExtent], kept: Mapping[str, StateExtent], wanted: Mapping[str, plan_pb2.TensorType]
+    extents: Mapping[str, StateExtent], kept: Mapping[str, StateExtent], wanted: Mapping[str, plan_pb2.TensorType]
 ) -> bool:
     """Whether a layout also has the states that are kept and not required."""
-    return all(name in wanted or (name in places and places[name].is_like(place)) for name, place in kept.items())
+    return all(name in wanted or (name in extents and extents[name].is_like(extent)) for name, extent in kept.items())
 
 
 # --- The snapshot for the client --------------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ class Snapshots:
         self._announce = announce
         self._changed = threading.Condition()
         self._held: Snapshot | None = None
-        self._readers = 0  # of the snapshot that is held, or was held last
+        self._readers = 0  # the readers of the latest snapshot
         self._interrupted = False
 
     def take(self, step: int) -> None:

@@ -1,4 +1,4 @@
-"""The steps that the tests of the compiler trace are for some of these tests too."""
+"""Fixtures of the tests of the runtime. Some use the traced steps of the compiler's tests, so their folder is added."""
 
 import sys
 from pathlib import Path
@@ -13,7 +13,7 @@ sys.path.append(str(Path(__file__).parents[2] / "appliance"))
 
 @pytest.fixture
 def probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each process of SwarmX that the test starts runs the probe instead."""
+    """Makes each SwarmX process of the test run the probe instead."""
     package = tmp_path / "probe" / "swarmx"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()

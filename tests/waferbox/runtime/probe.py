@@ -1,4 +1,4 @@
-"""What tests of the ways to start a process have started: it tells of itself, waits, or ends as it is told."""
+"""A program for tests of the ways to start a process: it reports about itself, waits, or ends, by its arguments."""
 
 import socket
 import time
@@ -41,7 +41,7 @@ def main(argv):
 
 
 def run(arguments: list[str], ends: int = 1, *, outlives: bool = False) -> tuple[Child, list[socket.socket]]:
-    """The probe in a process of its own, and the other ends of its descriptors."""
+    """Starts the probe; returns its process, and the other ends of its descriptors."""
     pairs = [socket.socketpair() for _ in range(ends)]
     child = spawn("swarmx", arguments, [theirs.fileno() for _, theirs in pairs], outlives=outlives)
     for ours, theirs in pairs:
@@ -51,7 +51,7 @@ def run(arguments: list[str], ends: int = 1, *, outlives: bool = False) -> tuple
 
 
 def gone(pid: int) -> bool:
-    """Whether it ends within some seconds."""
+    """Whether a process ends within some seconds."""
     deadline = time.monotonic() + 10
     while Path(f"/proc/{pid}").exists():
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""Roles at work on a small plan: management that only registers, a coordinator and workers played by the test."""
+"""Nodes that run a small plan, with a management service that only registers; the test is coordinator and workers."""
 
 import queue
 import secrets
@@ -32,14 +32,14 @@ _registered = threading.Condition()
 
 
 def lease_of(address: str) -> str:
-    """What management gives a coordinator for the node at an address, once it has registered."""
+    """Waits until the node at an address has registered; returns the coordinator's lease of it."""
     with _registered:
         assert _registered.wait_for(lambda: address in _instances, DEADLINE)
         return cluster_secret().token(Kind.LEASE, "job-1", _instances[address], str(time.time_ns()))
 
 
 class FakeManagement(management_pb2_grpc.ManagementServicer):
-    """Takes registrations."""
+    """A management service that accepts registrations, and does nothing else."""
 
     def __init__(self, listen: str = "127.0.0.1:0") -> None:
         self.registered: queue.Queue[management_pb2.RegisterRequest] = queue.Queue()
@@ -71,7 +71,7 @@ class FakeManagement(management_pb2_grpc.ManagementServicer):
         self.left += 1
 
     def wait_for(self, role: int) -> management_pb2.RegisterRequest:
-        """The next registration, which must be of this role."""
+        """Waits for the next registration, which must be of this role, and returns it."""
         request = self.registered.get(timeout=DEADLINE)
         assert request.role == role
         return request
@@ -100,18 +100,18 @@ class AttachedNode:
         self._requests.put(node_pb2.AttachRequest(**kind))
 
     def expect(self, kind: str) -> node_pb2.AttachResponse:
-        """The next event, which must be of this kind."""
+        """Returns the next event, which must be of this kind."""
         return self.expect_any(kind)
 
     def expect_any(self, *kinds: str) -> node_pb2.AttachResponse:
-        """The next event, which must be of one of these kinds."""
+        """Returns the next event, which must be of one of these kinds."""
         event = self._events.get(timeout=DEADLINE)
         assert event is not None, f"{self.name} ended the stream"
         assert event.WhichOneof("kind") in kinds, f"{self.name}: {event}"
         return event
 
     def says_nothing(self, seconds: float) -> bool:
-        """Whether no event comes for so long."""
+        """Fails if an event arrives within so many seconds."""
         try:
             event = self._events.get(timeout=seconds)
         except queue.Empty:
@@ -119,7 +119,7 @@ class AttachedNode:
         raise AssertionError(f"{self.name}: {event}")
 
     def end(self) -> None:
-        """Say goodbye, as a coordinator does whose job is over."""
+        """Ends the stream, as a coordinator does at the end of its job."""
         self._requests.put(None)
 
     def says_no_more(self) -> bool:
@@ -146,7 +146,7 @@ class AttachedNode:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """The nodes of a job by their names, in a SwarmX tree with some leaves (0: the wafers are the root's children)."""
+    """The nodes of a job. The first SwarmX node is the root; without others, the wafers are its children."""
 
     memoryx: list[AttachedNode]
     swarmx: list[AttachedNode]
@@ -158,14 +158,14 @@ class Topology:
 
 
 class SmallJob:
-    """Loads a plan into nodes, and plays their coordinator and workers."""
+    """A job with a small plan. It acts as the coordinator and the workers of its nodes."""
 
     def __init__(self, plan: SmallPlan, nodes: Topology, lane: int, *, num_workers: int = 1) -> None:
         self.plan = plan
         self.nodes = nodes
         self.lane = lane
         self.num_workers = num_workers
-        self.recovery_point = 0  # that states are put back to when a plan is loaded
+        self.recovery_point = 0  # the point that is restored when a plan is loaded
         self.hub = Hub()
         self._stack = ExitStack()
         server = make_server()
@@ -182,7 +182,7 @@ class SmallJob:
         self.links: dict[tuple[str, int], Link] = {}
 
     def load(self, epoch: int, *, brings_plan: bool = True) -> dict[str, list[str]]:
-        """Returns the missing states by shard. Nodes that are brought no plan take that of the epoch before."""
+        """Loads the plan, or that of the epoch before again; returns the missing states by node."""
         self._connect()
         same: dict[str, Any] = {"same_plan": True}
         for shard, node in enumerate(self.nodes.memoryx):
@@ -212,7 +212,7 @@ class SmallJob:
         return StepSchedule.from_start(start)
 
     def outputs(self, step: int, *, ack: bool = True) -> tuple[float, float, torch.Tensor]:
-        """Loss, count and gathered y of a step of the epoch."""
+        """Returns the loss, the count and the gathered y of a step of the epoch."""
         swarmx, memoryx = self.links["swarmx", 0], self.links["memoryx", 0]
         loss = self.hub.receive(swarmx, LOSS, step).tensor(torch.float32, (), 0).item()
         rows = self.plan.num_wafers * ROWS
@@ -353,7 +353,7 @@ class SmallJob:
 
 
 class StateClient:
-    """The client's side of StateService, of one shard."""
+    """A client of the StateService of one shard."""
 
     def __init__(self, node: AttachedNode, lane: int) -> None:
         self._channel = make_channel(node.address, cluster_secret().token(Kind.JOB, "job-1"))
@@ -392,7 +392,7 @@ class StateClient:
         return found
 
     def refused(self, method: str, names: Sequence[str], step: int = 0) -> grpc.RpcError:
-        """The error of a call that must fail."""
+        """Returns the error of a call that must fail."""
         try:
             getattr(self._stub, method)(self._request(names, step), timeout=DEADLINE)
         except grpc.RpcError as error:
@@ -409,7 +409,7 @@ class StateClient:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that another thread does."""
+    """Waits until another thread makes a condition true."""
     deadline = time.monotonic() + DEADLINE
     while not condition():
         assert time.monotonic() < deadline

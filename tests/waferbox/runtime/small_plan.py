@@ -1,4 +1,4 @@
-"""A small plan, and what a job that runs it must give.
+"""A small plan, and the results of a job that runs it.
 
 The model has one weight per shard: y = sum over k of x @ w_k, loss = sum(y * t), so the gradient of each w_k is
 x^T @ t; each shard counts its steps, and its learning rate is 0.1 / count.
@@ -147,7 +147,7 @@ class SmallPlan:
         return torch.randn(ROWS, INNER, generator=generator), torch.randn(ROWS, OUTER, generator=generator)
 
     def expected(self, num_steps: int) -> "Expected":
-        """What plain torch makes of it."""
+        """Returns the results of the same steps in plain torch."""
         weights = [torch.full((INNER, OUTER), 0.01 * (s + 1)) for s in range(self.num_shards)]
         result = Expected()
         for step in range(1, num_steps + 1):

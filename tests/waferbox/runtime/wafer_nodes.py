@@ -1,4 +1,4 @@
-"""A wafer, as its own process would set it up."""
+"""A wafer node in this process, set up as in one of its own."""
 
 from functools import partial
 
