@@ -11,9 +11,19 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from appliance.drawing.number_text import bytes_text, count_text, seconds_text
+from waferbox.check.bisection import first_difference
 from waferbox.check.comparison import CLOSE, CLOSE_IN_HALF, Comparison, compare, needs_judge, step_values
 from waferbox.check.compiles import Compiled, compile_for
-from waferbox.check.record import ExecutionEnded, Found, InputMeasured, Program, Question, Way
+from waferbox.check.record import (
+    ExecutionEnded,
+    Found,
+    InputMeasured,
+    Program,
+    Question,
+    RunSettings,
+    StepObserved,
+    Way,
+)
 from waferbox.check.runs import Run, ScriptProcess
 from waferbox.check.verdict import Answer, Finding, State, Verdict
 from waferbox.prediction.machines import Machine
@@ -88,12 +98,22 @@ class Check:
         cluster, eager = self._runs(Way.CLUSTER, Way.TORCH)
         return cluster, eager
 
-    def _runs(self, *ways: Way) -> list[Run]:
+    def _runs(self, *ways: Way, observed: Sequence[tuple[int, int]] = ()) -> list[Run]:
         """Runs the script in these ways, at the same time."""
         settings = self._settings
         with ExitStack() as open_processes, ThreadPoolExecutor(len(ways)) as pool:
             processes = [
-                ScriptProcess(settings.command, way, settings.folder / way, settings.steps, EXECUTIONS) for way in ways
+                ScriptProcess(
+                    settings.command,
+                    RunSettings(
+                        way=way,
+                        folder=str(settings.folder / (f"{way}-observed" if observed else way)),
+                        steps=settings.steps,
+                        executions=EXECUTIONS,
+                        observed=tuple(observed),
+                    ),
+                )
+                for way in ways
             ]
             for process in processes:
                 open_processes.callback(process.close)
@@ -158,7 +178,7 @@ class Check:
                     state=State.OPEN,
                     summary=f"Not compared beyond chance: {notes[0].message}.",
                 )
-            return _different(comparison, bool(judge))
+            return _different(comparison, bool(judge), self._first_line(cluster, comparison))
         rounding = f"the largest relative difference is {comparison.largest:.1g}"
         summary = (
             f"Yes: {_counted(comparison.steps, 'step')}, {_counted(comparison.tensors, 'tensor')} each; {rounding}."
@@ -166,6 +186,34 @@ class Check:
         if comparison.largest > close:
             summary = f"{summary[:-1]}, which is rounding: PyTorch in float32 is as far from float64."
         return Answer(question=question, state=State.GOOD, summary=summary)
+
+    def _first_line(self, cluster: Run, comparison: Comparison) -> Finding | None:
+        """Returns the first operation that differs, found by a run that records the operations of the step."""
+        first = (comparison.not_finite or comparison.differences)[0]
+        program = next((each for each in _of(cluster, Program) if each.execution == first.execution), None)
+        if program is None:
+            return None
+        self._progress("looking for the first operation that differs")
+        steps = [(first.execution, step) for step in (first.step - 1, first.step) if step]
+        (run,) = self._runs(Way.TORCH, observed=steps)
+        observed = {each.step: each for each in _of(run, StepObserved)}
+        if first.step not in observed:
+            return None
+        text = Path(program.path).read_text(encoding="utf-8")
+        found = first_difference(text, run.folder, observed[first.step], observed.get(first.step - 1))
+        if found is None:
+            return None
+        if found.source is None:
+            return Finding(
+                line="",
+                message="the traced program computes what PyTorch does, and the cluster something else: this is a "
+                "defect of Waferbox, please report it with the folder of --keep",
+            )
+        source = found.source
+        layer = f" of {source.module}" if source.module else ""
+        passed = "the backward pass of " if source.backward else ""
+        line = f"{source.file}:{source.line}" if source.file else ""
+        return Finding(line=line, message=f"the first value that differs is that of {passed}{source.op}{layer}")
 
     # --- For several wafers, in memory, and in time -------------------------------------------------------------------
 
@@ -226,10 +274,10 @@ def _why_open(*runs: Run) -> str:
     return "the script ran no step on CSX: it iterates no DataExecutor, or its backend is the CPU"
 
 
-def _different(comparison: Comparison, has_judge: bool) -> Answer:
+def _different(comparison: Comparison, has_judge: bool, first_line: Finding | None) -> Answer:
     first = (comparison.not_finite or comparison.differences)[0]
     execution = f" of execution {first.execution}" if first.execution > 1 else ""
-    findings = []
+    findings = [] if first_line is None else [first_line]
     if comparison.not_finite:
         names = ", ".join(each.name for each in comparison.not_finite[:_MOST_NAMED])
         findings.append(
@@ -266,7 +314,7 @@ def _wafers_answer(compiled: Sequence[tuple[Program, Sequence[Compiled]]]) -> An
     if findings:
         summary = f"No: {_counted(len(findings), 'compile')} of those for {counts} wafers is refused."
         return Answer(question=Question.WAFERS, state=State.FOUND, summary=summary, findings=tuple(findings))
-    return Answer(question=Question.WAFERS, state=State.GOOD, summary=f"Yes: compiled for {counts} wafers.")
+    return Answer(question=Question.WAFERS, state=State.GOOD, summary=f"Yes: compiled for {counts} wafer{'' if counts == '1' else 's'}.")
 
 
 def _memory_answer(compiled: Sequence[tuple[Program, Sequence[Compiled]]], machine: Machine) -> Answer:

@@ -48,12 +48,14 @@ class RunSettings:
         folder: the folder of the record.
         steps: the most steps of one execution.
         executions: the most executions; the process ends, with status 0, when it begins another.
+        observed: steps, as execution and step, whose operations plain PyTorch records one by one.
     """
 
     way: Way
     folder: str
     steps: int
     executions: int
+    observed: tuple[tuple[int, int], ...] = ()
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -63,7 +65,8 @@ class RunSettings:
         """Raises ValueError: the text is no such object."""
         try:
             fields = json.loads(text)
-            return cls(**{**fields, "way": Way(fields["way"])})
+            observed = tuple((execution, step) for execution, step in fields["observed"])
+            return cls(**{**fields, "way": Way(fields["way"]), "observed": observed})
         except (TypeError, KeyError) as error:
             raise ValueError(text) from error
 
@@ -146,6 +149,24 @@ class StepValues:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepObserved:
+    """Plain PyTorch has recorded the operations of a step.
+
+    Attributes:
+        execution: number of the execution.
+        step: number of the step, from 1.
+        path: a file with what the step begins with, whole: `input.N`, and the states by name; and with a row of
+            `moments` for each floating point tensor that an operation made.
+        counter: the counter of random numbers.
+    """
+
+    execution: int
+    step: int
+    path: str
+    counter: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InputMeasured:
     """The input of an execution, run alone in the script's process.
 
@@ -202,7 +223,7 @@ class ExecutionEnded:
     seconds: float
 
 
-Event = ExecutionBegun | Program | Found | StepValues | InputMeasured | RunFailed | ExecutionEnded
+Event = ExecutionBegun | Program | Found | StepValues | StepObserved | InputMeasured | RunFailed | ExecutionEnded
 _CLASSES: Final = {each.__name__: each for each in get_args(Event)}
 
 

@@ -67,11 +67,11 @@ def command_of(script: str, arguments: Sequence[str]) -> list[str]:
 class ScriptProcess:
     """A script that runs for a check. Its processes are a group of their own, and end with `close`."""
 
-    def __init__(self, command: Sequence[str], way: Way, folder: Path, steps: int, executions: int) -> None:
+    def __init__(self, command: Sequence[str], run: RunSettings) -> None:
+        folder = Path(run.folder)
         folder.mkdir(parents=True)
-        self._way = way
+        self._way = run.way
         self._folder = folder
-        run = RunSettings(way=way, folder=str(folder), steps=steps, executions=executions)
         environment = user_environment(os.environ)
         # The check has a cluster of its own, whatever cluster the script would take.
         for name in (settings.MANAGEMENT.name, "CSCONFIG_PATH"):

@@ -1,6 +1,6 @@
 """Plain PyTorch with the random numbers of the cluster, so that steps with dropout can be compared."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -18,13 +18,18 @@ class CountedRandom(TorchDispatchMode):
 
     It is entered once for each step. A step that draws advances the counter, as on the cluster. Operations that it does
     not know draw torch's own numbers, and are listed in `unknown`.
+
+    counter_of_step: The counter in the current step, or in the last one.
+    on_result: Called with the result of each operation, if it is there.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.unknown: set[str] = set()
+        self.on_result: Callable[[Any], None] | None = None
         self._seed: int | None = None
         self._counter = 0
+        self.counter_of_step = 0
         self._drawn = 0  # draws of the current step
 
     def __enter__(self) -> "CountedRandom":
@@ -32,6 +37,7 @@ class CountedRandom(TorchDispatchMode):
             self._seed = torch.initial_seed()
             self._counter = first_number(self._seed, 0)
         self._drawn = 0
+        self.counter_of_step = self._counter
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -53,6 +59,12 @@ class CountedRandom(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        result = self._call(func, args, kwargs)
+        if self.on_result is not None:
+            self.on_result(result)
+        return result
+
+    def _call(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Any:
         given = dict(kwargs or {})
         dtype = given.get("dtype") or torch.get_default_dtype()
         match func:

@@ -2,10 +2,11 @@
 
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch.utils import _pytree as pytree
 
 from cstorch import backends
@@ -19,7 +20,8 @@ from cstorch._internal.random_state import random_state, set_random_state
 from cstorch._internal.session.cluster_session import Target
 from cstorch._internal.session.execution.function import FunctionExecution
 from cstorch.backends.mixed_precision import get_half_dtype_str, mixed_precision
-from waferbox.check.record import InputMeasured, Program, Question, Way
+from waferbox.check.moments import WIDTH, moments
+from waferbox.check.record import InputMeasured, Program, Question, StepObserved, Way
 
 # --- On the cluster ---------------------------------------------------------------------------------------------------
 
@@ -139,11 +141,12 @@ class CheckedEagerExecution(CpuExecution):
         self._run = run
         self._random = random
         self._is_double = run.settings.way is Way.DOUBLE
+        self._number = 0
         self._result: Any = None
 
     def batches(self) -> Generator[Any]:
         executor = self.executor
-        number = self._run.begin_execution(executor.num_steps, executor.asked_steps)
+        self._number = number = self._run.begin_execution(executor.num_steps, executor.asked_steps)
         if self._is_double:
             _make_double()
         # The loader's generators: on the cluster it runs in another process, and its first batch in the script's too.
@@ -187,7 +190,12 @@ class CheckedEagerExecution(CpuExecution):
         if self._is_double:
             args, kwargs = pytree.tree_map_only(torch.Tensor, _as_double, (args, kwargs))
         self._run.in_step = True
-        with self._random, _double_by_default() if self._is_double else _nothing():
+        with ExitStack() as stack:
+            if (self._number, self.executor.user_iteration) in self._run.settings.observed:
+                stack.enter_context(self._observed((args, kwargs)))
+            if self._is_double:
+                stack.enter_context(_double_by_default())
+            stack.enter_context(self._random)
             result = function(*args, **kwargs)
         self._run.in_step = False
         self._result = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), result)
@@ -196,6 +204,30 @@ class CheckedEagerExecution(CpuExecution):
                 Question.VALUES, f"`{name}` draws random numbers that plain PyTorch and the cluster draw differently"
             )
         return result
+
+    @contextmanager
+    def _observed(self, arguments: Any) -> Iterator[None]:
+        """Context that records the operations of the step, with the states that it begins with and its batch."""
+        inputs = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
+        kept = {f"input.{number}": tensor for number, tensor in enumerate(inputs)} | _state_tensors()
+        kept = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in kept.items()}
+        rows: list[torch.Tensor] = []
+
+        def observe(result: Any) -> None:
+            for leaf in pytree.tree_leaves(result):
+                if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() and leaf.numel():
+                    rows.append(moments(leaf))
+
+        self._random.on_result = observe
+        try:
+            yield
+        finally:
+            self._random.on_result = None
+        step = self.executor.user_iteration
+        path = f"observed-{self._number}-{step}.safetensors"
+        kept["moments"] = torch.stack(rows) if rows else torch.zeros(0, WIDTH, dtype=torch.float64)
+        save_file(kept, self._run.folder / path)
+        self._run.add(StepObserved(execution=self._number, step=step, path=path, counter=self._random.counter_of_step))
 
 
 def _as_double(tensor: torch.Tensor) -> torch.Tensor:
@@ -220,8 +252,3 @@ def _double_by_default() -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
