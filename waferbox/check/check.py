@@ -314,7 +314,8 @@ def _wafers_answer(compiled: Sequence[tuple[Program, Sequence[Compiled]]]) -> An
     if findings:
         summary = f"No: {_counted(len(findings), 'compile')} of those for {counts} wafers is refused."
         return Answer(question=Question.WAFERS, state=State.FOUND, summary=summary, findings=tuple(findings))
-    return Answer(question=Question.WAFERS, state=State.GOOD, summary=f"Yes: compiled for {counts} wafer{'' if counts == '1' else 's'}.")
+    summary = f"Yes: compiled for {counts} wafer{'' if counts == '1' else 's'}."
+    return Answer(question=Question.WAFERS, state=State.GOOD, summary=summary)
 
 
 def _memory_answer(compiled: Sequence[tuple[Program, Sequence[Compiled]]], machine: Machine) -> Answer:
