@@ -31,8 +31,8 @@ _HEAD = """# Operators
 The operators of torch's own table, `op_db`, on wafers: each runs with a few of the table's samples in float32 and is
 compared with eager torch, with tensors of a sample as the batch, as weights, and in place. Made by `make opinfo`.
 
-`yes`: all samples give torch's numbers. `some`: some do, and the others are refused. `no`: all are refused. A dash: there
-is nothing to run, such as a gradient. No sample gives other numbers.
+`yes`: all samples give torch's numbers. `some`: some do, and the others are refused. `no`: all are refused. A dash:
+there is nothing to run, such as a gradient. No sample gives other numbers.
 """
 
 
