@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from xdsl.ir import Operation, SSAValue
 
-from appliance.compiler.core.errors import refuse
+from appliance.compiler.core.errors import CompileError, refuse
 from appliance.compiler.core.rewriter import MEAN, NONE, TOTAL, Rewriter, erase
 from appliance.compiler.sharding.rules.decompose_index import index_own, index_put_own
 from appliance.compiler.sharding.rules.norm import CHANNELS
@@ -343,11 +343,20 @@ DECOMPOSITIONS: dict[str, Decomposition] = {
 }
 
 
-def decompose(op: Operation) -> list[Operation]:
-    """Replaces an operation by its decomposition. Returns the new operations in order, without unused ones."""
+def decompose(op: Operation) -> list[Operation] | None:
+    """Replaces an operation by its decomposition.
+
+    Returns:
+        The new operations in order, without unused ones; None if the operation has none for its attributes: it stays.
+    """
     rewriter = Rewriter(op)
-    rewriter.replace(DECOMPOSITIONS[op.name](op, rewriter))
+    try:
+        values = DECOMPOSITIONS[op.name](op, rewriter)
+    except CompileError:
+        values = None
+    else:
+        rewriter.replace(values)
     for part in reversed(rewriter.made):
         if not any(result.uses for result in part.results):
             erase(part)
-    return [part for part in rewriter.made if part.parent_block() is not None]
+    return None if values is None else [part for part in rewriter.made if part.parent_block() is not None]

@@ -81,16 +81,15 @@ class Parts:
                     break
         return self._made.get((value, want))
 
-    def cut(self, op: Operation, index: int, want: Placement) -> None:
-        """Replaces a whole operand by the needed part, which each wafer slices out by its number."""
-        value, rewriter = op.operands[index], Rewriter(op)
+    def slice(self, value: SSAValue, want: Placement, rewriter: Rewriter) -> SSAValue:
+        """The part of a whole value that each wafer slices out by its number."""
         shape, dtype = types.info(value)
         block = shape[want.dim] // (want.outer * self._num_parts)
         # The parts become a dimension of their own, from which each wafer picks the element of its number.
         split = (*shape[: want.dim], want.outer, self._num_parts, block, *shape[want.dim + 1 :])
         (blocks,) = rewriter.emit("cirh.Reshape", [value], types=[types.tensor_type(split, dtype)])
         (picked,) = rewriter.emit("aten.index_select", [blocks, self.wafers()], {"dim": want.dim + 1})
-        (op.operands[index],) = rewriter.emit("cirh.Reshape", [picked], types=[types.tensor_type(shape, dtype)])
+        return rewriter.emit("cirh.Reshape", [picked], types=[types.tensor_type(shape, dtype)])[0]
 
     def _drawn(self, op: Operation, want: Placement) -> SSAValue:
         """A copy of a random operation with which each wafer draws only its own part of the same numbers."""
@@ -163,14 +162,26 @@ def _index(value: SSAValue) -> int:
 
 
 class Gathers:
-    """Whole values of sharded ones, each made once, behind the sharded value."""
+    """Whole values of sharded ones, each made once, behind the sharded value; and parts of values that are whole."""
 
-    def __init__(self, module: ModuleOp, num_parts: int, wafers: Callable[[], SSAValue]) -> None:
-        """wafers: returns the argument of wafer numbers."""
+    def __init__(self, module: ModuleOp, num_parts: int, parts: Parts) -> None:
         self._module = module
         self._num_parts = num_parts
-        self._wafers = wafers
+        self._parts = parts
         self._made: dict[tuple[SSAValue, Placement], SSAValue] = {}
+
+    def cut(self, value: SSAValue, want: Placement) -> list[Operation]:
+        """Makes all readers of a whole value read a part of it. Returns the new operations, in order.
+
+        For readers that need the value whole, `whole` returns it.
+        """
+        owner = value.owner
+        assert isinstance(owner, Operation) and owner.next_op is not None
+        rewriter = Rewriter(owner.next_op, owner.location)
+        part = self._parts.slice(value, want, rewriter)
+        value.replace_uses_with_if(part, lambda use: use.operation not in rewriter.made)
+        self._made[part, want] = value
+        return rewriter.made
 
     def whole(self, value: SSAValue, cut: Placement, reader: Operation) -> SSAValue:
         """A partial value whose reduction is the whole value. reader: an operation that reads it, for its location."""
@@ -190,5 +201,5 @@ class Gathers:
         apart = (*shape[: cut.dim], cut.outer, self._num_parts, block, *shape[cut.dim + 1 :])
         (parts,) = rewriter.emit("cirh.Reshape", [value], types=[types.tensor_type(apart, dtype)])
         zeros = rewriter.splat(0, apart, dtype)
-        (placed,) = rewriter.emit("aten.index_add", [zeros, self._wafers(), parts], {"dim": cut.dim + 1})
+        (placed,) = rewriter.emit("aten.index_add", [zeros, self._parts.wafers(), parts], {"dim": cut.dim + 1})
         return rewriter.emit("cirh.Reshape", [placed], types=[types.tensor_type(shape, dtype)])[0]
