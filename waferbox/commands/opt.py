@@ -9,7 +9,9 @@ from waferbox.cirh.text.scanner import MAXIMUM_TEXT
 from waferbox.output.console import printable
 
 
-def make_target(num_csx: int, half: str, optimization_level: int, half_gradients: bool) -> Target:
+def make_target(
+    num_csx: int, half: str, optimization_level: int, half_gradients: bool, strict_sharding: bool
+) -> Target:
     """The cluster that stages divide the work for. half: the type of mixed precision; empty: float32 throughout.
 
     Raises:
@@ -19,7 +21,7 @@ def make_target(num_csx: int, half: str, optimization_level: int, half_gradients
         precision = Precision.of_options(half, optimization_level, half_gradients)
     except ValueError as error:
         raise OptError(str(error)) from error
-    return Target(num_csx=num_csx, num_shards=1, precision=precision)
+    return Target(num_csx=num_csx, num_shards=1, precision=precision, strict_sharding=strict_sharding)
 
 
 def optimise(file: str, names: list[str], target: Target, print_after_all: bool, out: str) -> None:

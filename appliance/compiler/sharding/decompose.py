@@ -351,12 +351,11 @@ def decompose(op: Operation) -> list[Operation] | None:
     """
     rewriter = Rewriter(op)
     try:
-        values = DECOMPOSITIONS[op.name](op, rewriter)
+        rewriter.replace(DECOMPOSITIONS[op.name](op, rewriter))
+        replaced = True
     except CompileError:
-        values = None
-    else:
-        rewriter.replace(values)
+        replaced = False
     for part in reversed(rewriter.made):
         if not any(result.uses for result in part.results):
             erase(part)
-    return None if values is None else [part for part in rewriter.made if part.parent_block() is not None]
+    return [part for part in rewriter.made if part.parent_block() is not None] if replaced else None
