@@ -21,10 +21,12 @@ class GatherReport:
 
     Attributes:
         source: the line, with its module.
+        reason: why no sharding rule holds there.
         nbytes: bytes that a wafer sends and receives for it in a step.
     """
 
     source: str
+    reason: str
     nbytes: int
 
 
@@ -44,12 +46,14 @@ class Gathering:
         """A line for the user; empty if nothing is gathered."""
         if not self.lines:
             return ""
-        lines = ", ".join(f"{line.source} ({bytes_text(line.nbytes)} a step)" for line in self.lines[:_MOST_LINES])
+        lines = ", ".join(
+            f"{line.source}: {line.reason} ({bytes_text(line.nbytes)} a step)" for line in self.lines[:_MOST_LINES]
+        )
         if len(self.lines) > _MOST_LINES:
-            lines += f" and {len(self.lines) - _MOST_LINES} more lines (see the compile report)"
+            lines += f"; and {len(self.lines) - _MOST_LINES} more lines (see the compile report)"
         return (
-            f"Rows of all wafers are gathered, as samples are mixed at {lines}. This takes {self.time_share:.0%} of a "
-            "step's predicted time, more with more wafers. To make it an error, set "
+            f"Rows of all wafers are gathered, as samples are mixed: {lines}. This takes {self.time_share:.0%} of the "
+            "predicted time of a step, more with more wafers. To make it an error, set "
             "cstorch.backends.csx.performance.strict_sharding = True"
         )
 
@@ -72,7 +76,7 @@ def gathering_of(
     """
     if not plan.gathered:
         return Gathering()
-    sources = {gathered.value: gathered.source for gathered in plan.gathered}
+    sources = {gathered.value: (gathered.source, gathered.reason) for gathered in plan.gathered}
     # What MemoryX computes from gathered values is computed whole, and streamed to the wafers like a weight.
     streamed = {
         value: sources[first]
@@ -80,7 +84,7 @@ def gathering_of(
         if (first := next((value for value in run.inputs if value in sources), None)) is not None
         for value in run.outputs
     }
-    nbytes: Counter[str] = Counter()
+    nbytes: Counter[tuple[str, str]] = Counter()
     without = plan_pb2.Plan()
     without.CopyFrom(plan)
     for group in without.wafer.groups:
@@ -99,7 +103,9 @@ def gathering_of(
         lambda shard, run: 0.0 if sources.keys() & set(run.inputs) else memoryx_time(shard, run),
     )
     share = 1 - free.step_seconds / timeline.step_seconds if timeline.step_seconds else 0.0
-    lines = (GatherReport(source=source, nbytes=count) for source, count in nbytes.most_common())
+    lines = (
+        GatherReport(source=source, reason=reason, nbytes=count) for (source, reason), count in nbytes.most_common()
+    )
     return Gathering(lines=tuple(lines), time_share=max(share, 0.0))
 
 

@@ -212,14 +212,15 @@ def _gathering(report: Report) -> str:
     if not gathering.lines:
         return ""
     rows = [
-        f"<tr><th>{escape(line.source)}</th>{_number(line.nbytes, bytes_text(line.nbytes))}</tr>"
+        f"<tr><th>{escape(line.source)}</th><td>{escape(line.reason)}</td>"
+        f"{_number(line.nbytes, bytes_text(line.nbytes))}</tr>"
         for line in gathering.lines
     ]
     return _section(
         "Gathered",
         "Rows of all wafers are gathered where no sharding rule holds for an operation. Bytes are those that a wafer "
         f"sends and receives in a step. Gathering takes {gathering.time_share:.0%} of the predicted time of a step.",
-        _table(("line", "bytes"), rows),
+        _table(("line", "reason", "bytes"), rows),
     )
 
 

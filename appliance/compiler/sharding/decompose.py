@@ -10,11 +10,10 @@ from dataclasses import dataclass
 import torch
 from xdsl.ir import Operation, SSAValue
 
-from appliance.compiler.core.errors import CompileError, refuse
 from appliance.compiler.core.rewriter import MEAN, NONE, TOTAL, Rewriter, erase
 from appliance.compiler.sharding.rules.decompose_index import index_own, index_put_own
 from appliance.compiler.sharding.rules.norm import CHANNELS
-from appliance.compiler.sharding.rules.rule import ONE_WAFER
+from appliance.compiler.sharding.rules.rule import Mixes
 from waferbox.cirh.dialect import types
 from waferbox.cirh.dialect.attributes import AttrValue, attrs
 from waferbox.cirh.table.lookup import site_of, spec
@@ -49,7 +48,7 @@ def layer_norm(op: Operation, rewriter: Rewriter) -> list[SSAValue]:
     x, *weights = op.operands
     shape, dtype = types.info(x)
     if any(types.dtype(value) != dtype for value in (*op.operands, *op.results)):
-        raise refuse(op, "normalises over the samples with weights of another precision", ONE_WAFER)
+        raise Mixes(f"{op.name} normalises over the samples with weights of another precision")
     dims = list(range(len(shape) - len(attributes["normalized_shape"]), len(shape)))  # type: ignore[arg-type]
     count = math.prod(shape[dim] for dim in dims)
 
@@ -243,7 +242,7 @@ def _retyped(op: Operation) -> types.TensorInfo:
 
 def _vector_norm(op: Operation, rewriter: Rewriter) -> list[SSAValue]:
     if float(attrs(op).get("ord", 2)) != 2:  # type: ignore[arg-type]
-        raise refuse(op, "is a norm over the samples of another order than 2", ONE_WAFER)
+        raise Mixes(f"{op.name} is a norm over the samples of another order than 2")
     dims = _reduced_dims(op, "dims" if op.name == "cirh.L2Norm" else "dim")
     (square,) = rewriter.emit("cirh.Mul", [op.operands[0], op.operands[0]])
     return list(rewriter.emit("cirh.Sqrt", [sum_over(rewriter, square, dims, bool(attrs(op).get("keepdim", False)))]))
@@ -307,7 +306,7 @@ def _addmm(op: Operation, rewriter: Rewriter) -> list[SSAValue]:
     attributes = attrs(op)
     bias, left, right = op.operands
     if attributes.get("alpha", 1) != 1 or attributes.get("beta", 1) != 1:
-        raise refuse(op, "has factors (alpha, beta) and sums over the samples", ONE_WAFER)
+        raise Mixes(f"{op.name} has factors (alpha, beta) and sums over the samples")
     (product,) = rewriter.emit("cirh.MatMul", [left, right], {"transpose_a": False, "transpose_b": False})
     shape = types.shape(product)
     dims = range(len(shape) - len(types.shape(bias)), len(shape))
@@ -343,19 +342,17 @@ DECOMPOSITIONS: dict[str, Decomposition] = {
 }
 
 
-def decompose(op: Operation) -> list[Operation] | None:
-    """Replaces an operation by its decomposition.
+def decompose(op: Operation) -> list[Operation]:
+    """Replaces an operation by its decomposition. Returns the new operations in order, without unused ones.
 
-    Returns:
-        The new operations in order, without unused ones; None if the operation has none for its attributes: it stays.
+    Raises:
+        Mixes: the operation has no decomposition for its attributes. It stays.
     """
     rewriter = Rewriter(op)
     try:
         rewriter.replace(DECOMPOSITIONS[op.name](op, rewriter))
-        replaced = True
-    except CompileError:
-        replaced = False
-    for part in reversed(rewriter.made):
-        if not any(result.uses for result in part.results):
-            erase(part)
-    return [part for part in rewriter.made if part.parent_block() is not None] if replaced else None
+    finally:
+        for part in reversed(rewriter.made):
+            if not any(result.uses for result in part.results):
+                erase(part)
+    return [part for part in rewriter.made if part.parent_block() is not None]

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import ModuleOp, StringAttr
 from xdsl.ir import Operation, SSAValue
 
 from appliance.compiler.core.errors import CompileError
+from appliance.compiler.sharding.parts import GATHERED
 from appliance.compiler.sharding.propagate import Sharding
 from appliance.drawing.number_text import bytes_text
 from waferbox.cirh.dialect import types
@@ -29,6 +30,12 @@ def gathered_values(module: ModuleOp, sharding: Sharding) -> dict[SSAValue, Oper
     return found
 
 
+def reason_of(op: Operation) -> str:
+    """The reason for which an operation of `gathered_values` gathers."""
+    reason = op.attributes.get(GATHERED)
+    return reason.data if isinstance(reason, StringAttr) else ""
+
+
 def _reduced_behind(value: SSAValue, sharding: Sharding) -> Iterator[SSAValue]:
     """The reduced values that a partial value reaches through linear operations; mostly it is one itself."""
     if value in sharding.reduced:
@@ -43,8 +50,11 @@ def refuse_gathers(module: ModuleOp, sharding: Sharding) -> None:
     """Raises CompileError if a value is gathered. The message names all lines."""
     found = gathered_values(module, sharding)
     if found:
-        lines = dict.fromkeys(f"{source_of(op)} ({bytes_text(types.nbytes(value))})" for value, op in found.items())
+        lines = dict.fromkeys(
+            f"{source_of(op)}: {reason_of(op)} ({bytes_text(types.nbytes(value))})" for value, op in found.items()
+        )
         raise CompileError(
-            f"rows of all wafers are needed at {', '.join(lines)}, and sharding is strict: write it without mixing "
-            "different samples, use num_csx=1, or gather them: cstorch.backends.csx.performance.strict_sharding = False"
+            f"rows of all wafers are needed, and sharding is strict: {'; '.join(lines)}. Write it without mixing "
+            "different samples, use num_csx=1, or let them be gathered: "
+            "cstorch.backends.csx.performance.strict_sharding = False"
         )

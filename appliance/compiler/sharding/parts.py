@@ -9,12 +9,11 @@ samples, and a slice of a value that can only be made whole.
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import ModuleOp, StringAttr
 from xdsl.ir import Attribute, Block, Operation, OpResult, SSAValue
 
-from appliance.compiler.core.errors import CompileError
 from appliance.compiler.core.rewriter import Rewriter
-from appliance.compiler.sharding.rules.rule import Decompose, Outcome, Placement, Query, R
+from appliance.compiler.sharding.rules.rule import Decompose, Mixes, Outcome, Placement, Query, R
 from appliance.compiler.sharding.rules.shape import reshaped_dim
 from waferbox.cirh.dialect import types
 from waferbox.cirh.dialect.attributes import SplatAttr, attribute, attrs
@@ -123,7 +122,7 @@ class Parts:
             placements = [placement if i == index else R for i in range(len(op.operands))]
             try:
                 outcome = self._by_rule(Query(op, placements, self._num_parts))
-            except (CompileError, Decompose):
+            except (Mixes, Decompose):
                 continue
             # A partial operand would need a reduction, which costs more than slicing the whole value.
             whole_or_part = not any(wanted.is_partial for wanted in outcome.operands)
@@ -160,6 +159,9 @@ def _index(value: SSAValue) -> int:
 # Each wafer writes its part into zeros of the full size, at the position of its number. The sum of these is the whole
 # value, so an all-gather is a reduction like any other and needs no message of its own. Adding zeros is exact.
 
+# An annotation of the operation that places the rows: the reason for which they are gathered.
+GATHERED: Final = "wafer.gathered"
+
 
 class Gathers:
     """Whole values of sharded ones, each made once, behind the sharded value; and parts of values that are whole."""
@@ -183,15 +185,22 @@ class Gathers:
         self._made[part, want] = value
         return rewriter.made
 
-    def whole(self, value: SSAValue, cut: Placement, reader: Operation) -> SSAValue:
-        """A partial value whose reduction is the whole value. reader: an operation that reads it, for its location."""
+    def whole(self, value: SSAValue, cut: Placement, reader: Operation, why: str) -> SSAValue:
+        """Returns a partial value whose reduction is the whole value; or the whole value itself, if it was cut.
+
+        Args:
+            value: the sharded value.
+            cut: its placement.
+            reader: an operation that reads it, for its location.
+            why: the reason for which the reader needs the whole.
+        """
         made = self._made.get((value, cut))
         # Dead code elimination may have removed it since.
         if made is None or made.owner.parent_block() is None:
-            made = self._made[value, cut] = self._make(value, cut, reader)
+            made = self._made[value, cut] = self._make(value, cut, reader, why)
         return made
 
-    def _make(self, value: SSAValue, cut: Placement, reader: Operation) -> SSAValue:
+    def _make(self, value: SSAValue, cut: Placement, reader: Operation, why: str) -> SSAValue:
         owner = value.owner
         behind = func_of(self._module).block.first_op if isinstance(owner, Block) else owner.next_op
         assert behind is not None, "a value is read by something"
@@ -202,4 +211,5 @@ class Gathers:
         (parts,) = rewriter.emit("cirh.Reshape", [value], types=[types.tensor_type(apart, dtype)])
         zeros = rewriter.splat(0, apart, dtype)
         (placed,) = rewriter.emit("aten.index_add", [zeros, self._parts.wafers(), parts], {"dim": cut.dim + 1})
+        rewriter.made[-1].attributes[GATHERED] = StringAttr(why)
         return rewriter.emit("cirh.Reshape", [placed], types=[types.tensor_type(shape, dtype)])[0]

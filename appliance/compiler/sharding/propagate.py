@@ -30,6 +30,7 @@ from appliance.compiler.sharding.rules.rule import (
     RULES,
     SUM,
     Decompose,
+    Mixes,
     Outcome,
     Placement,
     Query,
@@ -170,7 +171,7 @@ class _Attempt:
         self._parts = parts
         self._gathers = gathers
         self._needed: set[SSAValue] = set()  # the reduced values that an operation reads whole
-        self._without_rule: set[Operation] = set()  # operations whose rule refuses the placements of their operands
+        self._without_rule: dict[Operation, str] = {}  # operations whose rule does not hold, and why
         self.uncut: list[tuple[Operation, int, Placement]] = []  # whole operands of which a part is needed
         self.placements: dict[SSAValue, Placement] = {}
         self.outcomes: dict[Operation, Outcome] = {}
@@ -190,12 +191,13 @@ class _Attempt:
             try:
                 outcome = self._outcome(op)
             except Decompose:
-                parts = decompose(op)
-                if parts is not None:
-                    waiting += parts[::-1]
+                try:
+                    waiting += decompose(op)[::-1]
+                except Mixes as reason:
+                    outcome = self._gathering(self._query(op), reason)
+                else:
                     whole = False
                     continue
-                outcome = self._gathering(self._query(op))
             cuts = [self._used(operand) for operand in op.operands]
             same = True
             for index, want in enumerate(outcome.operands):
@@ -273,11 +275,11 @@ class _Attempt:
         if self._num_parts > 1:
             try:
                 return by_rule(query)
-            except CompileError:
-                return self._gathering(query)
+            except Mixes as reason:
+                return self._gathering(query, reason)
         try:
             outcome = by_rule(query)
-        except (CompileError, Decompose):
+        except (Mixes, Decompose):
             return _on_one_wafer(query)
         # With all samples on one wafer nothing needs to be gathered, so a rule that does is not followed.
         fits = zip(query.placements, outcome.operands, strict=True)
@@ -286,16 +288,16 @@ class _Attempt:
     def _query(self, op: Operation) -> Query:
         return Query(op, [self._used(operand) for operand in op.operands], self._num_parts)
 
-    def _gathering(self, query: Query) -> Outcome:
+    def _gathering(self, query: Query, reason: Mixes) -> Outcome:
         """The outcome of an operation whose rule refuses the placements: one operand is gathered, else all are."""
-        self._without_rule.add(query.op)
+        self._without_rule[query.op] = str(reason)
         cut = [index for index, placement in enumerate(query.placements) if placement != R]
         # The fewest bytes first. With one operand whole, the others may stay cut, and so may the results.
         for gathered in sorted(cut, key=lambda index: types.nbytes(query.operands[index])):
             placements = [R if index == gathered else have for index, have in enumerate(query.placements)]
             try:
                 return by_rule(Query(query.op, placements, self._num_parts))
-            except (CompileError, Decompose):
+            except (Mixes, Decompose):
                 continue
         return query.replicated()
 
@@ -336,7 +338,8 @@ class _Attempt:
             self._needed.add(value)
         elif have.is_sharded and have != want and self._num_parts > 1:
             # If another part of it is needed, that is cut from the whole.
-            op.operands[index] = self._gathers.whole(value, have, op)
+            why = self._without_rule.get(op, f"{op.name} needs all samples")
+            op.operands[index] = self._gathers.whole(value, have, op, why)
             return False
         elif have != want and not (have == R and want.is_sharded):
             raise refuse(op, f"needs an operand that is {want}, but it is {have}", ONE_WAFER)
@@ -350,7 +353,7 @@ class _Attempt:
         for index, value in enumerate(end.operands):
             placement = self._used(value)
             if placement.is_sharded and index in states and self._num_parts > 1:
-                end.operands[index] = self._gathers.whole(value, placement, end)
+                end.operands[index] = self._gathers.whole(value, placement, end, "a state keeps all samples")
                 same = False
             # With one part, a sharded state is whole.
             elif placement.is_partial or value in self._reduced or (placement.is_sharded and index in states):
@@ -374,7 +377,7 @@ def by_rule(query: Query) -> Outcome:
     """The outcome by the rule of an operation.
 
     Raises:
-        CompileError: it has no rule and reads a part of the batch, or its rule refuses the placements.
+        Mixes: it has no rule and reads a part of the batch, or its rule does not hold for the placements.
         Decompose: it must be decomposed first.
     """
     rule = RULES.get(query.op.name)
@@ -383,7 +386,7 @@ def by_rule(query: Query) -> Outcome:
     if rule is not None:
         return rule(query)
     if query.sharded:
-        raise refuse(query.op, "has no sharding rule", ONE_WAFER)
+        raise query.mixes("has no sharding rule")
     return query.replicated()
 
 

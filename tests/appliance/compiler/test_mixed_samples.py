@@ -316,9 +316,9 @@ def test_the_report_has_lines_bytes_and_the_share_of_the_time() -> None:
     assert line.nbytes == 2 * BATCH * 6 * 8
     assert 0 < report.gathering.time_share < 1
     warning = report.gathering.warning()
-    assert line.source in warning
-    assert "1.12 KiB a step" in warning
-    assert f"{report.gathering.time_share:.0%} of a step's predicted time" in warning
+    flips = "aten.flip acts on the dimension of the samples (sharded in dimension 0)"
+    assert f"{line.source}: {flips} (1.12 KiB a step)" in warning
+    assert f"{report.gathering.time_share:.0%} of the predicted time" in warning
     assert "strict_sharding" in warning
     assert line.source in report_page(report)
 
@@ -346,8 +346,8 @@ def test_strict_sharding_refuses_and_names_all_lines() -> None:
     with pytest.raises(CompileError, match=r"sharding is strict: .*num_csx=1.*strict_sharding = False") as caught:
         traced_of(step).plan(2, strict_sharding=True)
     line = step.__code__.co_firstlineno
-    for number in (line + 1, line + 2):
-        assert f"test_mixed_samples.py:{number}" in str(caught.value)
+    for number, name in ((line + 1, "aten.flip"), (line + 2, "aten.cumsum")):
+        assert f"test_mixed_samples.py:{number}: {name} " in str(caught.value)
 
 
 def test_a_plan_that_gathers_what_is_not_sent_is_refused() -> None:
