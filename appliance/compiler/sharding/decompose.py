@@ -229,22 +229,24 @@ def _count(op: Operation, dims: list[int]) -> int:
 
 def _mean(op: Operation, rewriter: Rewriter) -> list[SSAValue]:
     dims = _reduced_dims(op, "dim")
-    value = op.operands[0]
-    if types.dtype(value) != types.dtype(op.results[0]):
-        (value,) = rewriter.emit("cirh.Cast", [value], types=[types.tensor_type(*_retyped(op))])
-    total = sum_over(rewriter, value, dims, bool(attrs(op).get("keepdim", False)))
+    total = sum_over(rewriter, _retyped(op, rewriter), dims, bool(attrs(op).get("keepdim", False)))
     return [divided(rewriter, total, _count(op, dims))]
 
 
-def _retyped(op: Operation) -> types.TensorInfo:
-    return types.TensorInfo(types.shape(op.operands[0]), types.dtype(op.results[0]))
+def _retyped(op: Operation, rewriter: Rewriter) -> SSAValue:
+    """The operand in the element type of the result, which an attribute of the operation may have chosen."""
+    value, dtype = op.operands[0], types.dtype(op.results[0])
+    if types.dtype(value) == dtype:
+        return value
+    return rewriter.emit("cirh.Cast", [value], types=[types.tensor_type(types.shape(value), dtype)])[0]
 
 
 def _vector_norm(op: Operation, rewriter: Rewriter) -> list[SSAValue]:
     if float(attrs(op).get("ord", 2)) != 2:  # type: ignore[arg-type]
         raise Mixes(f"{op.name} is a norm over the samples of another order than 2")
     dims = _reduced_dims(op, "dims" if op.name == "cirh.L2Norm" else "dim")
-    (square,) = rewriter.emit("cirh.Mul", [op.operands[0], op.operands[0]])
+    value = _retyped(op, rewriter)
+    (square,) = rewriter.emit("cirh.Mul", [value, value])
     return list(rewriter.emit("cirh.Sqrt", [sum_over(rewriter, square, dims, bool(attrs(op).get("keepdim", False)))]))
 
 

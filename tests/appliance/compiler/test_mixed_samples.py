@@ -216,6 +216,7 @@ def traced_of(loss_of: Loss) -> Traced:
         lambda y: torch.cat([y, y.t() @ y]),
         lambda y: y.prod(0),
         lambda y: y.norm(3, 0),
+        lambda y: torch.linalg.vector_norm(y.half(), dim=0, dtype=torch.float64),
         lambda y: y.median(0).values,
         lambda y: torch.addmm(y[:6, :6], y.t(), y, beta=0.5, alpha=2),
         lambda y: F.layer_norm(y, (BATCH, 6)),
