@@ -28,9 +28,9 @@ _HEAD: Final = """# The vendor's operations
 What becomes of each operation of the dialect that the vendor's client (release 2.10) knows, in the text of a step.
 Made by `python docs/vendor_operations.py`.
 
-*executed*: with the numbers that torch gives, on any number of wafers where it does not mix samples. *annotation*: it
-says where a tensor lies, or what it is called, and changes none. *refused*: the compile ends with an error that names
-the operation and the line of the script.
+*executed*: with the numbers that torch gives, on any number of wafers. *annotation*: it says where a tensor lies, or what
+it is called, and changes none. *refused*: the compile ends with an error that names the operation and the line of the
+script.
 
 | operation | | |
 |---|---|---|
