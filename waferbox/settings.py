@@ -272,6 +272,15 @@ EXECUTION_STRATEGY: Final[Variable[str]] = Variable(
     meaning="The default of `cstorch.backends.csx.performance.execution_strategy`.",
     readers="scripts",
 )
+STRICT_SHARDING: Final[Variable[bool]] = Variable(
+    name="WAFERBOX_STRICT_SHARDING",
+    form=_IS_ONE,
+    default=False,
+    default_text="a warning",
+    meaning="The default of `cstorch.backends.csx.performance.strict_sharding`: with 1, a step that gathers rows of "
+    "all wafers is refused.",
+    readers="scripts",
+)
 MAX_NUM_RESTARTS: Final[Variable[int]] = Variable(
     name="WAFERBOX_MAX_NUM_RESTARTS",
     form=_whole_number(0, 1_000_000),

@@ -48,6 +48,7 @@ from appliance.compiler.report.notes import (
     segment_notes,
     site_notes,
 )
+from appliance.compiler.sharding.gathered import refuse_gathers
 from appliance.compiler.sharding.propagate import Sharding, batch_rows, propagate
 from waferbox.cirh import CirhError
 from waferbox.cirh.modules.verify import verify
@@ -73,27 +74,31 @@ class Stages:
 
     @cached_property
     def sharding(self) -> Sharding:
-        """The sharding of the module, after casts were inserted if the precision is mixed.
-
-        Casts depend on a first sharding and cut, as only the wafers compute in half precision.
-        """
-        precision = self._target.precision
+        """The sharding of the module, after casts were inserted if the precision is mixed."""
         check_target(self._target, batch_rows(self._module, 1))
         check_half_gradients(self._target)
         with self._dividing():
-            sharding = propagate(self._module, self._target.num_parts)
-            if precision is None:
-                return sharding
-            insert_casts(make_cut(self._module, sharding), precision)
-            canonicalise(self._module)
-            eliminate_dead_code(self._module)
-            copy_passed_values(self._module)  # canonicalise has removed the copies of the first time
-            sharding = propagate(self._module, self._target.num_parts)
-            if not precision.half_gradients:
-                return sharding
-            rounded = round_gradients(make_cut(self._module, sharding), self._target)
-            eliminate_dead_code(self._module)
-            return propagate(self._module, self._target.num_parts, rounded)
+            sharding = self._sharding_in_precision()
+            if self._target.strict_sharding:
+                refuse_gathers(self._module, sharding)
+            return sharding
+
+    def _sharding_in_precision(self) -> Sharding:
+        """Casts depend on a first sharding and cut, as only the wafers compute in half precision."""
+        precision = self._target.precision
+        sharding = propagate(self._module, self._target.num_parts)
+        if precision is None:
+            return sharding
+        insert_casts(make_cut(self._module, sharding), precision)
+        canonicalise(self._module)
+        eliminate_dead_code(self._module)
+        copy_passed_values(self._module)  # canonicalise has removed the copies of the first time
+        sharding = propagate(self._module, self._target.num_parts)
+        if not precision.half_gradients:
+            return sharding
+        rounded = round_gradients(make_cut(self._module, sharding), self._target)
+        eliminate_dead_code(self._module)
+        return propagate(self._module, self._target.num_parts, rounded)
 
     @cached_property
     def cut(self) -> Cut:

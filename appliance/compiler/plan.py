@@ -11,14 +11,16 @@ from appliance.compiler.partition.cut import Cut
 from appliance.compiler.partition.groups import Bundle, Numbers
 from appliance.compiler.partition.shards import Sharing, divide
 from appliance.compiler.pipelined.plan import fill_pipeline
+from appliance.compiler.sharding.gathered import gathered_values, reason_of
 from appliance.compiler.wafer_schedule.arena import lay_out_arena
 from appliance.compiler.wafer_schedule.memory_plan import MemoryPlan, check_memory, plan_memory
 from appliance.compiler.wafer_schedule.schedule import WaferSchedule, schedule_wafer
 from waferbox.cirh.dialect import types
+from waferbox.cirh.dialect.locations import source_of
 from wsc.v1 import plan_pb2
 
 # Version of the messages in plan.proto and of their meaning. A cached plan of another format is compiled again.
-PLAN_FORMAT = 10
+PLAN_FORMAT = 11
 
 
 def make_plan(cut: Cut, target: Target) -> plan_pb2.Plan:
@@ -59,6 +61,8 @@ def _stream(plan: plan_pb2.Plan, cut: Cut, target: Target) -> None:
     )
     plan.swarmx.arena.CopyFrom(wafer.plan.arena)
     plan.swarmx.own_bytes = adding_node_bytes(plan.swarmx, target.num_csx)
+    for value, op in gathered_values(cut.module, cut.sharding).items():
+        plan.gathered.add(value=numbers.value(value), source=str(source_of(op)), reason=reason_of(op))
     set_link_bytes(plan)
     plan.worker.batch.CopyFrom(wafer.batch)
     plan.worker.global_rows, plan.worker.local_rows = rows, rows // target.num_csx

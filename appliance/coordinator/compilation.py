@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+from waferbox.host.folders import cache_root
 from wsc.v1 import plan_pb2
 
 
@@ -50,6 +51,7 @@ def cached_compiler(folder: Path, root: Path) -> Compile:
                 execution_strategy=ExecutionStrategy.from_proto(options.execution_strategy),
                 num_replicas=options.num_replicas or 1,
                 asynchronous_updates=options.asynchronous_updates,
+                strict_sharding=options.strict_sharding,
                 # The hosts of wafers are assumed to be like this one.
                 wafer_cores=len(os.sched_getaffinity(0)),
             )
@@ -71,6 +73,16 @@ def notes_of(plan: plan_pb2.Plan) -> list[str]:
     from appliance.compiler.report.report import micro_batch_notes
 
     return micro_batch_notes(plan)
+
+
+def warnings_of(plan: plan_pb2.Plan) -> list[str]:
+    """Returns the warnings of a plan for the user, one a line."""
+    if not plan.gathered:
+        return []
+    from appliance.compiler.cost.machine_model import machine_model
+    from appliance.compiler.report.builder import make_report
+
+    return [make_report(plan, "", machine_model(cache_root())).gathering.warning()]
 
 
 def report_of(folder: Path, artifact: str) -> str:

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import grpc
 
-from appliance.coordinator.compilation import CompileRefused, notes_of
+from appliance.coordinator.compilation import CompileRefused, notes_of, warnings_of
 from appliance.coordinator.execution.execution import CoordinatedExecution
 from appliance.coordinator.execution.failures import JobFailed, internal_failure
 from appliance.coordinator.execution.waiting import Abandoned, EpochOver
@@ -89,6 +89,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             wafer_kernels=len(plan.wafer.kernels) + len(plan.pipeline.kernels),
             precision=plan.precision if plan.HasField("precision") else None,
             notes=notes_of(plan),
+            warnings=warnings_of(plan),
         )
 
     def Shards(

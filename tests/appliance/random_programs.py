@@ -1,7 +1,6 @@
 """Random small programs, forward and backward, for the compiler: every value is an output, so that nothing cancels.
 
-Sizes collide with the batch (12), and operations mix samples more often than a model would: most of the work of the
-compiler is to refuse such a step, and to get every other one right.
+Sizes collide with the batch (12), and operations mix samples more often than a model would.
 """
 
 import random

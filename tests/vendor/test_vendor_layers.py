@@ -31,7 +31,6 @@ REFUSED = {
     "interpolate_area": "adaptive pooling to more places",
     "input_uint8_mask": "convert it in the input_fn",
 }
-MIXES_SAMPLES = {"index_rows"}  # so it is refused on two wafers
 # What the client loses while it traces or lowers: its text is that of something else.
 LOST = {
     "max_pool2d_dilation": "the dilation, where the result is as large without",
@@ -75,7 +74,5 @@ def test_a_layer_is_that_of_the_cpu_backend(traced: Path, name: str, wafers: int
     elif name in REFUSED:
         assert outcome.kind == "refused"
         assert re.search(REFUSED[name], outcome.why)
-    elif name in MIXES_SAMPLES and wafers > 1:
-        assert "use num_csx=1" in outcome.why
     else:
         assert outcome.kind == "equal", outcome.why

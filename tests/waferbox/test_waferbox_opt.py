@@ -152,13 +152,16 @@ def test_text_that_is_wrong(text: str | bytes, says: str) -> None:
     assert line.isprintable()
 
 
-def test_a_pass_of_a_step_names_the_line_of_the_script() -> None:
+def test_strict_sharding_refuses_what_is_gathered_and_names_the_line_of_the_script() -> None:
     text = TEXT.replace('reduce_kind = "ADD"', 'reduce_kind = "MUL"').replace(
         "-> tensor<3xf32>\n", '-> tensor<3xf32> loc("fc.fwd/aten::prod"("model.py":9:0))\n'
     )
-    assert "<stdin>: shard: model.py:9 (in fc): cirh.Reduce" in message(
-        opt("--pass", "shard", "--num-csx", "2", text=text)
-    )
+    two = ("--pass", "shard", "--num-csx", "2")
+    assert 'wafer.gathered = "cirh.Reduce of kind MUL goes over the samples"' in opt(*two, text=text).stdout
+    refusal = message(opt(*two, "--strict-sharding", text=text))
+    assert "<stdin>: shard: rows of all wafers are needed" in refusal
+    assert "model.py:9 (in fc): cirh.Reduce of kind MUL goes over the samples" in refusal
+    assert opt(*two, "--strict-sharding").exit_code == 0
 
 
 def test_usage_errors_have_a_status_of_their_own() -> None:

@@ -315,7 +315,23 @@ def _wafers_answer(compiled: Sequence[tuple[Program, Sequence[Compiled]]]) -> An
         summary = f"No: {_counted(len(findings), 'compile')} of those for {counts} wafers is refused."
         return Answer(question=Question.WAFERS, state=State.FOUND, summary=summary, findings=tuple(findings))
     summary = f"Yes: compiled for {counts} wafer{'' if counts == '1' else 's'}."
-    return Answer(question=Question.WAFERS, state=State.GOOD, summary=summary)
+    table = _gathers(compiled)
+    if len(table) > 1:
+        summary += " Rows of all wafers are gathered where samples are mixed, which costs what the table says."
+    return Answer(question=Question.WAFERS, state=State.GOOD, summary=summary, table=table)
+
+
+def _gathers(compiled: Sequence[tuple[Program, Sequence[Compiled]]]) -> tuple[tuple[str, ...], ...]:
+    table = [("wafers", "bytes a step", "of the step", "line")]
+    for _, each in compiled:
+        for one in each:
+            if one.report is not None:
+                share = f"{one.report.gathering.time_share:.0%}"
+                table += [
+                    (str(one.wafers), bytes_text(line.nbytes), share, f"{line.source}: {line.reason}")
+                    for line in one.report.gathering.lines
+                ]
+    return tuple(table)
 
 
 def _memory_answer(compiled: Sequence[tuple[Program, Sequence[Compiled]]], machine: Machine) -> Answer:

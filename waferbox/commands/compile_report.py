@@ -82,6 +82,7 @@ def report_tables(report: Report) -> Group:
         f"Kernels of the layers: {', '.join(libraries)}.",
         *(["Gradients of weights travel in half."] if report.half_gradients else []),
         *_memory_lines(report),
+        *([warning] if (warning := report.gathering.warning()) else []),
         f"A step of {report.batch_rows} rows on {report.num_csx} wafer(s) is predicted to take "
         f"{seconds_text(totals.step_seconds)} ({report.machine.source}).",
     )

@@ -28,6 +28,10 @@ def opt(
     half_gradients: Annotated[
         bool, typer.Option("--half-gradients", metavar="", help="Send gradients of weights in half precision too.")
     ] = False,
+    strict_sharding: Annotated[
+        bool,
+        typer.Option("--strict-sharding", metavar="", help="Refuse a step that gathers rows of all wafers."),
+    ] = False,
     out: Annotated[str, typer.Option("-o", metavar="OUT", help="The file of the result; - is standard output.")] = "-",
     list_passes: Annotated[
         bool, typer.Option("--list", metavar="", help="List the passes in the order of a compile.")
@@ -41,7 +45,7 @@ def opt(
         output.print(passes_table(descriptions()))
         return
     try:
-        target = make_target(num_csx, half, optimization_level, half_gradients)
+        target = make_target(num_csx, half, optimization_level, half_gradients, strict_sharding)
         optimise(file, [name.strip() for name in passes.split(",") if name.strip()], target, print_after_all, out)
     except OptError as error:
         fail(str(error))

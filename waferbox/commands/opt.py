@@ -9,7 +9,9 @@ from waferbox.cirh.text.scanner import MAXIMUM_TEXT
 from waferbox.output.console import printable
 
 
-def make_target(num_csx: int, half: str, optimization_level: int, half_gradients: bool) -> Target:
+def make_target(
+    num_csx: int, half: str, optimization_level: int, half_gradients: bool, strict_sharding: bool
+) -> Target:
     """The cluster for which passes divide the work.
 
     Args:
@@ -17,6 +19,7 @@ def make_target(num_csx: int, half: str, optimization_level: int, half_gradients
         half: the type of mixed precision; empty: float32 throughout.
         optimization_level: of mixed precision, 0 to 2.
         half_gradients: whether gradients of weights are sent in half precision.
+        strict_sharding: whether a step is refused that gathers rows of all wafers.
 
     Raises:
         OptError: there is no such type, or half_gradients needs one.
@@ -25,7 +28,7 @@ def make_target(num_csx: int, half: str, optimization_level: int, half_gradients
         precision = Precision.of_options(half, optimization_level, half_gradients)
     except ValueError as error:
         raise OptError(str(error)) from error
-    return Target(num_csx=num_csx, num_shards=1, precision=precision)
+    return Target(num_csx=num_csx, num_shards=1, precision=precision, strict_sharding=strict_sharding)
 
 
 def optimise(file: str, names: list[str], target: Target, print_after_all: bool, out: str) -> None:

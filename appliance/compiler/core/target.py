@@ -150,6 +150,7 @@ class Target:
         num_replicas: copies of the model on a pipelined wafer, each with its share of the batch.
         asynchronous_updates: whether a pipelined wafer updates weights for each micro-batch, with others in flight.
         wafer_cores: cores of a wafer's host, which is the most regions of a pipelined wafer.
+        strict_sharding: whether a step is refused that gathers values of the batch.
     """
 
     num_csx: int
@@ -164,6 +165,7 @@ class Target:
     num_replicas: int = 1
     asynchronous_updates: bool = False
     wafer_cores: int = 2
+    strict_sharding: bool = False
 
     def __post_init__(self) -> None:
         if self.num_csx < 1 or self.num_shards < 1:

@@ -46,6 +46,7 @@ def check_plan(plan: plan_pb2.Plan) -> None:
         for part, shard in zip(plan.memoryx, shards, strict=True):
             _check_shard(part, shard)
         _check_states(plan)
+        _check_gathered(plan)
         _check_arena(plan)
         groups.check_traffic(plan, wafer, shards)
         _check_link_memory(plan)
@@ -230,6 +231,18 @@ def _check_states(plan: plan_pb2.Plan) -> None:
     require(all(prod(s.type.shape) == 1 for s in known.values() if s.replicated), "a state of several shards is large")
     kept = {slot.name for slot in plan.memoryx[0].states}
     require(all(s.name in kept for s in known.values() if s.replicated), "shard 0 lacks a state of several shards")
+
+
+def _check_gathered(plan: plan_pb2.Plan) -> None:
+    sums = {
+        member.value
+        for group in plan.wafer.groups
+        if group.reduction == plan_pb2.REDUCTION_SUM
+        for member in group.members
+    }
+    require(
+        all(gathered.value in sums for gathered in plan.gathered), "a value is gathered that the wafers do not send"
+    )
 
 
 def _check_outputs(plan: plan_pb2.Plan, num_parts: int) -> None:

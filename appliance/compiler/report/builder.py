@@ -10,6 +10,7 @@ from appliance.compiler.core.target import KernelLibrary
 from appliance.compiler.cost.kernel_profile import KernelProfile, loop_time, operations_time, profile_kernels
 from appliance.compiler.cost.machine_model import MachineModel
 from appliance.compiler.partition.layers import BACKWARD
+from appliance.compiler.report.gathers import gathering_of
 from appliance.compiler.report.pipelined import pipeline_report
 from appliance.compiler.report.report import (
     REPORT_FORMAT,
@@ -50,9 +51,14 @@ def make_report(plan: plan_pb2.Plan, artifact: str, machine: MachineModel) -> Re
     seconds = {number: operations_time(profile.module, machine) for number, profile in profiles.items()}
     sums = {joined.value for joined in plan.wafer.joined}
     shards = [_Shard(part, machine) for part in plan.memoryx]
-    timeline = simulate(
-        plan, machine, lambda run: seconds[run.kernel], lambda shard, run: shards[shard].seconds[run.kernel]
-    )
+
+    def wafer_time(run: plan_pb2.Run) -> float:
+        return seconds[run.kernel]
+
+    def memoryx_time(shard: int, run: plan_pb2.Run) -> float:
+        return shards[shard].seconds[run.kernel]
+
+    timeline = simulate(plan, machine, wafer_time, memoryx_time)
     weights = {value: state for shard in shards for value, state in shard.weights().items()}
     layers = tuple(_layers(plan, profiles, seconds, weights))
     work = [(layer.layer, layer.forward_seconds + layer.backward_seconds) for layer in layers]
@@ -86,6 +92,7 @@ def make_report(plan: plan_pb2.Plan, artifact: str, machine: MachineModel) -> Re
             width=WIDTH, height=HEIGHT, regions=plan_floor(work) if len(work) <= min(WIDTH, HEIGHT) else ()
         ),
         timeline=timeline,
+        gathering=gathering_of(plan, machine, timeline, wafer_time, memoryx_time),
     )
 
 

@@ -141,7 +141,7 @@ _STYLE: Final = Path(drawing.__file__).with_name("report.css")
 def report_page(report: Report) -> str:
     """The page of a report. It contains the JSON form, too, in the element with the id "report"."""
     data = report.to_json().replace("<", "\\u003c")  # nothing in it can end the element
-    sections = (_summary, _layers, _memory, _floor_plan, _timeline, _memoryx)
+    sections = (_summary, _layers, _gathering, _memory, _floor_plan, _timeline, _memoryx)
     body = "\n".join(section(report) for section in sections)
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -203,6 +203,24 @@ def _layers(report: Report) -> str:
         "of one wafer: all wafers do the same at once.",
         _table(("layer", *head), rows),
         _reasons(report),
+    )
+
+
+def _gathering(report: Report) -> str:
+    """The lines for which values of the batch are gathered; empty if there are none."""
+    gathering = report.gathering
+    if not gathering.lines:
+        return ""
+    rows = [
+        f"<tr><th>{escape(line.source)}</th><td>{escape(line.reason)}</td>"
+        f"{_number(line.nbytes, bytes_text(line.nbytes))}</tr>"
+        for line in gathering.lines
+    ]
+    return _section(
+        "Gathered",
+        "Rows of all wafers are gathered where no sharding rule holds for an operation. Bytes are those that a wafer "
+        f"sends and receives in a step. Gathering takes {gathering.time_share:.0%} of the predicted time of a step.",
+        _table(("line", "reason", "bytes"), rows),
     )
 
 

@@ -6,11 +6,12 @@ of `MachineModel`: good for comparing layers, not for promising a rate.
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from appliance.compiler.cost.machine_model import MachineModel
 from appliance.compiler.pipelined.memory import PipelineMemory
+from appliance.compiler.report.gathers import Gathering
 from appliance.compiler.report.timeline import Timeline
 from appliance.compiler.wafer_schedule.memory_plan import MemoryPlan
 from appliance.drawing.floor_plan import FloorPlan
@@ -52,7 +53,7 @@ def micro_batch_notes(plan: plan_pb2.Plan) -> list[str]:
 # --- The report -------------------------------------------------------------------------------------------------------
 
 # Version of the JSON form.
-REPORT_FORMAT: Final = 1
+REPORT_FORMAT: Final = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,6 +189,7 @@ class Report:
         floor_plan: the wafer, divided into regions.
         timeline: one step.
         regions: the regions of a pipelined wafer; empty in weight streaming.
+        gathering: what is gathered in weight streaming.
     """
 
     format: int
@@ -207,6 +209,7 @@ class Report:
     floor_plan: FloorPlan
     timeline: Timeline
     regions: tuple[RegionReport, ...] = ()
+    gathering: Gathering = field(default_factory=Gathering)
 
     def to_json(self) -> str:
         """The report as JSON: the fields of these classes by their names, in bytes and seconds."""

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 import torch
 from xdsl.ir import Operation, SSAValue
 
-from appliance.compiler.core.errors import refuse
 from appliance.compiler.core.rewriter import MEAN, NONE, TOTAL, Rewriter, erase
 from appliance.compiler.sharding.rules.decompose_index import index_own, index_put_own
 from appliance.compiler.sharding.rules.norm import CHANNELS
-from appliance.compiler.sharding.rules.rule import ONE_WAFER
+from appliance.compiler.sharding.rules.rule import Mixes
 from waferbox.cirh.dialect import types
 from waferbox.cirh.dialect.attributes import AttrValue, attrs
 from waferbox.cirh.table.lookup import site_of, spec
@@ -49,7 +48,7 @@ def layer_norm(op: Operation, rewriter: Rewriter) -> list[SSAValue]:
     x, *weights = op.operands
     shape, dtype = types.info(x)
     if any(types.dtype(value) != dtype for value in (*op.operands, *op.results)):
-        raise refuse(op, "normalises over the samples with weights of another precision", ONE_WAFER)
+        raise Mixes(f"{op.name} normalises over the samples with weights of another precision")
     dims = list(range(len(shape) - len(attributes["normalized_shape"]), len(shape)))  # type: ignore[arg-type]
     count = math.prod(shape[dim] for dim in dims)
 
@@ -230,22 +229,24 @@ def _count(op: Operation, dims: list[int]) -> int:
 
 def _mean(op: Operation, rewriter: Rewriter) -> list[SSAValue]:
     dims = _reduced_dims(op, "dim")
-    value = op.operands[0]
-    if types.dtype(value) != types.dtype(op.results[0]):
-        (value,) = rewriter.emit("cirh.Cast", [value], types=[types.tensor_type(*_retyped(op))])
-    total = sum_over(rewriter, value, dims, bool(attrs(op).get("keepdim", False)))
+    total = sum_over(rewriter, _retyped(op, rewriter), dims, bool(attrs(op).get("keepdim", False)))
     return [divided(rewriter, total, _count(op, dims))]
 
 
-def _retyped(op: Operation) -> types.TensorInfo:
-    return types.TensorInfo(types.shape(op.operands[0]), types.dtype(op.results[0]))
+def _retyped(op: Operation, rewriter: Rewriter) -> SSAValue:
+    """The operand in the element type of the result, which an attribute of the operation may have chosen."""
+    value, dtype = op.operands[0], types.dtype(op.results[0])
+    if types.dtype(value) == dtype:
+        return value
+    return rewriter.emit("cirh.Cast", [value], types=[types.tensor_type(types.shape(value), dtype)])[0]
 
 
 def _vector_norm(op: Operation, rewriter: Rewriter) -> list[SSAValue]:
     if float(attrs(op).get("ord", 2)) != 2:  # type: ignore[arg-type]
-        raise refuse(op, "is a norm over the samples of another order than 2", ONE_WAFER)
+        raise Mixes(f"{op.name} is a norm over the samples of another order than 2")
     dims = _reduced_dims(op, "dims" if op.name == "cirh.L2Norm" else "dim")
-    (square,) = rewriter.emit("cirh.Mul", [op.operands[0], op.operands[0]])
+    value = _retyped(op, rewriter)
+    (square,) = rewriter.emit("cirh.Mul", [value, value])
     return list(rewriter.emit("cirh.Sqrt", [sum_over(rewriter, square, dims, bool(attrs(op).get("keepdim", False)))]))
 
 
@@ -307,7 +308,7 @@ def _addmm(op: Operation, rewriter: Rewriter) -> list[SSAValue]:
     attributes = attrs(op)
     bias, left, right = op.operands
     if attributes.get("alpha", 1) != 1 or attributes.get("beta", 1) != 1:
-        raise refuse(op, "has factors (alpha, beta) and sums over the samples", ONE_WAFER)
+        raise Mixes(f"{op.name} has factors (alpha, beta) and sums over the samples")
     (product,) = rewriter.emit("cirh.MatMul", [left, right], {"transpose_a": False, "transpose_b": False})
     shape = types.shape(product)
     dims = range(len(shape) - len(types.shape(bias)), len(shape))
@@ -344,10 +345,16 @@ DECOMPOSITIONS: dict[str, Decomposition] = {
 
 
 def decompose(op: Operation) -> list[Operation]:
-    """Replaces an operation by its decomposition. Returns the new operations in order, without unused ones."""
+    """Replaces an operation by its decomposition. Returns the new operations in order, without unused ones.
+
+    Raises:
+        Mixes: the operation has no decomposition for its attributes. It stays.
+    """
     rewriter = Rewriter(op)
-    rewriter.replace(DECOMPOSITIONS[op.name](op, rewriter))
-    for part in reversed(rewriter.made):
-        if not any(result.uses for result in part.results):
-            erase(part)
+    try:
+        rewriter.replace(DECOMPOSITIONS[op.name](op, rewriter))
+    finally:
+        for part in reversed(rewriter.made):
+            if not any(result.uses for result in part.results):
+                erase(part)
     return [part for part in rewriter.made if part.parent_block() is not None]

@@ -9,12 +9,11 @@ samples, and a slice of a value that can only be made whole.
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import ModuleOp, StringAttr
 from xdsl.ir import Attribute, Block, Operation, OpResult, SSAValue
 
-from appliance.compiler.core.errors import CompileError
 from appliance.compiler.core.rewriter import Rewriter
-from appliance.compiler.sharding.rules.rule import Decompose, Outcome, Placement, Query, R
+from appliance.compiler.sharding.rules.rule import Decompose, Mixes, Outcome, Placement, Query, R
 from appliance.compiler.sharding.rules.shape import reshaped_dim
 from waferbox.cirh.dialect import types
 from waferbox.cirh.dialect.attributes import SplatAttr, attribute, attrs
@@ -81,16 +80,15 @@ class Parts:
                     break
         return self._made.get((value, want))
 
-    def cut(self, op: Operation, index: int, want: Placement) -> None:
-        """Replaces a whole operand by the needed part, which each wafer slices out by its number."""
-        value, rewriter = op.operands[index], Rewriter(op)
+    def slice(self, value: SSAValue, want: Placement, rewriter: Rewriter) -> SSAValue:
+        """The part of a whole value that each wafer slices out by its number."""
         shape, dtype = types.info(value)
         block = shape[want.dim] // (want.outer * self._num_parts)
         # The parts become a dimension of their own, from which each wafer picks the element of its number.
         split = (*shape[: want.dim], want.outer, self._num_parts, block, *shape[want.dim + 1 :])
         (blocks,) = rewriter.emit("cirh.Reshape", [value], types=[types.tensor_type(split, dtype)])
         (picked,) = rewriter.emit("aten.index_select", [blocks, self.wafers()], {"dim": want.dim + 1})
-        (op.operands[index],) = rewriter.emit("cirh.Reshape", [picked], types=[types.tensor_type(shape, dtype)])
+        return rewriter.emit("cirh.Reshape", [picked], types=[types.tensor_type(shape, dtype)])[0]
 
     def _drawn(self, op: Operation, want: Placement) -> SSAValue:
         """A copy of a random operation with which each wafer draws only its own part of the same numbers."""
@@ -124,7 +122,7 @@ class Parts:
             placements = [placement if i == index else R for i in range(len(op.operands))]
             try:
                 outcome = self._by_rule(Query(op, placements, self._num_parts))
-            except (CompileError, Decompose):
+            except (Mixes, Decompose):
                 continue
             # A partial operand would need a reduction, which costs more than slicing the whole value.
             whole_or_part = not any(wanted.is_partial for wanted in outcome.operands)
@@ -161,26 +159,48 @@ def _index(value: SSAValue) -> int:
 # Each wafer writes its part into zeros of the full size, at the position of its number. The sum of these is the whole
 # value, so an all-gather is a reduction like any other and needs no message of its own. Adding zeros is exact.
 
+# An annotation of the operation that places the rows: the reason for which they are gathered.
+GATHERED: Final = "wafer.gathered"
+
 
 class Gathers:
-    """Whole values of sharded ones, each made once, behind the sharded value."""
+    """Whole values of sharded ones, each made once, behind the sharded value; and parts of values that are whole."""
 
-    def __init__(self, module: ModuleOp, num_parts: int, wafers: Callable[[], SSAValue]) -> None:
-        """wafers: returns the argument of wafer numbers."""
+    def __init__(self, module: ModuleOp, num_parts: int, parts: Parts) -> None:
         self._module = module
         self._num_parts = num_parts
-        self._wafers = wafers
+        self._parts = parts
         self._made: dict[tuple[SSAValue, Placement], SSAValue] = {}
 
-    def whole(self, value: SSAValue, cut: Placement, reader: Operation) -> SSAValue:
-        """A partial value whose reduction is the whole value. reader: an operation that reads it, for its location."""
+    def cut(self, value: SSAValue, want: Placement) -> list[Operation]:
+        """Makes all readers of a whole value read a part of it. Returns the new operations, in order.
+
+        For readers that need the value whole, `whole` returns it.
+        """
+        owner = value.owner
+        assert isinstance(owner, Operation) and owner.next_op is not None
+        rewriter = Rewriter(owner.next_op, owner.location)
+        part = self._parts.slice(value, want, rewriter)
+        value.replace_uses_with_if(part, lambda use: use.operation not in rewriter.made)
+        self._made[part, want] = value
+        return rewriter.made
+
+    def whole(self, value: SSAValue, cut: Placement, reader: Operation, why: str) -> SSAValue:
+        """Returns a partial value whose reduction is the whole value; or the whole value itself, if it was cut.
+
+        Args:
+            value: the sharded value.
+            cut: its placement.
+            reader: an operation that reads it, for its location.
+            why: the reason for which the reader needs the whole.
+        """
         made = self._made.get((value, cut))
         # Dead code elimination may have removed it since.
         if made is None or made.owner.parent_block() is None:
-            made = self._made[value, cut] = self._make(value, cut, reader)
+            made = self._made[value, cut] = self._make(value, cut, reader, why)
         return made
 
-    def _make(self, value: SSAValue, cut: Placement, reader: Operation) -> SSAValue:
+    def _make(self, value: SSAValue, cut: Placement, reader: Operation, why: str) -> SSAValue:
         owner = value.owner
         behind = func_of(self._module).block.first_op if isinstance(owner, Block) else owner.next_op
         assert behind is not None, "a value is read by something"
@@ -190,5 +210,6 @@ class Gathers:
         apart = (*shape[: cut.dim], cut.outer, self._num_parts, block, *shape[cut.dim + 1 :])
         (parts,) = rewriter.emit("cirh.Reshape", [value], types=[types.tensor_type(apart, dtype)])
         zeros = rewriter.splat(0, apart, dtype)
-        (placed,) = rewriter.emit("aten.index_add", [zeros, self._wafers(), parts], {"dim": cut.dim + 1})
+        (placed,) = rewriter.emit("aten.index_add", [zeros, self._parts.wafers(), parts], {"dim": cut.dim + 1})
+        rewriter.made[-1].attributes[GATHERED] = StringAttr(why)
         return rewriter.emit("cirh.Reshape", [placed], types=[types.tensor_type(shape, dtype)])[0]

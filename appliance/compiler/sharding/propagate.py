@@ -4,19 +4,23 @@ The program is written for the global batch. Inputs are sharded in dimension 0, 
 each operation derives the placements of its results. A partial value is reduced if an operation needs it whole, as near
 to its source as possible; a sharded value is gathered. The division of work and all messages follow from the result.
 
+No rule need hold: then operands are gathered, the operation is computed whole, and its results are cut again where they
+have rows of the batch. So what compiles for one wafer compiles for several.
+
 Propagation repeats passes over the module (`_Attempt`) until nothing changes, since decisions depend on later
 operations: whether a partial value must be reduced is known only at its reader, and once it is reduced the placements
 of everything behind it change.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import Block, Operation, SSAValue
+from xdsl.ir import Operation, SSAValue
 
 from appliance.compiler.core.errors import CompileError, refuse
+from appliance.compiler.core.rewriter import Rewriter
 from appliance.compiler.passes.dce import eliminate_dead_code
 from appliance.compiler.sharding.decompose import decompose
 from appliance.compiler.sharding.parts import Gathers, Parts
@@ -26,6 +30,7 @@ from appliance.compiler.sharding.rules.rule import (
     RULES,
     SUM,
     Decompose,
+    Mixes,
     Outcome,
     Placement,
     Query,
@@ -35,7 +40,7 @@ from appliance.compiler.sharding.rules.rule import (
 from waferbox.cirh.dialect import types
 from waferbox.cirh.dialect.elements import can_be_sent
 from waferbox.cirh.dialect.operations import Const, body_ops, func_of, return_of
-from waferbox.cirh.modules.graph import Signature, signature
+from waferbox.cirh.modules.graph import signature
 from waferbox.cirh.table.lookup import spec
 
 
@@ -74,13 +79,13 @@ def propagate(module: ModuleOp, num_parts: int, rounded: Collection[SSAValue] = 
             exact.
 
     Raises:
-        CompileError: the batch cannot be divided, or an operation cannot work on a part of it.
+        CompileError: the batch cannot be divided.
     """
     rows = batch_rows(module, num_parts)
     reduced: set[SSAValue] = set()
     _check_wafers(module, num_parts)
     parts = Parts(module, num_parts, by_rule)
-    gathers = Gathers(module, num_parts, parts.wafers)
+    gathers = Gathers(module, num_parts, parts)
     while True:
         attempt = _Attempt(module, num_parts, reduced, parts, gathers, rounded)
         if attempt.run() and not attempt.hoist():
@@ -96,7 +101,7 @@ def propagate(module: ModuleOp, num_parts: int, rounded: Collection[SSAValue] = 
             # Only now is it certain that these operands cannot be made in parts: an earlier attempt might still have
             # moved a reduction. Slicing the whole value always works, but costs the whole value on each wafer.
             for op, index, want in attempt.uncut:
-                parts.cut(op, index, want)
+                op.operands[index] = parts.slice(op.operands[index], want, Rewriter(op))
             # Parts that were made on the way to a value that is sliced now have no readers.
             eliminate_dead_code(module)
             reduced.clear()
@@ -166,6 +171,7 @@ class _Attempt:
         self._parts = parts
         self._gathers = gathers
         self._needed: set[SSAValue] = set()  # the reduced values that an operation reads whole
+        self._without_rule: dict[Operation, str] = {}  # operations whose rule does not hold, and why
         self.uncut: list[tuple[Operation, int, Placement]] = []  # whole operands of which a part is needed
         self.placements: dict[SSAValue, Placement] = {}
         self.outcomes: dict[Operation, Outcome] = {}
@@ -173,11 +179,7 @@ class _Attempt:
     def run(self) -> bool:
         """Places all values. Returns whether the module and the set of reduced values stayed the same."""
         before = set(self._reduced)
-        named = signature(self._module)
-        inputs = {argument.argument for argument in named.inputs} | {named.wafers}
-        for index, argument in enumerate(func_of(self._module).block.args):
-            # The numbers of the parts are sharded like an input: each wafer has its own.
-            self.placements[argument] = sharded(0) if index in inputs else R
+        self._place_arguments()
         whole = True
         # A stack, so that the operations of a decomposition are placed next, before those that read their results.
         waiting = body_ops(self._module)[::-1]
@@ -189,23 +191,41 @@ class _Attempt:
             try:
                 outcome = self._outcome(op)
             except Decompose:
-                waiting += decompose(op)[::-1]
-                whole = False
-                continue
+                try:
+                    waiting += decompose(op)[::-1]
+                except Mixes as reason:
+                    outcome = self._gathering(self._query(op), reason)
+                else:
+                    whole = False
+                    continue
+            cuts = [self._used(operand) for operand in op.operands]
+            same = True
             for index, want in enumerate(outcome.operands):
-                whole = self._need(op, index, want) and whole
+                same = self._need(op, index, want) and same
             self.outcomes[op] = outcome
             self.placements.update(zip(op.results, outcome.results, strict=True))
+            if op in self._without_rule and not same:
+                waiting += self._cut_again(op, cuts)[::-1]
+            whole = whole and same
         if not whole:
             # A value that is now read in parts may no longer be read whole, and the values of a decomposed operation
             # are gone. So the reduced values are found again from none, which is cheap.
             eliminate_dead_code(self._module)
             self._reduced.clear()
             return False
-        self._finish(named)
+        if not self._finish():
+            self._reduced.clear()
+            return False
         # A value that an earlier attempt reduced may be read only in parts now, or may not be partial any more.
         self._reduced &= {value for value in self._needed if self._is_partial(value)}
         return self._reduced == before
+
+    def _place_arguments(self) -> None:
+        named = signature(self._module)
+        inputs = {argument.argument for argument in named.inputs} | {named.wafers}
+        for index, argument in enumerate(func_of(self._module).block.args):
+            # The numbers of the parts are sharded like an input: each wafer has its own.
+            self.placements[argument] = sharded(0) if index in inputs else R
 
     def hoist(self) -> bool:
         """Moves each reduction up to the value that became partial first. Returns whether any moved.
@@ -245,7 +265,7 @@ class _Attempt:
         known = self._parts.outcomes.get(op)
         if known is not None:
             return known
-        query = Query(op, [self._used(operand) for operand in op.operands], self._num_parts)
+        query = self._query(op)
         # The cast back to float32 must read the sum, not the parts: it would pass a partial sum through.
         if any(operand in self._rounded for operand in op.operands):
             return query.replicated()
@@ -253,14 +273,51 @@ class _Attempt:
         if op.name == "cirh.Cast" and op.results[0] in self._rounded:
             return Outcome(operands=query.placements, results=query.placements)
         if self._num_parts > 1:
-            return by_rule(query)
+            try:
+                return by_rule(query)
+            except Mixes as reason:
+                return self._gathering(query, reason)
         try:
             outcome = by_rule(query)
-        except (CompileError, Decompose):
+        except (Mixes, Decompose):
             return _on_one_wafer(query)
         # With all samples on one wafer nothing needs to be gathered, so a rule that does is not followed.
         fits = zip(query.placements, outcome.operands, strict=True)
         return outcome if all(have.is_sharded <= (have == want) for have, want in fits) else _on_one_wafer(query)
+
+    def _query(self, op: Operation) -> Query:
+        return Query(op, [self._used(operand) for operand in op.operands], self._num_parts)
+
+    def _gathering(self, query: Query, reason: Mixes) -> Outcome:
+        """The outcome of an operation whose rule refuses the placements: one operand is gathered, else all are."""
+        self._without_rule[query.op] = str(reason)
+        cut = [index for index, placement in enumerate(query.placements) if placement != R]
+        # The fewest bytes first. With one operand whole, the others may stay cut, and so may the results.
+        for gathered in sorted(cut, key=lambda index: types.nbytes(query.operands[index])):
+            placements = [R if index == gathered else have for index, have in enumerate(query.placements)]
+            try:
+                return by_rule(Query(query.op, placements, self._num_parts))
+            except (Mixes, Decompose):
+                continue
+        return query.replicated()
+
+    def _cut_again(self, op: Operation, cuts: Sequence[Placement]) -> list[Operation]:
+        """Cuts whole results of an operation whose operands were cut and gathered, where they have rows of the batch.
+
+        A result has rows of the batch if it has the shape of such an operand, but for the number of rows. Without this,
+        all that is computed from the result would be computed whole, too. Returns the new operations, in order.
+        """
+        made: list[Operation] = []
+        for result in op.results:
+            if self.placements[result].is_sharded:
+                continue
+            for operand, cut in zip(op.operands, cuts, strict=True):
+                rows = _rows_like(result, operand, cut, self._num_parts) if cut.is_sharded else None
+                if rows is not None:
+                    made += self._gathers.cut(result, rows)
+                    break
+        self._place_arguments()  # of which there may be one more now: the numbers of the parts
+        return made
 
     def _need(self, op: Operation, index: int, want: Placement) -> bool:
         """Makes an operand available in a placement. Returns False if the operation now reads another value."""
@@ -279,40 +336,48 @@ class _Attempt:
         if not want.is_partial and (have.is_partial or value in self._reduced):
             self._reduced.add(value)
             self._needed.add(value)
-        elif have.is_sharded and want == R and self._num_parts > 1:
-            op.operands[index] = self._gathers.whole(value, have, op)
+        elif have.is_sharded and have != want and self._num_parts > 1:
+            # If another part of it is needed, that is cut from the whole.
+            why = self._without_rule.get(op, f"{op.name} needs all samples")
+            op.operands[index] = self._gathers.whole(value, have, op, why)
             return False
         elif have != want and not (have == R and want.is_sharded):
             raise refuse(op, f"needs an operand that is {want}, but it is {have}", ONE_WAFER)
         return True
 
-    def _finish(self, named: Signature) -> None:
-        """Reduces partial results, and refuses states that have a value for each sample."""
-        results = return_of(self._module).operands
-        states = {state.result: state.name for state in named.states if state.result is not None}
-        for index, value in enumerate(results):
+    def _finish(self) -> bool:
+        """Reduces partial results, and gathers sharded states. Returns False if the module has changed."""
+        end = return_of(self._module)
+        states = {state.result for state in signature(self._module).states if state.result is not None}
+        same = True
+        for index, value in enumerate(end.operands):
             placement = self._used(value)
-            if placement.is_partial or value in self._reduced:
+            if placement.is_sharded and index in states and self._num_parts > 1:
+                end.operands[index] = self._gathers.whole(value, placement, end, "a state keeps all samples")
+                same = False
+            # With one part, a sharded state is whole.
+            elif placement.is_partial or value in self._reduced or (placement.is_sharded and index in states):
                 self._reduced.add(value)
                 self._needed.add(value)
-            if placement.is_sharded and index in states:
-                if self._num_parts == 1:
-                    # The one part is the whole value.
-                    self._reduced.add(value)
-                    self._needed.add(value)
-                    continue
-                owner = value.owner
-                why = f"the state {states[index]} would hold a value for each sample of the batch"
-                if isinstance(owner, Block):
-                    raise CompileError(f"{why}; reduce it over the batch first")
-                raise refuse(owner, f"makes what {why}", "reduce it over the batch first")
+        return same
+
+
+def _rows_like(result: SSAValue, operand: SSAValue, cut: Placement, num_parts: int) -> Placement | None:
+    """The placement of a result in the rows of an operand; None if it has no such rows, or they cannot be divided."""
+    shape, others = types.shape(result), types.shape(operand)
+    if shape == others:
+        return cut
+    alike = len(shape) == len(others) and all(
+        a == b for dim, (a, b) in enumerate(zip(shape, others, strict=True)) if dim != cut.dim
+    )
+    return sharded(cut.dim) if alike and shape[cut.dim] and shape[cut.dim] % num_parts == 0 else None
 
 
 def by_rule(query: Query) -> Outcome:
     """The outcome by the rule of an operation.
 
     Raises:
-        CompileError: it has no rule and reads a part of the batch, or its rule refuses the placements.
+        Mixes: it has no rule and reads a part of the batch, or its rule does not hold for the placements.
         Decompose: it must be decomposed first.
     """
     rule = RULES.get(query.op.name)
@@ -321,7 +386,7 @@ def by_rule(query: Query) -> Outcome:
     if rule is not None:
         return rule(query)
     if query.sharded:
-        raise refuse(query.op, "has no sharding rule", ONE_WAFER)
+        raise query.mixes("has no sharding rule")
     return query.replicated()
 
 

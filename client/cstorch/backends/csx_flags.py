@@ -67,6 +67,9 @@ class Performance(Flags):
     asynchronous_updates: in layer pipelined mode, whether weights are updated for each micro-batch, as soon as its
         backward pass is done, while others are in flight. The optimizer, with its schedule, then steps once for each
         micro-batch: other numbers, and fewer bubbles. In weight streaming it changes nothing. (Waferbox only.)
+    strict_sharding: whether a step is refused in which an operation mixes rows of different wafers, so that they have
+        to be gathered. Without it there is a warning, with the lines and the cost. None: that of the environment
+        variable WAFERBOX_STRICT_SHARDING, else False. (Waferbox only.)
     """
 
     micro_batch_size = Flag[MicroBatchSize]("auto", _micro_batch_size)
@@ -78,6 +81,7 @@ class Performance(Flags):
     num_replicas = Flag(1, count)
     asynchronous_updates = Flag(False, boolean)
     execution_strategy = Flag[str | None](None, optional(one_of("weight_streaming", "pipeline")))
+    strict_sharding = Flag[bool | None](None, optional(boolean))
 
 
 class Cluster(Flags):

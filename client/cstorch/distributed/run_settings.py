@@ -1,4 +1,4 @@
-"""The execution strategy, the restarts and the fewest wafers of a job, from flags and the environment."""
+"""The execution strategy, strict sharding, the restarts and the fewest wafers, from flags and the environment."""
 
 from typing import Any, Final, TypeVar
 
@@ -43,6 +43,15 @@ def strategy_name(strategy: Any) -> str | None:
     if name is not None and name not in STRATEGIES:
         raise ConfigurationError(f"execution_strategy must be {' or '.join(STRATEGIES)}, got {strategy!r}")
     return name
+
+
+# --- Rows of other wafers: gathered with a warning, or refused --------------------------------------------------------
+
+
+def strict_sharding() -> bool:
+    """Returns whether a step that gathers rows of all wafers is refused: by the flag, or else the environment."""
+    strict = backends.csx.performance.strict_sharding
+    return configured(settings.STRICT_SHARDING) if strict is None else bool(strict)
 
 
 # --- Restarts after the death of a node, and the fewest wafers --------------------------------------------------------

@@ -185,6 +185,7 @@ class CompileResponse(_message.Message):
     WAFER_KERNELS_FIELD_NUMBER: _builtins.int
     PRECISION_FIELD_NUMBER: _builtins.int
     NOTES_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
     artifact: _builtins.str
     """hash"""
     cached: _builtins.bool
@@ -204,6 +205,10 @@ class CompileResponse(_message.Message):
     def notes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """lines that are shown to the user"""
 
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """as notes"""
+
     def __init__(
         self,
         *,
@@ -216,10 +221,11 @@ class CompileResponse(_message.Message):
         wafer_kernels: _builtins.int = ...,
         precision: _plan_pb2.Precision | None = ...,
         notes: _abc.Iterable[_builtins.str] | None = ...,
+        warnings: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["precision", b"precision"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifact", b"artifact", "cached", b"cached", "notes", b"notes", "outputs", b"outputs", "precision", b"precision", "report", b"report", "seconds", b"seconds", "states", b"states", "wafer_kernels", b"wafer_kernels"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifact", b"artifact", "cached", b"cached", "notes", b"notes", "outputs", b"outputs", "precision", b"precision", "report", b"report", "seconds", b"seconds", "states", b"states", "wafer_kernels", b"wafer_kernels", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1064,6 +1064,7 @@ class CompileOptions(_message.Message):
     EXECUTION_STRATEGY_FIELD_NUMBER: _builtins.int
     NUM_REPLICAS_FIELD_NUMBER: _builtins.int
     ASYNCHRONOUS_UPDATES_FIELD_NUMBER: _builtins.int
+    STRICT_SHARDING_FIELD_NUMBER: _builtins.int
     kernel_library: Global___KernelLibrary.ValueType
     """of the layers; unspecified: aten"""
     wafer_memory_bytes: _builtins.int
@@ -1073,6 +1074,8 @@ class CompileOptions(_message.Message):
     """of the model in layer pipelined mode; 0: 1"""
     asynchronous_updates: _builtins.bool
     """in layer pipelined mode"""
+    strict_sharding: _builtins.bool
+    """refuse steps that gather values of the batch"""
     @_builtins.property
     def precision(self) -> Global___Precision:
         """absent: float32 throughout"""
@@ -1091,10 +1094,11 @@ class CompileOptions(_message.Message):
         execution_strategy: Global___ExecutionStrategy.ValueType = ...,
         num_replicas: _builtins.int = ...,
         asynchronous_updates: _builtins.bool = ...,
+        strict_sharding: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["micro_batching", b"micro_batching", "precision", b"precision"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asynchronous_updates", b"asynchronous_updates", "execution_strategy", b"execution_strategy", "kernel_library", b"kernel_library", "micro_batching", b"micro_batching", "num_replicas", b"num_replicas", "precision", b"precision", "wafer_memory_bytes", b"wafer_memory_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asynchronous_updates", b"asynchronous_updates", "execution_strategy", b"execution_strategy", "kernel_library", b"kernel_library", "micro_batching", b"micro_batching", "num_replicas", b"num_replicas", "precision", b"precision", "strict_sharding", b"strict_sharding", "wafer_memory_bytes", b"wafer_memory_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1133,6 +1137,38 @@ class ExploredSize(_message.Message):
 Global___ExploredSize: _TypeAlias = ExploredSize  # noqa: Y015
 
 @_typing.final
+class GatheredValue(_message.Message):
+    """A value of the batch that is needed whole, as no sharding rule holds for parts of it. Each wafer sends its rows among
+    zeros, and SwarmX adds them.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VALUE_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    value: _builtins.int
+    """a member of a REDUCTION group"""
+    source: _builtins.str
+    """for display: the line that needs it"""
+    reason: _builtins.str
+    """for display: why that needs it"""
+    def __init__(
+        self,
+        *,
+        value: _builtins.int = ...,
+        source: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "source", b"source", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GatheredValue: _TypeAlias = GatheredValue  # noqa: Y015
+
+@_typing.final
 class Plan(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1148,6 +1184,7 @@ class Plan(_message.Message):
     PRECISION_FIELD_NUMBER: _builtins.int
     EXPLORED_FIELD_NUMBER: _builtins.int
     PIPELINE_FIELD_NUMBER: _builtins.int
+    GATHERED_FIELD_NUMBER: _builtins.int
     format: _builtins.int
     num_csx: _builtins.int
     num_shards: _builtins.int
@@ -1172,6 +1209,8 @@ class Plan(_message.Message):
     def pipeline(self) -> Global___PipelinePlan:
         """present: layer pipelined mode; then wafer, memoryx and swarmx are empty"""
 
+    @_builtins.property
+    def gathered(self) -> _containers.RepeatedCompositeFieldContainer[Global___GatheredValue]: ...
     def __init__(
         self,
         *,
@@ -1187,10 +1226,11 @@ class Plan(_message.Message):
         precision: Global___Precision | None = ...,
         explored: _abc.Iterable[Global___ExploredSize] | None = ...,
         pipeline: Global___PipelinePlan | None = ...,
+        gathered: _abc.Iterable[Global___GatheredValue] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["coordinator", b"coordinator", "pipeline", b"pipeline", "precision", b"precision", "swarmx", b"swarmx", "wafer", b"wafer", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_rows", b"batch_rows", "coordinator", b"coordinator", "explored", b"explored", "format", b"format", "memoryx", b"memoryx", "num_csx", b"num_csx", "num_shards", b"num_shards", "pipeline", b"pipeline", "precision", b"precision", "swarmx", b"swarmx", "wafer", b"wafer", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_rows", b"batch_rows", "coordinator", b"coordinator", "explored", b"explored", "format", b"format", "gathered", b"gathered", "memoryx", b"memoryx", "num_csx", b"num_csx", "num_shards", b"num_shards", "pipeline", b"pipeline", "precision", b"precision", "swarmx", b"swarmx", "wafer", b"wafer", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

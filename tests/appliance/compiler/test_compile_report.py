@@ -179,7 +179,7 @@ def test_json_has_stable_names(traced: Traced) -> None:
     assert list(data) == [
         *("format", "artifact", "num_csx", "num_shards", "batch_rows", "micro_batches", "micro_batch_notes"),
         *("half_gradients", "machine", "totals", "layers", "memory", "role_memory", "shards", "floor_plan"),
-        *("timeline", "regions"),
+        *("timeline", "regions", "gathering"),
     ]
     assert [role["role"] for role in data["role_memory"]] == ["wafer", "swarmx", "memoryx-0", "memoryx-1"]
     assert all(role["link_bytes"] > 0 for role in data["role_memory"])

@@ -36,35 +36,9 @@ def refusal(step: Callable[[Any, Any], Any], batch: Any = X, wafers: int = 2, **
     return str(caught.value)
 
 
-def test_an_operation_without_a_rule_names_itself_the_line_and_the_way_out() -> None:
-    message = refusal(lambda m, x: m(x).kthvalue(1, 0)[0].sum())
-    assert re.search(r"test_compiler_errors\.py:\d+", message)
-    assert "aten.kthvalue has no sharding rule" in message
-    assert "num_csx=1" in message
-
-
 def test_an_operation_on_weights_alone_needs_no_rule() -> None:
     traced = Traced(lambda m: lambda x: m(x).sum().detach() + m.first.weight.sort(0)[0][0].sum().detach(), Model(), X)
     traced.check([X], [(2, 2)])
-
-
-@pytest.mark.parametrize(
-    ("step", "words"),
-    [
-        (lambda m, x: m(x)[:, :1] + m(x)[:, :1].t(), ["cirh.Add", "cut differently"]),
-        (lambda m, x: m(x).cumsum(0), ["aten.cumsum", "along the samples"]),
-        (lambda m, x: m(x)[:5], ["aten.slice.Tensor", "dimension of the samples"]),
-        (lambda m, x: m(x)[0], ["aten.select.int", "dimension of the samples"]),
-        (lambda m, x: x[torch.tensor([1, 0] * 6, device=x.device)], ["dimension of the samples"]),
-        (lambda m, x: m(x).reshape(-1)[:7], ["dimension of the samples"]),
-        (lambda m, x: m(x).reshape(6, 12), ["cirh.Reshape", "cuts through the samples"]),
-    ],
-)
-def test_what_mixes_samples_is_refused(step: Any, words: list[str]) -> None:
-    message = refusal(step, wafers=4 if "cuts" in words[-1] else 2)
-    assert re.search(r"test_compiler_errors\.py:\d+", message)
-    for word in [*words, "num_csx=1"]:
-        assert word in message
 
 
 def test_a_batch_that_cannot_be_divided() -> None:
@@ -82,13 +56,6 @@ def test_an_input_without_dimensions() -> None:
 def test_inputs_with_different_batch_sizes() -> None:
     message = refusal(lambda m, batch: m(batch[0]).sum() * batch[1].sum(), (X, torch.ones(3)))
     assert "input_1 has 3 rows, other inputs have 12" in message
-
-
-def test_state_that_depends_on_single_samples() -> None:
-    message = refusal(lambda m, x: m.kept.copy_(m(x)).sum())
-    assert "state.model.kept would hold a value for each sample" in message
-    assert "reduce it over the batch" in message
-    assert "state.model.kept" in refusal(lambda m, x: m.kept.copy_(x).sum() * 0 + x.sum())
 
 
 def test_a_step_that_does_not_fit_a_wafer() -> None:

@@ -9,7 +9,6 @@ from compiled_steps import BATCH, Step, Traced
 from plan_simulator import Simulation
 from torch import nn
 
-from appliance.compiler.core.errors import CompileError
 from wsc.v1 import plan_pb2
 
 pytestmark = pytest.mark.parity
@@ -112,11 +111,10 @@ def test_the_wafers_wait_three_times_for_the_whole_batch() -> None:
     assert waits(nn.GroupNorm(2, 4)) == (0, 1)
 
 
-def test_a_weight_for_each_sample_is_refused() -> None:
+def test_a_weight_for_each_sample() -> None:
     model = Norm(nn.BatchNorm1d(BATCH), lambda x: x.transpose(0, 1))
-    traced = Traced(trained, model, torch.randn(BATCH, 5, 3, dtype=torch.float64))
-    with pytest.raises(CompileError, match=r"running_mean would hold a value for each sample"):
-        traced.plan(2)
+    batch = torch.randn(BATCH, 5, 3, dtype=torch.float64)
+    Traced(trained, model, batch).check([batch], [(1, 1), (2, 1)])
 
 
 def test_a_variance_that_is_small_beside_the_mean_keeps_its_digits() -> None:

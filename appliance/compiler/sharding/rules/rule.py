@@ -7,7 +7,6 @@ from typing import Any, Final, Literal
 
 from xdsl.ir import Operation, SSAValue
 
-from appliance.compiler.core.errors import CompileError, refuse
 from waferbox.cirh.dialect import types
 from waferbox.cirh.dialect.attributes import AttrValue, attrs
 
@@ -79,6 +78,13 @@ def sharded(dim: int, outer: int = 1) -> Placement:
 ONE_WAFER: Final = "use num_csx=1, or write it without mixing different samples"
 
 
+class Mixes(Exception):
+    """Raised by a rule that does not hold for the placements, mostly since the operation mixes different samples.
+
+    Operands are gathered then. The message is the reason, which begins with the name of the operation.
+    """
+
+
 class Decompose(Exception):
     """Raised by a rule if the operation contains a factor or a statistic of the whole batch, such as a mean.
 
@@ -141,9 +147,9 @@ class Query:
         """The outcome that needs all operands whole: partial ones are reduced, sharded ones gathered."""
         return Outcome(operands=[R] * len(self.placements), results=[R] * len(self.op.results))
 
-    def mixes(self, why: str) -> CompileError:
-        """The error for an operation that mixes different samples."""
-        return refuse(self.op, why, ONE_WAFER)
+    def mixes(self, why: str) -> Mixes:
+        """The reason for which no rule holds."""
+        return Mixes(f"{self.op.name} {why}")
 
 
 Rule = Callable[[Query], Outcome]

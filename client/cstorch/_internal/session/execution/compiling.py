@@ -7,6 +7,7 @@ from cstorch._internal.session.cluster_session import Target
 from cstorch._internal.session.job import ClientJob
 from cstorch.backends.csx_flags import MicroBatchSize
 from cstorch.backends.mixed_precision import get_half_dtype_str, mixed_precision
+from cstorch.distributed.run_settings import strict_sharding
 from cstorch.errors import ConfigurationError
 from wsc.v1 import coordinator_pb2, plan_pb2
 
@@ -54,6 +55,8 @@ def compile_step(target: Target, text: str, *, trains: bool) -> tuple[ClientJob,
         logger.info("Compile report: %s%s", compiled.report, where)
     for note in compiled.notes:
         logger.info("%s", note)
+    for warning in compiled.warnings:
+        logger.warning("%s", warning)
     logger.info("Compile was successful!")
     if target.compile_only:
         logger.info("With compile_only nothing is run, and no weights were sent")
@@ -70,6 +73,7 @@ def _compile_options() -> plan_pb2.CompileOptions:
     options = plan_pb2.CompileOptions(
         kernel_library=plan_pb2.KernelLibrary.Value(f"KERNEL_LIBRARY_{library.upper()}"),
         wafer_memory_bytes=(backends.csx.debug.wafer_memory_gi or 0) << 30,
+        strict_sharding=strict_sharding(),
     )
     micro_batching = _micro_batching(backends.csx.performance.micro_batch_size)
     if micro_batching is not None:
