@@ -351,12 +351,14 @@ class _Attempt:
     def _finish(self) -> bool:
         """Reduces partial results, and gathers sharded states. Returns False if the module has changed."""
         end = return_of(self._module)
-        states = {state.result for state in signature(self._module).states if state.result is not None}
+        states = {state.result: state.name for state in signature(self._module).states}
         same = True
         for index, value in enumerate(end.operands):
             placement = self._used(value)
             if placement.is_sharded and index in states and self._num_parts > 1:
-                end.operands[index] = self._gathers.whole(value, self._used, end, "a state keeps all samples")
+                line = value.owner if isinstance(value.owner, Operation) else end
+                why = f"{states[index]} keeps all samples"
+                end.operands[index] = self._gathers.whole(value, self._used, line, why)
                 same = False
             # With one part, a sharded state is whole.
             elif placement.is_partial or value in self._reduced or (placement.is_sharded and index in states):

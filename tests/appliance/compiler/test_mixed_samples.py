@@ -246,7 +246,12 @@ def test_a_state_that_has_rows_of_the_batch(keep: Any) -> None:
 
         return step
 
-    Traced(build, Memory(), X).check([X, X + 1, X * 2], WAFERS)
+    traced = Traced(build, Memory(), X)
+    traced.check([X, X + 1, X * 2], WAFERS)
+    with pytest.raises(
+        CompileError, match=r"state.model.kept keeps all samples|test_mixed_samples.py:\d+: aten.cumsum"
+    ):
+        traced.plan(2, strict_sharding=True)
 
 
 def test_random_numbers_are_the_same_on_any_number_of_wafers() -> None:
