@@ -42,6 +42,11 @@ class Gathering:
     lines: tuple[GatherReport, ...] = ()
     time_share: float = 0.0
 
+    @property
+    def share_text(self) -> str:
+        """The share of the time as text."""
+        return f"{self.time_share:.0%}" if self.time_share >= 0.01 else "less than 1%"
+
     def warning(self) -> str:
         """A line for the user; empty if nothing is gathered."""
         if not self.lines:
@@ -52,7 +57,7 @@ class Gathering:
         if len(self.lines) > _MOST_LINES:
             lines += f"; and {len(self.lines) - _MOST_LINES} more lines (see the compile report)"
         return (
-            f"Rows of all wafers are gathered, as samples are mixed: {lines}. This takes {self.time_share:.0%} of the "
+            f"Rows of all wafers are gathered, as samples are mixed: {lines}. This takes {self.share_text} of the "
             "predicted time of a step, more with more wafers. To make it an error, set "
             "cstorch.backends.csx.performance.strict_sharding = True"
         )

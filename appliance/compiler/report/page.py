@@ -219,7 +219,7 @@ def _gathering(report: Report) -> str:
     return _section(
         "Gathered",
         "Rows of all wafers are gathered where no sharding rule holds for an operation. Bytes are those that a wafer "
-        f"sends and receives in a step. Gathering takes {gathering.time_share:.0%} of the predicted time of a step.",
+        f"sends and receives in a step. Gathering takes {gathering.share_text} of the predicted time of a step.",
         _table(("line", "reason", "bytes"), rows),
     )
 

@@ -71,7 +71,7 @@ class Parts:
                         break
                     operands.append(part)
                 else:
-                    copy = self._copy(owner, operands)
+                    copy = self.copy(owner, operands)
                     self.outcomes[copy] = outcome
                     self._made.update(
                         ((whole, placement), made)
@@ -94,14 +94,15 @@ class Parts:
         """A copy of a random operation with which each wafer draws only its own part of the same numbers."""
         *segments, _ = site_of(op).segments
         more = {"part": attribute([want.dim, want.outer, self._num_parts]), SEGMENTS: attribute([*segments, 1])}
-        return self._copy(op, [*op.operands, self.wafers()], more).results[0]
+        return self.copy(op, [*op.operands, self.wafers()], more).results[0]
 
     def wafers(self) -> SSAValue:
         """The argument that holds the numbers of all parts; its local version is the number of the wafer's own."""
         known = signature(self._module).wafers
         return add_wafers(self._module, self._num_parts) if known is None else func_of(self._module).block.args[known]
 
-    def _copy(self, op: Operation, operands: list[SSAValue], more: Mapping[str, Attribute] | None = None) -> Operation:
+    def copy(self, op: Operation, operands: list[SSAValue], more: Mapping[str, Attribute] | None = None) -> Operation:
+        """Inserts a copy of an operation behind it. more: attributes that the copy has besides or instead."""
         copy = type(op).create(
             operands=operands,
             result_types=[result.type for result in op.results],
@@ -159,6 +160,8 @@ def _index(value: SSAValue) -> int:
 # Each wafer writes its part into zeros of the full size, at the position of its number. The sum of these is the whole
 # value, so an all-gather is a reduction like any other and needs no message of its own. Adding zeros is exact.
 
+# Operations that move or repeat the elements of their first operand.
+_MOVES: Final = frozenset({"cirh.Reshape", "cirh.BroadcastInDim", "cirh.Transpose", "cirh.Cast"})
 # An annotation of the operation that places the rows: the reason for which they are gathered.
 GATHERED: Final = "wafer.gathered"
 
@@ -185,20 +188,51 @@ class Gathers:
         self._made[part, want] = value
         return rewriter.made
 
-    def whole(self, value: SSAValue, cut: Placement, reader: Operation, why: str) -> SSAValue:
+    def origin(self, value: SSAValue, used: Callable[[SSAValue], Placement]) -> tuple[SSAValue, list[Operation]]:
+        """Returns the smallest sharded value of which only elements are moved or repeated to make this one; and how.
+
+        For example the labels of the batch, which are broadcast to a matrix.
+
+        Args:
+            value: the sharded value.
+            used: the placement in which a value is read.
+        """
+        origin = value
+        moves: list[Operation] = []
+        found: list[Operation] = []
+        while isinstance(op := value.owner, Operation) and op.name in _MOVES and used(op.operands[0]).is_sharded:
+            value = op.operands[0]
+            found.append(op)
+            if types.nbytes(value) < types.nbytes(origin):
+                origin, moves = value, found[::-1]
+        return origin, moves
+
+    def whole(self, value: SSAValue, used: Callable[[SSAValue], Placement], reader: Operation, why: str) -> SSAValue:
         """Returns a partial value whose reduction is the whole value; or the whole value itself, if it was cut.
 
         Args:
             value: the sharded value.
-            cut: its placement.
+            used: the placement in which a value is read.
             reader: an operation that reads it, for its location.
             why: the reason for which the reader needs the whole.
         """
-        made = self._made.get((value, cut))
-        # Dead code elimination may have removed it since.
-        if made is None or made.owner.parent_block() is None:
-            made = self._made[value, cut] = self._make(value, cut, reader, why)
+        origin, moves = self.origin(value, used)
+        made = self._kept(origin, used(origin))
+        if made is None:
+            made = self._made[origin, used(origin)] = self._make(origin, used(origin), reader, why)
+        for op in moves:
+            (result,) = op.results
+            moved = self._kept(result, used(result))
+            if moved is None:
+                (moved,) = self._parts.copy(op, [made, *op.operands[1:]]).results
+                self._made[result, used(result)] = moved
+            made = moved
         return made
+
+    def _kept(self, value: SSAValue, cut: Placement) -> SSAValue | None:
+        """What was made of a value, unless dead code elimination has removed it since."""
+        made = self._made.get((value, cut))
+        return made if made is not None and made.owner.parent_block() is not None else None
 
     def _make(self, value: SSAValue, cut: Placement, reader: Operation, why: str) -> SSAValue:
         owner = value.owner

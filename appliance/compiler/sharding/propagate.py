@@ -293,13 +293,16 @@ class _Attempt:
         self._without_rule[query.op] = str(reason)
         cut = [index for index, placement in enumerate(query.placements) if placement != R]
         # The fewest bytes first. With one operand whole, the others may stay cut, and so may the results.
-        for gathered in sorted(cut, key=lambda index: types.nbytes(query.operands[index])):
+        for gathered in sorted(cut, key=lambda index: self._gathered_bytes(query.operands[index])):
             placements = [R if index == gathered else have for index, have in enumerate(query.placements)]
             try:
                 return by_rule(Query(query.op, placements, self._num_parts))
             except (Mixes, Decompose):
                 continue
         return query.replicated()
+
+    def _gathered_bytes(self, value: SSAValue) -> int:
+        return types.nbytes(self._gathers.origin(value, self._used)[0])
 
     def _cut_again(self, op: Operation, cuts: Sequence[Placement]) -> list[Operation]:
         """Cuts whole results of an operation whose operands were cut and gathered, where they have rows of the batch.
@@ -339,7 +342,7 @@ class _Attempt:
         elif have.is_sharded and have != want and self._num_parts > 1:
             # If another part of it is needed, that is cut from the whole.
             why = self._without_rule.get(op, f"{op.name} needs all samples")
-            op.operands[index] = self._gathers.whole(value, have, op, why)
+            op.operands[index] = self._gathers.whole(value, self._used, op, why)
             return False
         elif have != want and not (have == R and want.is_sharded):
             raise refuse(op, f"needs an operand that is {want}, but it is {have}", ONE_WAFER)
@@ -348,12 +351,14 @@ class _Attempt:
     def _finish(self) -> bool:
         """Reduces partial results, and gathers sharded states. Returns False if the module has changed."""
         end = return_of(self._module)
-        states = {state.result for state in signature(self._module).states if state.result is not None}
+        states = {state.result: state.name for state in signature(self._module).states}
         same = True
         for index, value in enumerate(end.operands):
             placement = self._used(value)
             if placement.is_sharded and index in states and self._num_parts > 1:
-                end.operands[index] = self._gathers.whole(value, placement, end, "a state keeps all samples")
+                line = value.owner if isinstance(value.owner, Operation) else end
+                why = f"{states[index]} keeps all samples"
+                end.operands[index] = self._gathers.whole(value, self._used, line, why)
                 same = False
             # With one part, a sharded state is whole.
             elif placement.is_partial or value in self._reduced or (placement.is_sharded and index in states):

@@ -246,7 +246,12 @@ def test_a_state_that_has_rows_of_the_batch(keep: Any) -> None:
 
         return step
 
-    Traced(build, Memory(), X).check([X, X + 1, X * 2], WAFERS)
+    traced = Traced(build, Memory(), X)
+    traced.check([X, X + 1, X * 2], WAFERS)
+    with pytest.raises(
+        CompileError, match=r"state.model.kept keeps all samples|test_mixed_samples.py:\d+: aten.cumsum"
+    ):
+        traced.plan(2, strict_sharding=True)
 
 
 def test_random_numbers_are_the_same_on_any_number_of_wafers() -> None:
@@ -303,6 +308,18 @@ def test_one_of_two_operands_is_gathered_if_that_is_enough() -> None:
     assert gathered.nbytes == 2 * BATCH * 6 * 8  # there and back
 
 
+def test_what_is_broadcast_is_gathered_before() -> None:
+    """The labels, not the matrix in which each is compared with each other."""
+
+    def build(model: Any) -> Any:
+        return lambda labels: (labels[:, None] == labels[None]).sum(1)
+
+    traced = Traced(build, nn.Module(), LABELS)
+    traced.check([LABELS], WAFERS)
+    (gathered,) = make_report(traced.plan(2), "", MACHINE).gathering.lines
+    assert gathered.nbytes == 2 * BATCH * 8
+
+
 # -- what the user sees
 
 
@@ -319,7 +336,7 @@ def test_the_report_has_lines_bytes_and_the_share_of_the_time() -> None:
     warning = report.gathering.warning()
     flips = "aten.flip acts on the dimension of the samples (sharded in dimension 0)"
     assert f"{line.source}: {flips} (1.12 KiB a step)" in warning
-    assert f"{report.gathering.time_share:.0%} of the predicted time" in warning
+    assert f"{report.gathering.share_text} of the predicted time" in warning
     assert "strict_sharding" in warning
     assert line.source in report_page(report)
 
