@@ -65,9 +65,9 @@ def looping(tmp_path: Path) -> Path:
 @pytest.mark.cluster
 def test_a_file_in_which_hdf5_loops_is_refused(looping: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(structure, "_SECONDS_PER_OBJECT", 0.5)
-    with pytest.raises(CheckpointError, match=rf"(?s){looping}.*did not come to an end"):
+    with pytest.raises(CheckpointError, match=rf"(?s){looping}.*did not finish reading"):
         load(looping)
-    with pytest.raises(CheckpointError, match="did not come to an end"):
+    with pytest.raises(CheckpointError, match="did not finish reading"):
         PyTorchH5Saver.extract_version(looping)
     assert not PyTorchH5Saver.is_valid_checkpoint(looping)
 

@@ -125,32 +125,32 @@ HOSTILE: dict[str, Callable[[], str]] = {
 def test_hostile_text_is_refused(name: str) -> None:
     text = HOSTILE[name]()
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(CirhError) as raised:
         verified(text)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
     # Kilobytes more than before, the text and its tokens apart.
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 300_000
     assert len(str(raised.value)) < 1000
 
 
 def test_enormous_splats_cost_nothing() -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     text = with_op("%0 = cirh.Const dense<1.5> : tensor<1000000x1000000xf32>")
     module = parse_module(text)
     verify(module)
     assert "dense<1.500000e+00> : tensor<1000000x1000000xf32>" in print_module(module)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 def test_long_dense_constants_are_quick_or_refused() -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(CirhError):
         parse_module(with_op(f"%0 = cirh.Const dense<[{'1.0, ' * 2_000_000}1.0]> : tensor<2000001xf32>"))
-    assert time.perf_counter() - start < 4
-    start = time.perf_counter()
+    assert time.process_time() - start < 4
+    start = time.process_time()
     parse_module(with_op(f'%0 = cirh.Const dense<"0x{"0102" * 2_000_000}"> : tensor<1000000xf32>'))
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
 
 
 TEXT = print_module(mlp_step())
