@@ -155,7 +155,8 @@ def test_a_last_batch_with_the_rows_of_one_wafer_is_no_part_of_a_batch(
 
 def test_a_first_batch_with_the_rows_of_one_wafer_is_one_only_if_the_input_fn_asks() -> None:
     """It may be the rest of a pass, with which an execution that was resumed begins."""
-    with pytest.raises(InputFailure, match=r"batch 0 .* has 2 rows, .* an input_fn that makes .*get_streaming_batch_size"):
+    expected = r"batch 0 .* has 2 rows, .* an input_fn that makes .*get_streaming_batch_size"
+    with pytest.raises(InputFailure, match=expected):
         next(own(selection(num_csx=2), iter([batch(0, 2), batch(1)])))
 
 
