@@ -26,6 +26,7 @@ from appliance.compiler.passes.fuse_bias import fuse_bias
 from appliance.compiler.passes.fuse_cross_entropy import fuse_cross_entropy
 from appliance.compiler.passes.fuse_layer_norm import fuse_layer_norm
 from appliance.compiler.passes.pass_through import copy_passed_values
+from appliance.compiler.passes.sink_broadcasts import sink_broadcasts
 from appliance.compiler.passes.vendor.norms import replace_norms
 from appliance.compiler.passes.vendor.random_keys import add_random_keys
 from appliance.compiler.passes.vendor.replacements import (
@@ -187,6 +188,7 @@ PASSES: Final = tuple(
         ("slices", replace_slices, "slices of the real dialect -> torch's, and padding for their gradients"),
         ("canonicalise", canonicalise, "drop operations that do nothing, join views, put transposes inside products"),
         ("fold", fold_constants, "compute what depends on constants alone, where it stays small"),
+        ("sink-broadcasts", sink_broadcasts, "move broadcasts behind element-wise operations"),
         ("cse", join_common_subexpressions, "join equal operations within a layer"),
         ("fuse-bias", fuse_bias, "product + bias -> aten.addmm"),
         ("fuse-layer-norm", fuse_layer_norm, "layer norm that is written out -> aten.native_layer_norm"),

@@ -7,6 +7,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation, SSAValue
 
 from appliance.compiler.core.rewriter import Rewriter
+from appliance.compiler.passes.matching import number
 from waferbox.cirh.dialect import types
 from waferbox.cirh.dialect.attributes import attrs
 from waferbox.cirh.dialect.operations import Const, body_ops
@@ -29,6 +30,8 @@ def _rewrite(op: Operation) -> bool:
             return _drop_transposes(op)
         case "cirh.MatMul":
             return _transpose_inside_product(op)
+        case "cirh.Mul" | "cirh.Div":
+            return _drop_factor(op)
         case name if name in ANNOTATIONS:
             Rewriter(op).replace(list(op.operands))
             return True
@@ -41,6 +44,18 @@ def _drop_identity(op: Operation) -> bool:
         return False
     Rewriter(op).replace([op.operands[0]])
     return True
+
+
+def _drop_factor(op: Operation) -> bool:
+    """Drops a product with 1, or a quotient by 1."""
+    operands = list(op.operands)
+    for value, factor in ((operands[0], operands[1]), (operands[1], operands[0])):
+        if number(factor) == 1 and value.type == op.results[0].type:
+            Rewriter(op).replace([value])
+            return True
+        if op.name == "cirh.Div":
+            break
+    return False
 
 
 def _into_source(op: Operation) -> bool:
