@@ -159,7 +159,17 @@ STAGES: Final[Mapping[str, Stage]] = {
 
 # --- Passes and the compiler ------------------------------------------------------------------------------------------
 
-__all__ = ["PASSES", "CompileError", "Half", "KernelLibrary", "Pass", "Precision", "Target", "compile_module"]
+__all__ = [
+    "PASSES",
+    "CompileError",
+    "CompiledStep",
+    "Half",
+    "KernelLibrary",
+    "Pass",
+    "Precision",
+    "Target",
+    "compile_module",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,30 +210,51 @@ PASSES: Final = tuple(
 )
 
 
-def compile_module(text: str, target: Target, keep: Callable[[str, str], None] | None = None) -> plan_pb2.Plan:
-    """Compiles a step.
+class CompiledStep:
+    """A step whose passes have run, which do not depend on the target. It is planned for as many targets as are tried.
 
-    Args:
-        text: a module in CIRH. It comes from a script, so nothing in it is trusted.
-        target: the cluster to compile for.
-        keep: called with the name and the text of each pass that changed the module, and of each stage.
-
-    Returns:
-        The plan, which is the same for the same text and target.
-
-    Raises:
-        CirhError: the text is not a valid module.
-        CompileError: the step cannot run on the target.
+    module: the step after the passes. Planning does not change it.
     """
-    module = parse_module(text)
-    for number, step in enumerate(PASSES, 1):
-        if step.run(module) and keep is not None:
-            keep(f"{number:02}-{step.name}", print_module(module))
-    stages = Stages(module, target)
-    if keep is not None:
-        for number, (name, stage) in enumerate(STAGES.items(), len(PASSES) + 1):
-            keep(f"{number:02}-{name}", stage.text(stages))
-    return stages.plan
+
+    def __init__(self, text: str, keep: Callable[[str, str], None] | None = None) -> None:
+        """Parses the step and runs the passes.
+
+        Args:
+            text: a module in CIRH. It comes from a script, so nothing in it is trusted.
+            keep: called with the name and the text of each pass that changed the module.
+
+        Raises:
+            CirhError: the text is not a valid module.
+            CompileError: a pass refuses the step.
+        """
+        self.module = parse_module(text)
+        for number, step in enumerate(PASSES, 1):
+            if step.run(self.module) and keep is not None:
+                keep(f"{number:02}-{step.name}", print_module(self.module))
+
+    def plan(self, target: Target, keep: Callable[[str, str], None] | None = None) -> plan_pb2.Plan:
+        """Makes the plan for a target.
+
+        Args:
+            target: the cluster to compile for.
+            keep: called with the name and the text of each stage.
+
+        Returns:
+            The plan, which is the same for the same step and target.
+
+        Raises:
+            CompileError: the step cannot run on the target.
+        """
+        stages = Stages(self.module.clone(), target)
+        if keep is not None:
+            for number, (name, stage) in enumerate(STAGES.items(), len(PASSES) + 1):
+                keep(f"{number:02}-{name}", stage.text(stages))
+        return stages.plan
+
+
+def compile_module(text: str, target: Target, keep: Callable[[str, str], None] | None = None) -> plan_pb2.Plan:
+    """Compiles a step for one target; arguments, result and errors are those of `CompiledStep`."""
+    return CompiledStep(text, keep).plan(target, keep)
 
 
 # --- Passes on text (`waferbox opt`) ----------------------------------------------------------------------------------

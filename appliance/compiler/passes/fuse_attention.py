@@ -16,6 +16,7 @@ from xdsl.ir import Operation, SSAValue
 
 from appliance.compiler.core.rewriter import Rewriter
 from appliance.compiler.passes.canonicalise import canonicalise
+from appliance.compiler.passes.dce import eliminate_dead_code
 from appliance.compiler.passes.known_masks import KnownMasks, Mask, unbroadcast
 from appliance.compiler.passes.matching import broadcast_dims, commuted, fuse_each, made_by, number, same_float
 from appliance.compiler.passes.matrices import Matrix, Product, Reader, matrix_of, product_by, readers, swap_last
@@ -70,6 +71,7 @@ class _Backward:
 
 def fuse_attention(module: ModuleOp) -> bool:
     """Fuses `softmax(mask(query @ key^T * scale)) @ value`. Returns whether there was any."""
+    eliminate_dead_code(module)  # which would count as a reader
     changed = fuse_each(module, ("cirh.Softmax",), partial(_fuse, KnownMasks()))
     if changed:
         canonicalise(module)
