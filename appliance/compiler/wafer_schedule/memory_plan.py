@@ -285,12 +285,11 @@ def _arriving(plan: plan_pb2.WaferPlan, groups: Groups) -> dict[int, int]:
     for position, group in received:
         if group.kind == plan_pb2.GROUP_KIND_WEIGHTS:
             streams[group.source_shard].append((position, group.nbytes))
-    bytes_at: dict[int, int] = {}
-    for position in range(len(plan.instructions)):
-        bytes_at[position] = sum(nbytes for stream in streams.values() for nbytes in _window(stream, position))
+    bytes_at = dict.fromkeys(range(len(plan.instructions)), 0)
+    for stream in streams.values():
+        following = 0  # the place in the stream of the first group that has not been received
+        for position in bytes_at:
+            while following < len(stream) and stream[following][0] <= position:
+                following += 1
+            bytes_at[position] += sum(nbytes for _, nbytes in stream[following : following + WEIGHTS_WINDOW])
     return bytes_at
-
-
-def _window(stream: list[tuple[int, int]], position: int) -> Iterator[int]:
-    ahead = [nbytes for at, nbytes in stream if at > position]
-    yield from ahead[:WEIGHTS_WINDOW]
