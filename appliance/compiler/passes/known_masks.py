@@ -1,6 +1,7 @@
 """Masks of attention that are computed from constants alone: which scores they hide, known when the step is compiled.
 
-Only what a mask computes counts, not how it is written. Large masks are computed a few rows at a time.
+Only what a mask computes counts, not how it is written. A mask of the distance between query and key is computed once
+for each distance; other masks are computed a few rows at a time.
 """
 
 import math
@@ -13,6 +14,7 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from appliance.compiler.passes.matching import broadcast_dims
 from waferbox.cirh.dialect import types
+from waferbox.cirh.dialect.attributes import SplatAttr
 from waferbox.cirh.dialect.operations import Const
 from waferbox.cirh.execution.kernel import Kernel
 from waferbox.cirh.modules.graph import extract
@@ -21,8 +23,8 @@ from waferbox.cirh.table.lookup import TORCH_ERRORS, build, spec
 _MOST_OPERATIONS: Final = 32
 # The most elements that are computed at once: those of sixteen masks of two thousand tokens.
 _MOST_ELEMENTS: Final = 1 << 26
-# The most elements of a mask that are computed for a module in all: those of one mask of 131,072 tokens.
-_MOST_IN_PARTS: Final = 1 << 34
+# The most elements of masks that are computed in parts, for a module in all: those of a mask of 32,768 tokens.
+_MOST_IN_PARTS: Final = 1 << 30
 _PART: Final = 1 << 22
 
 
@@ -90,6 +92,86 @@ class KnownValues:
         return whole[rows] if whole is not None and shape else whole
 
 
+# --- Distances --------------------------------------------------------------------------------------------------------
+
+# Sums and differences of whole numbers up to this are exact in float32.
+_EXACT: Final = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class _Progression:
+    """A matrix of whole numbers that grow by `step` along one dimension: start, start + step, ..."""
+
+    dim: int
+    start: int
+    step: int
+
+
+class Diagonals:
+    """Matrices whose elements depend on row minus column alone."""
+
+    def __init__(self, values: KnownValues) -> None:
+        self._values = values
+        self._found: dict[SSAValue, torch.Tensor | _Progression | None] = {}
+
+    def get(self, value: SSAValue) -> torch.Tensor | None:
+        """The elements for row - column = 1 - columns, ..., rows - 1; None for another matrix, or an unknown one."""
+        found = self._get(value)
+        return found if isinstance(found, torch.Tensor) else None
+
+    def _get(self, value: SSAValue) -> torch.Tensor | _Progression | None:
+        if value not in self._found:
+            self._found[value] = self._compute(value)
+        return self._found[value]
+
+    def _compute(self, value: SSAValue) -> torch.Tensor | _Progression | None:
+        op, shape = value.owner, types.shape(value)
+        if not isinstance(op, Operation) or len(shape) != 2 or 0 in shape:
+            return None
+        if isinstance(op, Const):
+            constant = op.value
+            return constant.scalar().expand(sum(shape) - 1) if isinstance(constant, SplatAttr) else None
+        if op.name == "cirh.BroadcastInDim":
+            return self._progression(op)
+        if not spec(op.name).pointwise:
+            return None
+        operands = [self._get(operand) for operand in op.operands]
+        match operands:
+            case [_Progression() as one, _Progression() as other]:
+                return _difference(op, one, other, shape)
+        if all(isinstance(operand, torch.Tensor) for operand in operands):
+            made: torch.Tensor = build(op).function(*operands)
+            return made
+        return None
+
+    def _progression(self, op: Operation) -> _Progression | None:
+        spread = [dim for dim, size in zip(broadcast_dims(op), types.shape(op.operands[0]), strict=True) if size != 1]
+        source = self._values.get(op.operands[0]) if len(spread) == 1 else None
+        if source is None or source.dtype is torch.bool:
+            return None
+        numbers = source.flatten()
+        whole = numbers.to(torch.int64)
+        start, step = int(whole[0]), int(whole[1] - whole[0])
+        if not torch.equal(whole.to(numbers.dtype), numbers) or max(abs(start), abs(int(whole[-1]))) >= _EXACT:
+            return None
+        line = start + step * torch.arange(len(whole))
+        return _Progression(spread[0], start, step) if torch.equal(whole, line) else None
+
+
+def _difference(op: Operation, one: _Progression, other: _Progression, shape: tuple[int, ...]) -> torch.Tensor | None:
+    """An operation on a number for each row and one for each column, if only their difference counts."""
+    sign = 1 if op.name in ("cirh.Sub", "cirh.Compare") else -1 if op.name == "cirh.Add" else 0
+    if not sign or {one.dim, other.dim} != {0, 1} or one.step != sign * other.step:
+        return None
+    dtype = types.dtype(op.operands[0])
+    if dtype not in (torch.float32, torch.float64, torch.int32, torch.int64):
+        return None
+    distances = torch.arange(1 - shape[1], shape[0])
+    numbers = one.start + (one.step if one.dim == 0 else -one.step) * distances
+    made: torch.Tensor = build(op).function(numbers.to(dtype), torch.full_like(distances, other.start).to(dtype))
+    return made
+
+
 def _needed(value: SSAValue) -> set[Operation] | None:
     """The operations that make a value from constants; None if it depends on the step, or they are too many."""
     needed: set[Operation] = set()
@@ -150,6 +232,7 @@ class KnownMasks:
 
     def __init__(self) -> None:
         self._values = KnownValues()
+        self._diagonals = Diagonals(self._values)
         self._found: dict[tuple[SSAValue, bool, bool], Effect | None] = {}
 
     def effect(self, mask: Mask) -> Effect | None:
@@ -161,6 +244,9 @@ class KnownMasks:
         return self._found[key]
 
     def _effect(self, mask: Mask, source: SSAValue) -> Effect | None:
+        diagonals = self._diagonals.get(source)
+        if diagonals is not None:
+            return _effect_of_diagonals(mask, diagonals, types.shape(source))
         *batch, queries, keys = types.shape(source)[-2:] if len(types.shape(source)) > 1 else (0, 0)
         is_matrix = len(types.shape(source)) == 2 and not batch
         whole = None if is_matrix else self._values.get(source)
@@ -179,6 +265,19 @@ class KnownMasks:
                 is_causal = torch.equal(hidden, later) and not (mask.fill is None and bool(part[~hidden].any()))
             begin += len(part)
         return Effect(is_causal=is_causal, hides_rows=hides_rows)
+
+
+def _effect_of_diagonals(mask: Mask, diagonals: torch.Tensor, shape: tuple[int, ...]) -> Effect:
+    queries, keys = shape
+    hidden = mask.hides(diagonals)
+    later = torch.arange(1 - keys, queries) < 0
+    is_causal = queries == keys and torch.equal(hidden, later)
+    # The keys of a query are `keys` diagonals in a row, and the last one is that of its first key.
+    shown = torch.cat([torch.zeros(1, dtype=torch.int64), (~hidden).cumsum(0)])
+    return Effect(
+        is_causal=is_causal and not (mask.fill is None and bool(diagonals[~hidden].any())),
+        hides_rows=bool((shown[keys:] == shown[:-keys]).any()),
+    )
 
 
 def unbroadcast(value: SSAValue) -> SSAValue:

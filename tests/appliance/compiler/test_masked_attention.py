@@ -6,25 +6,31 @@ from typing import Any
 import pytest
 import torch
 from compiled_steps import BATCH, Traced
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import SSAValue
 
 from appliance.compiler.core.target import Target
 from appliance.compiler.passes.canonicalise import canonicalise
 from appliance.compiler.passes.cse import join_common_subexpressions
 from appliance.compiler.passes.fold import fold_constants
 from appliance.compiler.passes.fuse_attention import fuse_attention
+from appliance.compiler.passes.known_masks import Diagonals, KnownMasks, KnownValues, Mask
 from appliance.compiler.passes.sink_broadcasts import sink_broadcasts
 from appliance.compiler.pipeline import Stages
 from waferbox.cirh.dialect import types
 from waferbox.cirh.dialect.attributes import attrs
 from waferbox.cirh.dialect.operations import body_ops
+from waferbox.cirh.execution.kernel import Kernel
+from waferbox.cirh.modules.builder import GraphBuilder
 from waferbox.cirh.text.parser import parse_module
 
 pytestmark = pytest.mark.parity
 
 LAYERS, HEADS, TOKENS, WIDTH, WINDOW = 2, 2, 6, 8, 3
-Mask = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Masking = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def distance(scores: torch.Tensor) -> torch.Tensor:
@@ -73,7 +79,7 @@ def causal_and_padding(scores: torch.Tensor, lengths: torch.Tensor) -> torch.Ten
     return padding(causal(scores, lengths), lengths)
 
 
-MASKS: dict[str, tuple[Mask, bool]] = {
+MASKS: dict[str, tuple[Masking, bool]] = {
     "causal": (causal, True),
     "causal by fill": (causal_by_fill, True),
     "causal by number": (causal_by_number, True),
@@ -87,7 +93,7 @@ MASKS: dict[str, tuple[Mask, bool]] = {
 class Layer(nn.Module):
     """Attention, written out; the query is scaled, or the scores are."""
 
-    def __init__(self, mask: Mask, by_query: bool) -> None:
+    def __init__(self, mask: Masking, by_query: bool) -> None:
         super().__init__()
         self.query, self.key, self.value, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
         self.mask, self.by_query = mask, by_query
@@ -106,7 +112,7 @@ class Layer(nn.Module):
 
 
 class Network(nn.Module):
-    def __init__(self, mask: Mask, by_query: bool) -> None:
+    def __init__(self, mask: Masking, by_query: bool) -> None:
         super().__init__()
         self.layers = nn.ModuleList(Layer(mask, by_query) for _ in range(LAYERS))
 
@@ -154,6 +160,55 @@ def test_every_attention_is_fused(name: str, by_query: bool) -> None:
     of_scores = (BATCH, HEADS, TOKENS, TOKENS)
     assert of_scores not in {types.shape(result) for op in found for result in op.operands}
     traced.check([batch(1), batch(2)], [(1, 1), (2, 1), (3, 2)])
+
+
+@settings(max_examples=60, database=None, derandomize=True)
+@given(
+    queries=st.integers(2, 6),
+    keys=st.integers(2, 6),
+    step=st.sampled_from([1, 2, -3]),
+    start=st.integers(-3, 3),
+    bound=st.integers(-6, 6),
+    sign=st.sampled_from(["GT", "LE", "EQ"]),
+    swapped=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.int64]),
+    directly=st.booleans(),
+)
+def test_masks_of_distances_are_known_by_distance(
+    queries: int,
+    keys: int,
+    step: int,
+    start: int,
+    bound: int,
+    sign: str,
+    swapped: bool,
+    dtype: torch.dtype,
+    directly: bool,
+) -> None:
+    graph, shape = GraphBuilder(), (queries, keys)
+
+    def spread(numbers: torch.Tensor, dim: int) -> SSAValue:
+        kind = types.tensor_type(shape, dtype)
+        source = graph.dense(numbers.to(dtype))
+        return graph.op("cirh.BroadcastInDim", [source], {"broadcast_dimensions": [dim]}, types=[kind])[0]
+
+    rows = spread(start + step * torch.arange(queries), 0)
+    columns = spread(step * torch.arange(keys) + (bound if directly else 0), 1)
+    operands = [columns, rows] if swapped else [rows, columns]
+    if not directly:
+        operands = [*graph.op("cirh.Sub", operands), graph.splat(bound, shape, dtype)]
+    (hidden,) = graph.op("cirh.Compare", operands, {"comparison_direction": sign})
+    module = graph.finish([(hidden, None)])
+    (expected,) = Kernel.build(module)([])
+    diagonals = Diagonals(KnownValues()).get(hidden)
+    assert diagonals is not None
+    distances = torch.arange(queries)[:, None] - torch.arange(keys)[None]
+    assert torch.equal(diagonals[distances + keys - 1], expected)
+    effect = KnownMasks().effect(Mask(hidden, hidden.owner, -torch.inf))
+    assert effect is not None
+    assert effect.hides_rows is bool(expected.all(-1).any())
+    later = torch.ones(shape, dtype=torch.bool).triu(1)
+    assert effect.is_causal is (queries == keys and torch.equal(expected, later))
 
 
 def test_a_mask_that_no_sample_changes_is_made_where_it_is_used() -> None:
