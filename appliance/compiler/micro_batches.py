@@ -7,12 +7,11 @@ from typing import Final
 from appliance.compiler.core.errors import CompileError, WaferMemoryError
 from appliance.compiler.core.target import ExecutionStrategy, MicroBatching, Target
 from appliance.compiler.cost.machine_model import MachineModel
-from appliance.compiler.pipeline import compile_module
+from appliance.compiler.pipeline import CompiledStep
 from appliance.compiler.pipelined.plan import check_target
 from appliance.compiler.pipelined.regions import NOMINAL
 from appliance.compiler.report.builder import make_report
 from appliance.compiler.sharding.propagate import batch_rows
-from waferbox.cirh.text.parser import parse_module
 from waferbox.runtime.schedule import THREADED_FLOPS
 from wsc.v1 import plan_pb2
 
@@ -23,13 +22,13 @@ Keep = Callable[[str, str], None]
 
 
 class _Candidate:
-    """A plan that may be chosen. It holds the texts of its stages until then. Raises as `compile_module`."""
+    """A plan that may be chosen. It holds the texts of its stages until then. Raises as `CompiledStep.plan`."""
 
-    def __init__(self, text: str, target: Target, keep: Keep | None) -> None:
+    def __init__(self, step: CompiledStep, target: Target, keep: Keep | None) -> None:
         self._keep = keep
         self._texts: list[tuple[str, str]] = []
         take = None if keep is None else lambda name, stage: self._texts.append((name, stage))
-        self.plan = compile_module(text, target, take)
+        self.plan = step.plan(target, take)
 
     def chosen(self) -> plan_pb2.Plan:
         """Passes the texts on to `keep`, and returns the plan."""
@@ -59,12 +58,13 @@ def compile_in_micro_batches(
         CirhError: as `compile_module`.
         CompileError: as `compile_module`, or if the batch cannot be divided so.
     """
+    step = CompiledStep(text, keep)
     if asked is None:
-        return compile_module(text, target, keep)
+        return step.plan(target, keep)
     if asked.explore:
-        return _fastest(text, target, asked, machine(), keep)
+        return _fastest(step, target, asked, machine(), keep)
     if asked.size:
-        rows = _rows_of_a_wafer(text, target)
+        rows = _rows_of_a_wafer(step, target)
         if rows % asked.size:
             sizes = ", ".join(map(str, reversed(list(_sizes(rows)))))
             who = "a wafer" if target.num_replicas == 1 else "a replica"
@@ -72,24 +72,24 @@ def compile_in_micro_batches(
                 f"micro_batch_size={asked.size} does not divide the {rows} rows that {who} has of a batch of "
                 f"{rows * target.num_csx * target.num_replicas}; use one of {sizes}"
             )
-        return compile_module(text, replace(target, micro_batches=rows // asked.size), keep)
+        return step.plan(replace(target, micro_batches=rows // asked.size), keep)
     if target.execution_strategy is ExecutionStrategy.PIPELINE:
-        return _fastest_pipeline(text, target, keep)
-    return _largest(text, target, keep)
+        return _fastest_pipeline(step, target, keep)
+    return _largest(step, target, keep)
 
 
-def _fastest_pipeline(text: str, target: Target, keep: Keep | None) -> plan_pb2.Plan:
+def _fastest_pipeline(step: CompiledStep, target: Target, keep: Keep | None) -> plan_pb2.Plan:
     """Compiles with the number of micro-batches that fits and is predicted to be the fastest.
 
     More micro-batches keep more regions busy for more of the step, but add fixed costs. The search ends at the first
     number that is slower.
     """
-    rows = _rows_of_a_wafer(text, target)
+    rows = _rows_of_a_wafer(step, target)
     best: tuple[float, _Candidate] | None = None
     too_large: WaferMemoryError | None = None
     for count in (count for count in range(1, min(rows, _MOST_PER_CORE * target.wafer_cores) + 1) if rows % count == 0):
         try:
-            candidate = _Candidate(text, replace(target, micro_batches=count), keep)
+            candidate = _Candidate(step, replace(target, micro_batches=count), keep)
         except WaferMemoryError as error:
             too_large = error
             continue
@@ -113,38 +113,55 @@ def _fastest_pipeline(text: str, target: Target, keep: Keep | None) -> plan_pb2.
     return best[1].chosen()
 
 
-def _largest(text: str, target: Target, keep: Keep | None) -> plan_pb2.Plan:
-    """Compiles with the largest micro-batches that fit a wafer's memory."""
+def _largest(step: CompiledStep, target: Target, keep: Keep | None) -> plan_pb2.Plan:
+    """Compiles with the largest micro-batches that fit a wafer's memory.
+
+    A refusal estimates the rows that would fit, so that only a few sizes have to be compiled. The estimate is no proof:
+    where it says that nothing fits, single rows are tried, and from there the sizes between.
+    """
     try:
-        return compile_module(text, target, keep)
+        return step.plan(target, keep)
     except WaferMemoryError as error:
-        too_large = error
-    last = too_large
-    size = rows = _rows_of_a_wafer(text, target)
-    # Each refusal estimates the rows that would fit, so that only a few sizes have to be compiled.
-    while (fitting := last.fitting_share * size) >= 1 and size > 1:
-        size = next(smaller for smaller in _sizes(rows) if smaller < size and smaller <= fitting)
+        too_large = last = error
+    rows = _rows_of_a_wafer(step, target)
+    sizes = list(_sizes(rows))
+    fits: _Candidate | None = None
+    refused, fitting = 0, len(sizes)  # the places of the last size that was refused, and of the first that fits
+    while refused + 1 < fitting:
+        estimate = last.fitting_share * sizes[refused]
+        is_estimated = fits is None and estimate >= 1
+        if fits is not None:
+            place = (refused + fitting) // 2
+        elif is_estimated:
+            place = next(place for place in range(refused + 1, fitting) if sizes[place] <= estimate)
+        else:
+            place = fitting - 1
         try:
-            return compile_module(text, replace(target, micro_batches=rows // size), keep)
+            fits = _Candidate(step, replace(target, micro_batches=rows // sizes[place]), keep)
+            fitting = place
+            if is_estimated:
+                break
         except WaferMemoryError as error:
-            last = error
+            refused, last = place, error
         except CompileError as error:
             raise CompileError(f"{too_large}; micro-batches do not help: {error}") from error
-    raise last
+    if fits is None:
+        raise last
+    return fits.chosen()
 
 
 def _fastest(
-    text: str, target: Target, asked: MicroBatching, machine: MachineModel, keep: Keep | None
+    step: CompiledStep, target: Target, asked: MicroBatching, machine: MachineModel, keep: Keep | None
 ) -> plan_pb2.Plan:
     """Compiles with the micro-batches with which the step is predicted to be the fastest. The plan lists all tried."""
-    rows = _rows_of_a_wafer(text, target)
+    rows = _rows_of_a_wafer(step, target)
     tried: list[plan_pb2.ExploredSize] = []
     best: tuple[float, _Candidate] | None = None
     for size in _sizes(rows):
         if not asked.min_size <= size <= (asked.max_size or rows):
             continue
         try:
-            candidate = _Candidate(text, replace(target, micro_batches=rows // size), keep)
+            candidate = _Candidate(step, replace(target, micro_batches=rows // size), keep)
         except CompileError as error:
             tried.append(plan_pb2.ExploredSize(size=size, refusal=_first_part(error)))
             continue
@@ -167,9 +184,9 @@ def _first_part(error: CompileError) -> str:
     return str(error).split(";")[0]
 
 
-def _rows_of_a_wafer(text: str, target: Target) -> int:
+def _rows_of_a_wafer(step: CompiledStep, target: Target) -> int:
     """The rows of a wafer, or of a replica if a wafer has several."""
-    rows = batch_rows(parse_module(text), target.num_csx)
+    rows = batch_rows(step.module, target.num_csx)
     check_target(target, rows)
     return rows // (target.num_csx * target.num_replicas)
 

@@ -26,6 +26,7 @@ from appliance.compiler.passes.fuse_bias import fuse_bias
 from appliance.compiler.passes.fuse_cross_entropy import fuse_cross_entropy
 from appliance.compiler.passes.fuse_layer_norm import fuse_layer_norm
 from appliance.compiler.passes.pass_through import copy_passed_values
+from appliance.compiler.passes.sink_broadcasts import sink_broadcasts
 from appliance.compiler.passes.vendor.norms import replace_norms
 from appliance.compiler.passes.vendor.random_keys import add_random_keys
 from appliance.compiler.passes.vendor.replacements import (
@@ -163,7 +164,17 @@ STAGES: Final[Mapping[str, Stage]] = {
 
 # --- Passes and the compiler ------------------------------------------------------------------------------------------
 
-__all__ = ["PASSES", "CompileError", "Half", "KernelLibrary", "Pass", "Precision", "Target", "compile_module"]
+__all__ = [
+    "PASSES",
+    "CompileError",
+    "CompiledStep",
+    "Half",
+    "KernelLibrary",
+    "Pass",
+    "Precision",
+    "Target",
+    "compile_module",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +203,7 @@ PASSES: Final = tuple(
         ("slices", replace_slices, "slices of the real dialect -> torch's, and padding for their gradients"),
         ("canonicalise", canonicalise, "drop operations that do nothing, join views, put transposes inside products"),
         ("fold", fold_constants, "compute what depends on constants alone, where it stays small"),
+        ("sink-broadcasts", sink_broadcasts, "move broadcasts behind element-wise operations"),
         ("cse", join_common_subexpressions, "join equal operations within a layer"),
         ("fuse-bias", fuse_bias, "product + bias -> aten.addmm"),
         ("fuse-layer-norm", fuse_layer_norm, "layer norm that is written out -> aten.native_layer_norm"),
@@ -203,30 +215,51 @@ PASSES: Final = tuple(
 )
 
 
-def compile_module(text: str, target: Target, keep: Callable[[str, str], None] | None = None) -> plan_pb2.Plan:
-    """Compiles a step.
+class CompiledStep:
+    """A step whose passes have run, which do not depend on the target. It is planned for as many targets as are tried.
 
-    Args:
-        text: a module in CIRH. It comes from a script, so nothing in it is trusted.
-        target: the cluster to compile for.
-        keep: called with the name and the text of each pass that changed the module, and of each stage.
-
-    Returns:
-        The plan, which is the same for the same text and target.
-
-    Raises:
-        CirhError: the text is not a valid module.
-        CompileError: the step cannot run on the target.
+    module: the step after the passes. Planning does not change it.
     """
-    module = parse_module(text)
-    for number, step in enumerate(PASSES, 1):
-        if step.run(module) and keep is not None:
-            keep(f"{number:02}-{step.name}", print_module(module))
-    stages = Stages(module, target)
-    if keep is not None:
-        for number, (name, stage) in enumerate(STAGES.items(), len(PASSES) + 1):
-            keep(f"{number:02}-{name}", stage.text(stages))
-    return stages.plan
+
+    def __init__(self, text: str, keep: Callable[[str, str], None] | None = None) -> None:
+        """Parses the step and runs the passes.
+
+        Args:
+            text: a module in CIRH. It comes from a script, so nothing in it is trusted.
+            keep: called with the name and the text of each pass that changed the module.
+
+        Raises:
+            CirhError: the text is not a valid module.
+            CompileError: a pass refuses the step.
+        """
+        self.module = parse_module(text)
+        for number, step in enumerate(PASSES, 1):
+            if step.run(self.module) and keep is not None:
+                keep(f"{number:02}-{step.name}", print_module(self.module))
+
+    def plan(self, target: Target, keep: Callable[[str, str], None] | None = None) -> plan_pb2.Plan:
+        """Makes the plan for a target.
+
+        Args:
+            target: the cluster to compile for.
+            keep: called with the name and the text of each stage.
+
+        Returns:
+            The plan, which is the same for the same step and target.
+
+        Raises:
+            CompileError: the step cannot run on the target.
+        """
+        stages = Stages(self.module.clone(), target)
+        if keep is not None:
+            for number, (name, stage) in enumerate(STAGES.items(), len(PASSES) + 1):
+                keep(f"{number:02}-{name}", stage.text(stages))
+        return stages.plan
+
+
+def compile_module(text: str, target: Target, keep: Callable[[str, str], None] | None = None) -> plan_pb2.Plan:
+    """Compiles a step for one target; arguments, result and errors are those of `CompiledStep`."""
+    return CompiledStep(text, keep).plan(target, keep)
 
 
 # --- Passes on text (`waferbox opt`) ----------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from torch import nn
 from traced_steps import states_of, trace
 
 from cstorch import backends
-from cstorch._internal.tracing import DEVICE, alias_rule, cell_of, device_scope
+from cstorch._internal.tracing import DEVICE, alias_rule, cell_of, device_scope, purpose
 from cstorch.backend import BackendType, Device
 from cstorch.errors import TraceError
 
@@ -87,6 +87,8 @@ INITIALISERS: dict[str, Callable[[torch.Tensor], Any]] = {
     "uniform": lambda w: nn.init.uniform_(w, -2, 3),
     "normal": lambda w: nn.init.normal_(w, 1, 0.02),
     "truncated": lambda w: nn.init.trunc_normal_(w, std=0.02),
+    "truncated often": lambda w: nn.init.trunc_normal_(w, std=0.02, a=-0.03, b=0.04),
+    "truncated, own generator": lambda w: nn.init.trunc_normal_(w, generator=torch.Generator().manual_seed(3)),
     "constant": lambda w: nn.init.constant_(w, 0.25),
     "eye": nn.init.eye_,
     "xavier": nn.init.xavier_normal_,
@@ -196,7 +198,7 @@ def test_an_overlap_is_refused_at_once() -> None:
 def test_reading_leaves_the_way_to_make_it() -> None:
     def make() -> nn.Module:
         model = nn.Linear(LARGE, LARGE)
-        nn.init.trunc_normal_(model.weight, std=0.02)  # looks whether a number is out of bounds
+        assert model.weight.max() > 0
         return model
 
     ours, theirs = both(make)
@@ -208,6 +210,35 @@ def test_reading_leaves_the_way_to_make_it() -> None:
         theirs.weight[0].mul_(2)
     assert not deferred(ours)
     assert_same(ours, theirs)
+
+
+@pytest.mark.parametrize("shape", [(129, 130), (1025, 1025), (3, (1 << 20) + 5), (1 << 20,), (2 * (1 << 20) + 15,)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bounds", [(-0.5, 1.25), (-0.01, 3.0), (0.9, 1.0)])
+def test_truncated_numbers_are_deferred(
+    shape: tuple[int, ...], dtype: torch.dtype, bounds: tuple[float, float]
+) -> None:
+    """Also between bounds with too few normal numbers, where torch draws other ones, at once."""
+
+    def make() -> torch.Tensor:
+        return nn.init.trunc_normal_(torch.empty(shape, dtype=dtype), 0.25, 1.0, *bounds)
+
+    ours, theirs = both(make)
+    is_regular = dtype is torch.float32 or theirs.numel() % 16 == 0
+    assert (cell_of(ours).initialisation is not None) == (is_regular and bounds[0] < 0)
+    assert torch.equal(ours.cpu(), theirs)
+
+
+def test_truncated_numbers_are_not_drawn_for_a_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(purpose, "runs_steps", False)
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    with device_scope():
+        made = nn.init.trunc_normal_(torch.empty(LARGE, LARGE), 0.0, 1.0, -1.0, 1.0)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not cell_of(made).is_made
+    torch.manual_seed(7)
+    assert torch.equal(made.cpu(), nn.init.trunc_normal_(torch.empty(LARGE, LARGE), 0.0, 1.0, -1.0, 1.0))
 
 
 def test_writes_are_counted() -> None:

@@ -32,6 +32,7 @@ class Reads:
         self._roots = _view_roots(ops)
         self._kinds = {op: self._kind(op) for op in ops}
         self._operands = {op: self._find_operands(op) for op in ops}
+        self._readers: dict[SSAValue, list[Operation]] = {}
         self._aliases: dict[SSAValue, list[SSAValue]] = {}
         for view, root in self._roots.items():
             self._aliases.setdefault(root, []).append(view)
@@ -61,6 +62,11 @@ class Reads:
 
     def readers(self, value: SSAValue) -> list[Operation]:
         """Operations of this shard that read a value."""
+        if value not in self._readers:
+            self._readers[value] = self._find_readers(value)
+        return self._readers[value]
+
+    def _find_readers(self, value: SSAValue) -> list[Operation]:
         readers: list[Operation] = []
         for use in value.uses:
             if use.operation in self._sharing.sunk:

@@ -2,7 +2,8 @@
 
 An operation that reads or makes a sharded or partial value is run by the wafers. An operation on replicated and reduced
 values is run by MemoryX. If the wafers read its result, it is streamed to them like a weight, unless it costs next to
-nothing (views, and small values made from constants, small states and reduced values): then they compute it themselves.
+nothing (views, small values made from constants, small states and reduced values, and element-wise operations on
+constants, whatever their size): then they compute it themselves.
 """
 
 from collections.abc import Mapping
@@ -16,10 +17,12 @@ from appliance.compiler.sharding.propagate import Sharding
 from waferbox.cirh.dialect import types
 from waferbox.cirh.dialect.operations import Const, body_ops, func_of, return_of
 from waferbox.cirh.modules.graph import Signature, signature
+from waferbox.cirh.table.lookup import spec
 
 # Values of up to so many elements are computed by the wafers, if possible, instead of being streamed.
 SMALL_ELEMENTS = 4096
 VIEWS = frozenset({"cirh.Reshape", "cirh.BroadcastInDim", "cirh.Transpose", "aten.select.int", "aten.slice.Tensor"})
+_TRIANGLES = frozenset({"aten.tril", "aten.triu"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,8 @@ def make_cut(module: ModuleOp, sharding: Sharding) -> Cut:
     }
     ops = [op for op in body_ops(module) if not isinstance(op, Const)]
     by_nature = {op for op in ops if touches_cut(op, sharding)}
-    on_wafers, in_memoryx = _sites(ops, by_nature, set(new_states.values()) | set(results), sharding)
+    fixed = _fixed_ops(ops)
+    on_wafers, in_memoryx = _sites(ops, by_nature, fixed, set(new_states.values()) | set(results), sharding)
     streamed = _streamed(module, ops, on_wafers, by_nature, sharding)
     return Cut(
         module=module,
@@ -104,20 +108,34 @@ def make_cut(module: ModuleOp, sharding: Sharding) -> Cut:
         memoryx_ops=tuple(op for op in ops if op in in_memoryx),
         streamed=streamed,
         new_states=new_states,
-        sunk=_sunk(ops, set(results), sharding),
+        sunk=_sunk(ops, fixed, set(results), sharding),
     )
 
 
-def _sunk(ops: list[Operation], results: set[SSAValue], sharding: Sharding) -> frozenset[Operation]:
+def _fixed_ops(ops: list[Operation]) -> set[Operation]:
+    """Factories, views and element-wise operations that depend on constants alone, such as those that make a mask."""
+    fixed: set[Operation] = set()
+    for op in ops:
+        is_cheap = op.name in VIEWS | _TRIANGLES or not op.operands or spec(op.name).pointwise
+        made = (operand.owner for operand in op.operands)
+        if is_cheap and not spec(op.name).random and all(isinstance(owner, Const) or owner in fixed for owner in made):
+            fixed.add(op)
+    return fixed
+
+
+def _sunk(
+    ops: list[Operation], fixed: set[Operation], results: set[SSAValue], sharding: Sharding
+) -> frozenset[Operation]:
     """Operations that are cheaper to repeat in each segment than to keep their results in memory in between.
 
-    These are views, factories, and activations that are cast to a wider type, unless their results leave the wafer.
+    These are views, operations on constants alone, and activations that are cast to a wider type, unless their results
+    leave the wafer.
     """
     leaving = results | sharding.reduced
     return frozenset(
         op
         for op in ops
-        if (op.name in VIEWS or not op.operands or _widens(op, sharding))
+        if (op.name in VIEWS or op in fixed or _widens(op, sharding))
         and not any(result in leaving for result in op.results)
     )
 
@@ -135,10 +153,10 @@ def touches_cut(op: Operation, sharding: Sharding) -> bool:
 
 
 def _sites(
-    ops: list[Operation], by_nature: set[Operation], wanted: set[SSAValue], sharding: Sharding
+    ops: list[Operation], by_nature: set[Operation], fixed: set[Operation], wanted: set[SSAValue], sharding: Sharding
 ) -> tuple[set[Operation], set[Operation]]:
     """The operations that the wafers run, and those that MemoryX runs. wanted: next values of states, and outputs."""
-    light = _light_ops(ops, by_nature, sharding)
+    light = _light_ops(ops, by_nature, sharding) | fixed
     on_wafers: set[Operation] = set(by_nature)
     in_memoryx: set[Operation] = set()
     # Backwards, so that the sites of all users of an operation are known. An operation without users gets no site.

@@ -3,12 +3,14 @@
 It makes equal updates look equal, so that they share a kernel, and saves kernels from moving data needlessly.
 """
 
+import torch
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation, SSAValue
 
 from appliance.compiler.core.rewriter import Rewriter
+from appliance.compiler.passes.matching import made_by, number
 from waferbox.cirh.dialect import types
-from waferbox.cirh.dialect.attributes import attrs
+from waferbox.cirh.dialect.attributes import attrs, dense
 from waferbox.cirh.dialect.operations import Const, body_ops
 from waferbox.cirh.table.lookup import ANNOTATIONS
 
@@ -26,9 +28,11 @@ def _rewrite(op: Operation) -> bool:
         case "cirh.Reshape" | "cirh.BroadcastInDim" | "cirh.Cast":
             return _drop_identity(op) or (op.name == "cirh.Reshape" and _into_source(op))
         case "cirh.Transpose":
-            return _drop_transposes(op)
+            return _drop_transposes(op) or _drop_single(op)
         case "cirh.MatMul":
             return _transpose_inside_product(op)
+        case "cirh.Mul" | "cirh.Div":
+            return _drop_factor(op)
         case name if name in ANNOTATIONS:
             Rewriter(op).replace(list(op.operands))
             return True
@@ -41,6 +45,18 @@ def _drop_identity(op: Operation) -> bool:
         return False
     Rewriter(op).replace([op.operands[0]])
     return True
+
+
+def _drop_factor(op: Operation) -> bool:
+    """Drops a product with 1, or a quotient by 1."""
+    operands = list(op.operands)
+    for value, factor in ((operands[0], operands[1]), (operands[1], operands[0])):
+        if number(factor) == 1 and value.type == op.results[0].type:
+            Rewriter(op).replace([value])
+            return True
+        if op.name == "cirh.Div":
+            break
+    return False
 
 
 def _into_source(op: Operation) -> bool:
@@ -80,6 +96,27 @@ def _drop_transposes(op: Operation) -> bool:
     if permutation != list(range(len(permutation))):
         return False
     Rewriter(op).replace([value])
+    return True
+
+
+def _drop_single(op: Operation) -> bool:
+    """Moves dimensions of one element by reshapes, as einsum puts them among the others and takes them out again.
+
+    A transpose is left only if it changes the order of other dimensions, and then of those alone.
+    """
+    source, (result,) = op.operands[0], op.results
+    shape, permutation = types.shape(source), permutation_of(op)
+    others = [dim for dim in permutation if shape[dim] != 1]
+    kept = sorted(others)
+    if len(others) == len(permutation) or (others != kept and made_by(source, "cirh.Reshape") is None):
+        return False
+    rewriter = Rewriter(op)
+    if others != kept:
+        small = types.tensor_type([shape[dim] for dim in kept], types.dtype(source))
+        (source,) = rewriter.emit("cirh.Reshape", [source], types=[small])
+        order = rewriter.constant(dense(torch.tensor([kept.index(dim) for dim in others])))
+        (source,) = rewriter.emit("cirh.Transpose", [source, order])
+    rewriter.replace(rewriter.emit("cirh.Reshape", [source], types=[types.tensor_type(*types.info(result))]))
     return True
 
 

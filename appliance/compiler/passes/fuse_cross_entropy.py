@@ -11,7 +11,7 @@ import torch
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation, SSAValue
 
-from appliance.compiler.core.rewriter import MEAN, TOTAL, Rewriter
+from appliance.compiler.core.rewriter import MEAN, NONE, TOTAL, Rewriter
 from appliance.compiler.passes.matching import are_private, fuse_each, made_by
 from waferbox.cirh.dialect import types
 from waferbox.cirh.dialect.attributes import attrs
@@ -56,7 +56,7 @@ def _match(backward: Operation) -> _Loss | None:
     said, again = attrs(forward), attrs(ahead)
     same = all(said[name] == again[name] for name in ("reduction", "ignore_index"))
     same = same and list(ahead.operands[1:]) == [*forward.operands, forward.results[1]]
-    return loss if same and said["reduction"] in (MEAN, TOTAL) and _has_rows(probabilities) else None
+    return loss if same and said["reduction"] in (NONE, MEAN, TOTAL) and _has_rows(probabilities) else None
 
 
 def _has_rows(probabilities: Operation) -> bool:
@@ -89,6 +89,9 @@ def _fuse_forward(loss: _Loss) -> tuple[SSAValue, SSAValue]:
         "cirh.SparseSoftmaxCrossEntropyWithLogits", [loss.probabilities.operands[0], known], {"axis": 1}
     )
     (kept,) = rewriter.emit("cirh.Select", [counts, losses, rewriter.splat(0.0, rows, dtype)])
+    if attributes["reduction"] == NONE:
+        rewriter.replace([kept, rewriter.splat(0.0, (), dtype)])  # there is no count without a reduction
+        return counts, gradients
     (numbers,) = rewriter.emit("cirh.Cast", [counts], types=[types.tensor_type(rows, dtype)])
     total, count = _sum(rewriter, kept), _sum(rewriter, numbers)
     mean = attributes["reduction"] == MEAN
@@ -107,9 +110,11 @@ def _fuse_backward(loss: _Loss, counts: SSAValue, gradients: SSAValue) -> None:
     if attrs(loss.ahead)["reduction"] == MEAN:
         (scale,) = rewriter.emit("cirh.Div", [scale, count])
     shape, dtype = types.info(gradients)
-    (spread,) = rewriter.emit(
-        "cirh.BroadcastInDim", [scale], {"broadcast_dimensions": []}, types=[types.tensor_type(shape[:1], dtype)]
-    )
+    spread = scale
+    if attrs(loss.ahead)["reduction"] != NONE:
+        (spread,) = rewriter.emit(
+            "cirh.BroadcastInDim", [scale], {"broadcast_dimensions": []}, types=[types.tensor_type(shape[:1], dtype)]
+        )
     (scales,) = rewriter.emit("cirh.Select", [counts, spread, rewriter.splat(0.0, shape[:1], dtype)])
     (whole,) = rewriter.emit(
         "cirh.BroadcastInDim", [scales], {"broadcast_dimensions": [0]}, types=[types.tensor_type(shape, dtype)]

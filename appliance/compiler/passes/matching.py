@@ -45,6 +45,12 @@ def number(value: SSAValue) -> float | None:
     return float(owner.value.value) if isinstance(owner, Const) and isinstance(owner.value, SplatAttr) else None
 
 
+def broadcast_dims(op: Operation) -> list[int]:
+    """The dimensions of a broadcast's result that those of its source become."""
+    dims: list[int] = attrs(op)["broadcast_dimensions"]  # type: ignore[assignment]
+    return dims
+
+
 def broadcast_source(value: SSAValue, dims: Collection[int]) -> SSAValue | None:
     """The source of a broadcast, if its dimensions become `dims`; None for other values."""
     op = made_by(value, "cirh.BroadcastInDim")

@@ -211,13 +211,20 @@ def check_memory(
 def _way_out(plan: MemoryPlan, num_csx: int, global_rows: int, micro_batches: int, whole_batch_first: bool) -> str:
     tightest = min(plan.points, key=lambda point: _fitting_share(point, plan.capacity_bytes))
     share = _fitting_share(tightest, plan.capacity_bytes)
-    rows = int(global_rows // (num_csx * micro_batches) * share)
+    rows_at_once = global_rows // (num_csx * micro_batches)
+    rows = int(rows_at_once * share)
     needed = math.ceil(plan.peak.total_bytes / (1 << 30))
     larger = f"let wafers take more of their hosts' memory: cstorch.backends.csx.debug.wafer_memory_gi = {needed}"
     if whole_batch_first:
         return (
             "micro-batches do not help, as the statistics of the whole batch (batch norm, scores of all samples) are "
             f"made layer by layer of all its rows: use a smaller batch, more wafers (num_csx), or {larger}"
+        )
+    if rows < 1 < rows_at_once:
+        return (
+            f"with {rows_at_once} rows at once there is no room beside the weights and gradients of segment "
+            f"{tightest.segment}: let micro-batches of fewer rows be tried "
+            f'(cstorch.backends.csx.performance.micro_batch_size = "auto"), or {larger}'
         )
     if rows < 1:
         return (
@@ -278,12 +285,11 @@ def _arriving(plan: plan_pb2.WaferPlan, groups: Groups) -> dict[int, int]:
     for position, group in received:
         if group.kind == plan_pb2.GROUP_KIND_WEIGHTS:
             streams[group.source_shard].append((position, group.nbytes))
-    bytes_at: dict[int, int] = {}
-    for position in range(len(plan.instructions)):
-        bytes_at[position] = sum(nbytes for stream in streams.values() for nbytes in _window(stream, position))
+    bytes_at = dict.fromkeys(range(len(plan.instructions)), 0)
+    for stream in streams.values():
+        following = 0  # the place in the stream of the first group that has not been received
+        for position in bytes_at:
+            while following < len(stream) and stream[following][0] <= position:
+                following += 1
+            bytes_at[position] += sum(nbytes for _, nbytes in stream[following : following + WEIGHTS_WINDOW])
     return bytes_at
-
-
-def _window(stream: list[tuple[int, int]], position: int) -> Iterator[int]:
-    ahead = [nbytes for at, nbytes in stream if at > position]
-    yield from ahead[:WEIGHTS_WINDOW]

@@ -124,8 +124,8 @@ class Debug(Flags):
     retrace_every_iteration: whether the traced function is called in every step. It must do the same each time, since
         the cluster runs the program of the first step; but print and breakpoints in it are reached each time.
     ini, debug_args: settings of the real system's compiler.
-    wafer_memory_gi: the memory of a wafer in GiB; 8 by default. A step that needs more is refused when it is
-        compiled. (Waferbox only.)
+    wafer_memory_gi: the memory of a wafer in GiB; 8 by default, and with `compile_only` and no cluster 44 GB, as a CS-3
+        has. A step that needs more is refused when it is compiled. (Waferbox only.)
     """
 
     ini = Flag[Any](SimpleNamespace(), _settings, without_effect=_HARDWARE)

@@ -117,8 +117,10 @@ def test_a_refusal_says_what_would_fit(traced: Traced) -> None:
     )
     traced.plan(wafers, wafer_memory_bytes=tight)
     traced.plan(1, wafer_memory_bytes=peak.total_bytes)
-    with pytest.raises(CompileError, match="leave no room for a single row"):
+    with pytest.raises(CompileError, match=r'with 12 rows at once there is no room .*micro_batch_size = "auto"'):
         traced.plan(1, wafer_memory_bytes=1000)
+    with pytest.raises(CompileError, match="leave no room for a single row"):
+        traced.plan(1, wafer_memory_bytes=1000, micro_batches=ROWS)
 
 
 @pytest.mark.parametrize(("wafers", "shards"), [(1, 1), (2, 1), (1, 2), (3, 3)])

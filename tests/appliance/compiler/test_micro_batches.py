@@ -12,7 +12,7 @@ from appliance.compiler.core.errors import CompileError, WaferMemoryError
 from appliance.compiler.core.target import MicroBatching
 from appliance.compiler.cost.machine_model import MachineModel
 from appliance.compiler.micro_batches import compile_in_micro_batches
-from appliance.compiler.pipeline import Target
+from appliance.compiler.pipeline import CompiledStep, Target
 from appliance.compiler.plan_check.check import check_plan
 from appliance.compiler.report.builder import make_report
 from appliance.compiler.report.report import micro_batch_notes
@@ -112,6 +112,29 @@ def test_activations_of_eight_times_the_memory_are_divided(deep: Traced) -> None
     (note,) = micro_batch_notes(plan)
     assert f"{plan.wafer.micro_batches} micro-batches of {rows}" in note
     deep.check([torch.randn(ROWS, WIDTH)], [(1, 1)], rtol=1e-5, micro_batches=ROWS // rows, wafer_memory_bytes=memory)
+
+
+@pytest.mark.parametrize("largest", [0, 1, 96, 384])
+def test_the_largest_size_is_found_whatever_refusals_estimate(
+    deep: Traced, largest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = compiled(deep.text, MicroBatching(size=1))
+
+    def planned(step: CompiledStep, target: Target, keep: object = None) -> plan_pb2.Plan:
+        rows = ROWS // target.micro_batches
+        if rows > largest:
+            raise WaferMemoryError(f"{rows} rows are too many", fitting_share=0)
+        plan.wafer.micro_batches = target.micro_batches
+        return plan
+
+    monkeypatch.setattr(CompiledStep, "plan", planned)
+    target = Target(num_csx=1, num_shards=1)
+    if not largest:
+        with pytest.raises(WaferMemoryError, match="1 rows are too many"):
+            compile_in_micro_batches(deep.text, target, MicroBatching(), lambda: MACHINE)
+    else:
+        found = compile_in_micro_batches(deep.text, target, MicroBatching(), lambda: MACHINE)
+        assert found.wafer.micro_batches == ROWS // largest
 
 
 def test_what_fits_is_not_divided(deep: Traced) -> None:

@@ -13,6 +13,7 @@ from torch._ops import OpOverload
 
 from waferbox.cirh import CirhError
 from waferbox.cirh.dialect import elements
+from waferbox.cirh.execution.truncated_normal import TRUNCATED_NORMAL
 from wsc.v1 import initialisation_pb2
 
 MAXIMUM_CALLS = 64
@@ -44,10 +45,10 @@ def _operators(names: str) -> dict[str, OpOverload]:
     return found
 
 
-_IN_PLACE = _operators(_IN_PLACE_NAMES)
+_IN_PLACE = {**_operators(_IN_PLACE_NAMES), str(TRUNCATED_NORMAL): TRUNCATED_NORMAL}
 _BY_NAME = {**_IN_PLACE, **_operators(_RESULT_NAMES)}
 
-RANDOM = frozenset({_aten.normal_.default, _aten.uniform_.default})
+RANDOM = frozenset({_aten.normal_.default, _aten.uniform_.default, TRUNCATED_NORMAL})
 OPERATORS = frozenset(_BY_NAME.values())
 """Operators whose results do not depend on the number of threads."""
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from cstorch import backends
 from cstorch._internal.backend.interface import Backend, BackendType, Cluster
 from cstorch._internal.execution import Execution, Executor
+from cstorch._internal.tracing import purpose
 from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import ConfigurationError, UsageError
 
@@ -50,6 +51,7 @@ class CsxBackend(Backend):
             )
         self.compile_only = compile_only
         self.validate_only = validate_only
+        purpose.runs_steps = self.is_e2e_execution
         self.retrace_every_iteration = bool(retrace_every_iteration)
         super().__init__(Path.cwd() / "cerebras_logs" if artifact_dir is None else Path(artifact_dir))
         self.cluster = Cluster(cluster_config or ClusterConfig())
@@ -116,6 +118,7 @@ class CsxBackend(Backend):
         return FunctionExecution(executor, self.target())
 
     def close(self) -> None:
+        purpose.runs_steps = True
         self._close_session()
 
     def _close_session(self) -> None:

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -59,6 +60,19 @@ class Context(threading.local):
 
 
 context = Context()
+
+
+@dataclass(slots=True)
+class Purpose:
+    """The purpose of the device tensors of this process.
+
+    runs_steps: False: steps are at most compiled, so that the values of states are of no use.
+    """
+
+    runs_steps: bool = True
+
+
+purpose = Purpose()
 
 
 def name_operations(name: str) -> AbstractContextManager[None]:

@@ -20,8 +20,10 @@ from cstorch._internal.tracing.operators import (
 )
 from cstorch._internal.tracing.step_values import deferred_result, without_values
 from cstorch._internal.tracing.tensor import META, Handle, LazyTensor, follow_meta, is_device, new_tensor
+from cstorch._internal.tracing.truncated_normal import state_after
 from cstorch.backends import csx
 from waferbox.cirh.execution.initialisation import OPERATORS, RANDOM
+from waferbox.cirh.execution.truncated_normal import TRUNCATED_NORMAL
 
 # --- Lazy initialisation ----------------------------------------------------------------------------------------------
 #
@@ -89,7 +91,7 @@ def _in_place(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     named = _named(kwargs)
     _on_meta(func, args, named)
     operands = [_part(made, meta), *(_operand(argument) for argument in args[1:])]
-    random = _random_state(func, meta, kwargs.get("generator")) if func in RANDOM else None
+    random = _random_state(func, meta, args[1:], kwargs.get("generator")) if func in RANDOM else None
     before = random[1].get_state() if random is not None else None
     if not made.add(Call(func=func, args=tuple(operands), kwargs=named, generator=before)):
         raise _Impossible
@@ -196,14 +198,16 @@ def _constant(tensor: torch.Tensor) -> Operand:
 
 
 def _random_state(
-    func: OpOverload, meta: torch.Tensor, given: torch.Generator | None
+    func: OpOverload, meta: torch.Tensor, numbers: tuple[Any, ...], given: torch.Generator | None
 ) -> tuple[torch.Tensor, torch.Generator]:
     """Returns the state of the generator after a random call, and the generator."""
     source = torch.default_generator if given is None else given
-    count = generator.normal_draws if func is aten.normal_.default else generator.uniform_draws
+    count = generator.uniform_draws if func is aten.uniform_.default else generator.normal_draws
     draws = count(meta.numel(), meta.dtype) if meta.is_contiguous() and source.device.type == "cpu" else None
     if draws is None:
         raise _Impossible
+    if func is TRUNCATED_NORMAL:
+        return state_after(meta, numbers, source), source
     return generator.skip(source.get_state(), draws), source
 
 

@@ -1,6 +1,7 @@
 """The compile of a step on the cluster, with the script's options."""
 
 import logging
+from typing import Final
 
 from cstorch import backends
 from cstorch._internal.session.cluster_session import Target
@@ -12,6 +13,9 @@ from cstorch.errors import ConfigurationError
 from wsc.v1 import coordinator_pb2, plan_pb2
 
 logger = logging.getLogger("cstorch.execution")
+
+# The memory of the real system's wafer, a CS-3.
+_REAL_WAFER_BYTES: Final = 44_000_000_000
 
 
 def compile_step(target: Target, text: str, *, trains: bool) -> tuple[ClientJob, coordinator_pb2.CompileResponse]:
@@ -34,6 +38,13 @@ def compile_step(target: Target, text: str, *, trains: bool) -> tuple[ClientJob,
     assert session is not None
     session.check_compile(target.config, trains=trains)
     options = _compile_options()
+    if target.compile_only and target.config.management is None and not options.wafer_memory_bytes:
+        # Nothing will run here, so that the plan is for the machine that the script is meant for.
+        options.wafer_memory_bytes = _REAL_WAFER_BYTES
+        logger.info(
+            "No wafer will run the step: it is planned for a CS-3, with 44 GB of memory "
+            "(cstorch.backends.csx.debug.wafer_memory_gi sets another size)"
+        )
     logger.info("Compiling the model. This may take a few minutes.")
     logger.info("No image is built: input workers run in the Python environment of the script")
     job = session.job()

@@ -19,6 +19,7 @@ from cstorch._internal.tracing.operators import aten
 from cstorch._internal.tracing.rewrites.attention import attention
 from cstorch._internal.tracing.step_values import check_known, outside_backward
 from cstorch._internal.tracing.tensor import DEVICE, LazyTensor
+from cstorch._internal.tracing.truncated_normal import replace_initialiser
 
 # --- Reference functions without dynamo -------------------------------------------------------------------------------
 #
@@ -168,6 +169,7 @@ def register() -> None:
     """Registers the device with torch; called once per process, at import."""
     _register_autocast()
     import_dynamo_late()
+    replace_initialiser()
     LazyTensor._dispatch = staticmethod(dispatch)
     LazyTensor._check_known = staticmethod(check_known)
     LazyTensor._outside_backward = staticmethod(outside_backward)
