@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -13,12 +13,16 @@ from cstorch._internal import state
 from cstorch._internal.backend.cpu import CpuExecution
 from cstorch._internal.batch import num_samples
 from cstorch._internal.check.counted_random import CountedRandom
+from cstorch._internal.check.half_range import HalfRange
+from cstorch._internal.check.loader import BusyLines, partial_batch, shared_samples
+from cstorch._internal.check.resumption import report_lost_states
 from cstorch._internal.check.run import CheckedRun
 from cstorch._internal.execution import Closure, Executor
 from cstorch._internal.random_state import random_state, set_random_state
 from cstorch._internal.session.cluster_session import Target
 from cstorch._internal.session.execution.function import FunctionExecution
-from cstorch.backends.mixed_precision import get_half_dtype_str, mixed_precision
+from cstorch._internal.tracing.provenance import line_of_function
+from cstorch.backends.mixed_precision import get_half_dtype, get_half_dtype_str, mixed_precision
 from waferbox.check.record import InputMeasured, Program, Question, Way
 
 # --- On the cluster ---------------------------------------------------------------------------------------------------
@@ -44,6 +48,7 @@ class CheckedClusterExecution(FunctionExecution):
         self._began_call = 0.0
         self._seen: dict[str, torch.Tensor] = {}  # the states after the first step, sampled
         self._changed: set[str] = set()
+        self._trains = False
 
     @property
     def snapshot_steps(self) -> list[int]:
@@ -52,7 +57,8 @@ class CheckedClusterExecution(FunctionExecution):
     def batches(self) -> Generator[Any]:
         self._number = self._run.begin_execution(self.executor.num_steps, self.executor.asked_steps)
         yield from super().batches()
-        self._check_resumption()
+        if self._trains:
+            report_lost_states(self._run, self._changed)
         self._run.end_execution()
 
     def run_step(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -71,17 +77,19 @@ class CheckedClusterExecution(FunctionExecution):
         seconds = time.monotonic() - self._began_call
         super()._launch()
         is_half = mixed_precision()
+        self._trains = self._step.trains
         self._run.add(
             Program(
                 execution=self._number,
                 path=str(self.executor.artifact_dir / "cirh.mlir"),
                 function=self._name,
-                trains=self._step.trains,
+                trains=self._trains,
                 half=get_half_dtype_str() if is_half else "",
                 optimization_level=backends.csx.precision.optimization_level,
                 half_gradients=is_half and backends.csx.precision.half_gradients,
                 trace_seconds=seconds,
                 num_csx=self._asked_csx,
+                input_line=line_of_function(self.executor.dataloader.input_fn),
             )
         )
 
@@ -95,21 +103,6 @@ class CheckedClusterExecution(FunctionExecution):
             before = self._seen.setdefault(name, tensor.clone())
             if name not in self._changed and not torch.equal(before, tensor):
                 self._changed.add(name)
-
-    def _check_resumption(self) -> None:
-        """Reports states that change in steps and that a checkpoint lacks."""
-        if not self._step.trains or not self._changed:
-            return
-        for model in state.registered("model"):
-            kept = set(model.state_dict())
-            for name, _ in model.named_buffers():
-                if name not in kept and f"state.model.{name}" in self._changed:
-                    self._run.found(
-                        Question.RESUME,
-                        f"the buffer {name!r} changes in every step and is no part of model.state_dict(), as it was "
-                        "registered with persistent=False: a run that goes on from a checkpoint begins with its first "
-                        "value. Register it without that argument",
-                    )
 
 
 def _described(function: Callable[..., Any]) -> str:
@@ -139,6 +132,9 @@ class CheckedEagerExecution(CpuExecution):
         self._run = run
         self._random = random
         self._is_double = run.settings.way is Way.DOUBLE
+        self._is_half = run.settings.way is Way.HALF and mixed_precision()
+        watches_range = run.settings.way is Way.TORCH and mixed_precision()
+        self._range = HalfRange(get_half_dtype()) if watches_range else None
         self._result: Any = None
 
     def batches(self) -> Generator[Any]:
@@ -150,14 +146,18 @@ class CheckedEagerExecution(CpuExecution):
         loader_random = random_state()
         executor.dataloader.first_batch()
         own_random = random_state()
-        passes = executor.dataloader.passes()
+        self._run.record_step(number, 0, None, _detached_states())
+        busy = BusyLines()
         seconds, rows, nbytes = 0.0, 0, 0
+        passes = executor.dataloader.passes()
         for step in range(1, executor.num_steps + 1):
             set_random_state(loader_random)
-            began = time.perf_counter()
-            batch = next(passes)
+            with busy if step == 2 else nullcontext():
+                began = time.perf_counter()
+                batch = next(passes)
+                ended = time.perf_counter()
             if step > 1:
-                seconds += time.perf_counter() - began
+                seconds += ended - began
             loader_random = random_state()
             set_random_state(own_random)
             rows = num_samples(batch)
@@ -167,8 +167,7 @@ class CheckedEagerExecution(CpuExecution):
             self._result = None
             yield batch
             own_random = random_state()
-            states = {name: tensor.detach() for name, tensor in _state_tensors().items()}
-            self._run.record_step(number, step, self._result, states)
+            self._run.record_step(number, step, self._result, _detached_states())
         if executor.dataloader.is_restartable:
             executor.dataloader.completed(self.input_states())
         self._run.add(
@@ -177,17 +176,28 @@ class CheckedEagerExecution(CpuExecution):
                 batches=executor.num_steps - 1,
                 rows=rows,
                 seconds=seconds,
+                line=busy.busiest,
                 nbytes=nbytes,
                 is_restartable=executor.dataloader.is_restartable,
             )
         )
+        self._check_input(rows)
+        if self._range is not None:
+            for line, what in self._range.beyond.items():
+                self._run.found(Question.HALF, what, line)
         self._run.end_execution()
+
+    def _check_input(self, rows: int) -> None:
+        loader = self.executor.dataloader
+        for what in (partial_batch(loader.dataloader, self.executor.asked_steps), shared_samples(loader, rows)):
+            if what:
+                self._run.found(Question.INPUT, what, line_of_function(loader.input_fn))
 
     def run_step(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._is_double:
             args, kwargs = pytree.tree_map_only(torch.Tensor, _as_double, (args, kwargs))
         self._run.in_step = True
-        with self._random, _double_by_default() if self._is_double else _nothing():
+        with self._random, self._range or nullcontext(), self._precision():
             result = function(*args, **kwargs)
         self._run.in_step = False
         self._result = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), result)
@@ -196,6 +206,15 @@ class CheckedEagerExecution(CpuExecution):
                 Question.VALUES, f"`{name}` draws random numbers that plain PyTorch and the cluster draw differently"
             )
         return result
+
+    def _precision(self) -> AbstractContextManager[None]:
+        if self._is_double:
+            return _double_by_default()
+        return torch.autocast("cpu", get_half_dtype()) if self._is_half else nullcontext()
+
+
+def _detached_states() -> dict[str, torch.Tensor]:
+    return {name: tensor.detach() for name, tensor in _state_tensors().items()}
 
 
 def _as_double(tensor: torch.Tensor) -> torch.Tensor:
@@ -220,8 +239,3 @@ def _double_by_default() -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(before)
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield

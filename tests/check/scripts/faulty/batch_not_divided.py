@@ -15,9 +15,9 @@ compiled = cstorch.compile(model, backend)
 optimizer = cstorch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def input_fn():
+def input_fn():  # fault
     dataset = TensorDataset(torch.randn(60, 8), torch.randint(4, (60,)))
-    return DataLoader(dataset, batch_size=15, drop_last=True)  # fault
+    return DataLoader(dataset, batch_size=15, drop_last=True)
 
 
 @cstorch.trace

@@ -26,7 +26,7 @@ def training_step(batch):
     loss = F.cross_entropy(compiled(features), labels)
     optimizer.zero_grad()
     loss.backward()
-    optimizer.step()
+    optimizer.step()  # fault
     return loss
 
 
@@ -34,4 +34,4 @@ executor = cstorch.utils.data.DataExecutor(cstorch.utils.data.DataLoader(input_f
 for iteration, batch in enumerate(executor):
     for group in optimizer.param_groups:
         group["lr"] = 0.1 / (1 + iteration)
-    training_step(batch)  # fault
+    training_step(batch)

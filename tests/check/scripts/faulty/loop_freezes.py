@@ -23,7 +23,7 @@ def input_fn():
 @cstorch.trace
 def training_step(batch):
     features, labels = batch
-    loss = F.cross_entropy(compiled(features), labels)
+    loss = F.cross_entropy(compiled(features), labels)  # fault
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
@@ -35,4 +35,4 @@ for iteration, batch in enumerate(executor):
     if iteration == 2:
         model[0].requires_grad_(False)
         model.eval()
-    training_step(batch)  # fault
+    training_step(batch)

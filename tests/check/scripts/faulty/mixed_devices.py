@@ -13,7 +13,7 @@ with backend.device:
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
 compiled = cstorch.compile(model, backend)
 optimizer = cstorch.optim.SGD(model.parameters(), lr=0.1)
-class_weights = torch.tensor([1.0, 2.0, 1.0, 0.5])
+class_weights = torch.tensor([1.0, 2.0, 1.0, 0.5]).repeat(16, 1)
 
 
 def input_fn():
@@ -24,9 +24,8 @@ def input_fn():
 @cstorch.trace
 def training_step(batch):
     features, labels = batch
-    logits = compiled(features)
-    losses = F.cross_entropy(logits, labels, reduction="none")
-    loss = (losses * class_weights[labels]).mean()  # fault
+    logits = compiled(features) * class_weights  # fault
+    loss = F.cross_entropy(logits, labels)
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

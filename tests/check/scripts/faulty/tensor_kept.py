@@ -15,8 +15,8 @@ class Centered(nn.Module):
         self.mean = None
 
     def forward(self, features):
-        mean = features.mean(0)  # fault
-        self.mean = mean if self.mean is None else 0.9 * self.mean + 0.1 * mean
+        mean = features.mean(0)
+        self.mean = mean if self.mean is None else 0.9 * self.mean + 0.1 * mean  # fault
         return self.inner(features - self.mean)
 
 

@@ -42,8 +42,6 @@ def training_step(batch):
     logits, targets = compiled(features)
     distillation = F.kl_div(logits.log_softmax(-1), targets.softmax(-1), reduction="batchmean")
     loss = F.cross_entropy(logits, labels) + distillation
-        logits.log_softmax(-1), targets.softmax(-1), reduction="batchmean"
-    )
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

@@ -13,7 +13,7 @@ compiled = cstorch.compile(model, backend="wse_ws")
 optimizer = cstorch.optim.configure_optimizer(optimizer_type="SGD", params=model.parameters(), lr=0.1, momentum=0.9)
 
 
-def input_fn(batch_size, num_steps):
+def input_fn(batch_size):
     return DataLoader(TensorDataset(torch.randn(64, 8), torch.randint(4, (64,))), batch_size, drop_last=True)
 
 

@@ -25,7 +25,7 @@ class Samples(IterableDataset):
 
 class Restartable(DataLoader):
     def state_dict(self):
-        return {"samples": cstorch.utils.data.get_worker_state().samples_streamed}
+        return {"samples": cstorch.distributed.get_worker_state().samples_streamed}
 
     def load_state_dict(self, state):
         self.dataset.next += state["samples"] * self.dataset.workers
