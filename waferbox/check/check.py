@@ -114,7 +114,8 @@ class Check:
         failure = run.failure
         is_traced = bool(programs)
         if failure is not None and failure.is_ours and not _is_of_input(failure) and not refusals:
-            refusals.append(Finding(line=failure.line, message=f"{failure.type}: {failure.message}"))
+            named = _LINE.search(failure.message)
+            refusals.append(Finding(line=named[1] if named else failure.line, message=failure.message))
         if not is_traced and not refusals:
             yield Answer(question=Question.TRACE, state=State.OPEN, summary=_why_open(run))
             return
@@ -124,7 +125,8 @@ class Check:
         else:
             seconds = max(program.trace_seconds for program in programs)
             functions = list(dict.fromkeys(program.function.partition(" (")[0] for program in programs))
-            summary = f"Yes: {', '.join(functions)}; the trace takes {seconds_text(seconds)}."
+            ended = f" Then {_why_open(run)}." if failure is not None and not _is_of_input(failure) else ""
+            summary = f"Yes: {', '.join(functions)}; the trace takes {seconds_text(seconds)}.{ended}"
             yield Answer(question=Question.TRACE, state=State.GOOD, summary=summary)
         if not is_traced:
             return
@@ -271,7 +273,8 @@ def _different(comparison: Comparison, has_judge: bool) -> Answer:
     return Answer(question=Question.VALUES, state=State.FOUND, summary=summary, findings=tuple(findings))
 
 
-_LINE: Final = re.compile(r"\b(?:at|line) ([^\s:,]+\.py:\d+)")
+# The line that a message names, as in "At train.py:53 ..." or "train.py:53: ...".
+_LINE: Final = re.compile(r"(?:\b[Aa]t |\bline |^)([^\s:,]+\.py:\d+)")
 
 
 def _wafers_answer(compiled: Sequence[tuple[Program, Sequence[Compiled]]]) -> Answer:

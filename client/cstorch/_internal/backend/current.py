@@ -103,7 +103,8 @@ def use_backend(kind: BackendType, make: Callable[..., Backend], *args: Any, **s
     """
     global _current, _made_with
     if _current is not None:
-        if _current.backend_type is kind and ((args, settings) == _made_with or not (args or settings)):
+        is_same_kind = _current.backend_type is kind or (kind.is_csx and _current.stands_for_csx)
+        if is_same_kind and ((args, settings) == _made_with or not (args or settings)):
             return _current
         raise UsageError(
             f"this process has a {_current.backend_type.name} backend already, and a process has one: make it once, "

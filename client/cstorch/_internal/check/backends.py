@@ -38,9 +38,14 @@ class CheckedCsxBackend(CsxBackend):
         super().use_cluster(_embedded(config))
 
     def make_execution(self, executor: Executor) -> Execution:
-        from cstorch._internal.check.executions import CheckedClusterExecution
+        from cstorch._internal.check.executions import CheckedFunctionExecution
 
-        return CheckedClusterExecution(executor, self.target(), self._run, self._asked_csx)
+        return CheckedFunctionExecution(executor, self.target()).checked_by(self._run, self._asked_csx)
+
+    def make_loop_execution(self, executor: Executor) -> Execution:
+        from cstorch._internal.check.executions import CheckedLoopExecution
+
+        return CheckedLoopExecution(executor, self.target()).checked_by(self._run, self._asked_csx)
 
 
 class CheckedEagerBackend(CpuBackend):
@@ -62,6 +67,11 @@ class CheckedEagerBackend(CpuBackend):
         from cstorch._internal.check.executions import CheckedEagerExecution
 
         return CheckedEagerExecution(executor, self._run, self._random)
+
+    def make_loop_execution(self, executor: Executor) -> Execution:
+        from cstorch._internal.check.executions import CheckedEagerLoop
+
+        return CheckedEagerLoop(executor, self._run, self._random)
 
 
 def checked_backend(run: CheckedRun, kind: BackendType, make: Callable[..., Backend]) -> Callable[..., Backend]:

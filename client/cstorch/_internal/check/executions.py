@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.utils import _pytree as pytree
@@ -19,8 +19,9 @@ from cstorch._internal.check.resumption import report_lost_states
 from cstorch._internal.check.run import CheckedRun
 from cstorch._internal.execution import Closure, Executor
 from cstorch._internal.random_state import random_state, set_random_state
-from cstorch._internal.session.cluster_session import Target
+from cstorch._internal.session.execution.cluster_execution import ClusterExecution
 from cstorch._internal.session.execution.function import FunctionExecution
+from cstorch._internal.session.execution.loop import LoopExecution
 from cstorch._internal.tracing.provenance import line_of_function
 from cstorch.backends.mixed_precision import get_half_dtype, get_half_dtype_str, mixed_precision
 from waferbox.check.record import InputMeasured, Program, Question, Way
@@ -28,27 +29,24 @@ from waferbox.check.record import InputMeasured, Program, Question, Way
 # --- On the cluster ---------------------------------------------------------------------------------------------------
 
 
-class CheckedClusterExecution(FunctionExecution):
-    """An execution on the cluster that records the outputs and the states of every step.
+class CheckedExecution(ClusterExecution):
+    """The part of an execution on the cluster that records the outputs and the states of every step."""
 
-    Args:
-        executor: What is run.
-        target: The cluster.
-        run: The checked run.
-        asked_csx: The wafers that the script asks for.
-    """
+    _run: CheckedRun
+    _asked_csx = 1
+    _number = 0
+    _name = ""
+    _result: Any = None  # of the current step, with CPU tensors; None: it is not known
+    _began_call = 0.0
+    _trains = False
 
-    def __init__(self, executor: Executor, target: Target, run: CheckedRun, asked_csx: int) -> None:
-        super().__init__(executor, target)
+    def checked_by(self, run: CheckedRun, asked_csx: int) -> Self:
+        """Sets the checked run, and the wafers that the script asks for."""
         self._run = run
         self._asked_csx = asked_csx
-        self._number = 0
-        self._name = ""
-        self._result: Any = None  # of the current step, with CPU tensors
-        self._began_call = 0.0
-        self._seen: dict[str, torch.Tensor] = {}  # the states after the first step, sampled
+        self._first_states: dict[str, torch.Tensor] = {}  # after the first step
         self._changed: set[str] = set()
-        self._trains = False
+        return self
 
     @property
     def snapshot_steps(self) -> list[int]:
@@ -56,20 +54,11 @@ class CheckedClusterExecution(FunctionExecution):
 
     def batches(self) -> Generator[Any]:
         self._number = self._run.begin_execution(self.executor.num_steps, self.executor.asked_steps)
-        yield from super().batches()
+        self._began_call = time.monotonic()
+        yield from super().batches()  # type: ignore[safe-super]  # a subclass has the execution as its next class
         if self._trains:
             report_lost_states(self._run, self._changed)
         self._run.end_execution()
-
-    def run_step(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._name = self._name or _described(function)
-        self._began_call = time.monotonic()
-        self._run.in_step = True
-        result = super().run_step(function, args, kwargs)
-        self._run.in_step = False
-        if self._target.session is not None:
-            self.call_closure(Closure(function=self._note, args=(result,), kwargs={}, at_checkpoint=False))
-        return result
 
     def _launch(self) -> None:
         if self._run.is_refused:
@@ -93,16 +82,36 @@ class CheckedClusterExecution(FunctionExecution):
             )
         )
 
-    def _note(self, result: Any) -> None:
-        self._result = result
-
     def _at_snapshot(self, step: int) -> None:
         states = {name: tensor.detach().cpu() for name, tensor in _state_tensors().items()}
         self._run.record_step(self._number, step, self._result, states)
         for name, tensor in states.items():
-            before = self._seen.setdefault(name, tensor.clone())
+            before = self._first_states.setdefault(name, tensor.clone())
             if name not in self._changed and not torch.equal(before, tensor):
                 self._changed.add(name)
+
+
+class CheckedFunctionExecution(CheckedExecution, FunctionExecution):
+    """An execution on the cluster, recorded, whose step is a function of the script."""
+
+    def run_step(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._name = self._name or _described(function)
+        self._began_call = time.monotonic()
+        self._run.in_step = True
+        result = super().run_step(function, args, kwargs)
+        self._run.in_step = False
+        if self._target.session is not None:
+            self.call_closure(Closure(function=self._note, args=(result,), kwargs={}, at_checkpoint=False))
+        return result
+
+    def _note(self, result: Any) -> None:
+        self._result = result
+
+
+class CheckedLoopExecution(CheckedExecution, LoopExecution):
+    """An execution on the cluster, recorded, whose steps are bodies of the script's loop, without results."""
+
+    _name = "the loop's body"
 
 
 def _described(function: Callable[..., Any]) -> str:
@@ -165,7 +174,10 @@ class CheckedEagerExecution(CpuExecution):
             self._samples += rows
             executor.profiler.step(rows)
             self._result = None
-            yield batch
+            if self._is_double:
+                batch = pytree.tree_map_only(torch.Tensor, _as_double, batch)
+            with self._around_body():
+                yield batch
             own_random = random_state()
             self._run.record_step(number, step, self._result, _detached_states())
         if executor.dataloader.is_restartable:
@@ -187,6 +199,10 @@ class CheckedEagerExecution(CpuExecution):
                 self._run.found(Question.HALF, what, line)
         self._run.end_execution()
 
+    def _around_body(self) -> AbstractContextManager[Any]:
+        """Returns the context in which the body of the script's loop runs."""
+        return nullcontext()
+
     def _check_input(self, rows: int) -> None:
         loader = self.executor.dataloader
         for what in (partial_batch(loader.dataloader, self.executor.asked_steps), shared_samples(loader, rows)):
@@ -194,23 +210,34 @@ class CheckedEagerExecution(CpuExecution):
                 self._run.found(Question.INPUT, what, line_of_function(loader.input_fn))
 
     def run_step(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._is_double:
-            args, kwargs = pytree.tree_map_only(torch.Tensor, _as_double, (args, kwargs))
+        with self._step_modes():
+            result = function(*args, **kwargs)
+        self._result = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), result)
+        return result
+
+    @contextmanager
+    def _step_modes(self) -> Iterator[None]:
+        """Context in which a step runs."""
         self._run.in_step = True
         with self._random, self._range or nullcontext(), self._precision():
-            result = function(*args, **kwargs)
+            yield
         self._run.in_step = False
-        self._result = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), result)
         for name in sorted(self._random.unknown):
             self._run.found(
                 Question.VALUES, f"`{name}` draws random numbers that plain PyTorch and the cluster draw differently"
             )
-        return result
 
     def _precision(self) -> AbstractContextManager[None]:
         if self._is_double:
             return _double_by_default()
         return torch.autocast("cpu", get_half_dtype()) if self._is_half else nullcontext()
+
+
+class CheckedEagerLoop(CheckedEagerExecution):
+    """The same, where each step is the body of the script's loop."""
+
+    def _around_body(self) -> AbstractContextManager[Any]:
+        return self._step_modes()
 
 
 def _detached_states() -> dict[str, torch.Tensor]:
