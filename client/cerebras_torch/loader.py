@@ -9,7 +9,6 @@ from cerebras_torch import session
 from cerebras_torch.run import current_run
 from cerebras_torch.setup import check_initialized
 from cstorch._internal.execution import Execution
-from cstorch.backend import CsxBackend
 from cstorch.errors import UsageError
 from cstorch.utils.data import DataExecutor, DataLoader
 
@@ -18,11 +17,7 @@ class LoopExecutor(DataExecutor):
     """Iterates a pass over a loader; on the cluster the body of the loop is recorded."""
 
     def make_execution(self) -> Execution:
-        if not isinstance(self.backend, CsxBackend):
-            return super().make_execution()
-        from cstorch._internal.session.execution.loop import LoopExecution  # the CPU needs no gRPC
-
-        return LoopExecution(self, self.backend.target())
+        return self.backend.make_loop_execution(self)
 
 
 class SessionLoader:

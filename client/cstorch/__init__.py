@@ -20,6 +20,7 @@ from cstorch import (
     utils,
 )
 from cstorch._internal.absent import explain_in_modules
+from cstorch._internal.checked_backend.backends import install_check
 from cstorch._internal.execution import current_executor
 from cstorch._internal.generations import accept_tree_spec_fields, warn_of_other_providers
 from cstorch._internal.numpy_arrays import from_numpy, to_numpy
@@ -95,3 +96,4 @@ _generating_docs = False  # public scripts read it
 accept_tree_spec_fields()
 warn_of_other_providers()
 explain_in_modules()
+install_check()

@@ -91,3 +91,11 @@ def test_gradients_that_no_optimizer_uses_are_not_named():
     head = {"of": lambda model: model[1].parameters()}
     assert traced(before=WAYS["optimizer"], **head).kept_gradients == ()
     assert traced(**head).kept_gradients == ("state.model.1.weight", "state.model.1.bias")
+
+
+def test_cleared_before_the_pass_whose_gradients_the_optimizer_takes():
+    def earlier_pass(model, optimizer):
+        model(X.to("lazy")).sum().backward()
+        optimizer.zero_grad()
+
+    assert traced(before=earlier_pass).kept_gradients == ()

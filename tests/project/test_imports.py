@@ -39,18 +39,28 @@ MAY_IMPORT = {
     "cerebras_pytorch": {"cerebras_appliance", "cerebras_torch", "cstorch"},
     "cerebras_torch": {"cstorch"},
     # No package at the top but waferbox: a user's module may have the name of another.
-    "cstorch": {*RUNTIME, "waferbox.cirh", "waferbox.input_process"},
+    "cstorch": {*RUNTIME, "waferbox.checked_run", "waferbox.cirh", "waferbox.input_process"},
     "memoryx": {*RUNTIME, "waferbox.cirh", "waferbox.runtime", "waferbox.states"},
     "swarmx": {*RUNTIME, "waferbox.runtime"},
     "vendor_gateway": {*RUNTIME, "cstorch", "vendor_wire", "waferbox.runtime"},  # towards the cluster it is a client
     "wafer": {*RUNTIME, "waferbox.cirh", "waferbox.lair", "waferbox.runtime", "waferbox.states"},
     "waferbox": {"wsc"},
     "waferbox.__main__": {"waferbox.commands", "waferbox.launch"},
+    "waferbox.check": {
+        *RUNTIME,
+        "appliance",
+        "waferbox.checked_run",
+        "waferbox.cirh",
+        "waferbox.output",
+        "waferbox.prediction",
+    },
+    "waferbox.checked_run": set(),
     "waferbox.cirh": {"waferbox", "wsc"},
     "waferbox.cluster": {*RUNTIME, "waferbox.runtime"},
     "waferbox.commands": {
         *RUNTIME,
         "appliance",
+        "waferbox.check",
         "waferbox.cirh",
         "waferbox.cluster",
         "waferbox.kubernetes",
@@ -88,9 +98,11 @@ CLIENT_LAYERS = (
     {"cstorch", "cstorch._internal"},  # the modules at these levels: errors, state, the interface of an execution
     {"cstorch.backends", "cstorch.distributed"},
     {"cstorch._internal.tracing"},
+    {"cstorch._internal.check"},
     {"cstorch._internal.lowering"},
     {"cstorch._internal.session"},
     {"cstorch._internal.backend"},
+    {"cstorch._internal.checked_backend"},
 )
 # Packages of the insides that stand on the API.
 ABOVE_THE_LAYERS = ("cstorch._internal.checkpoint_files",)

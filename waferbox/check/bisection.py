@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation, SSAValue
 
-from waferbox.check.moments import is_among, moments
-from waferbox.check.record import StepObserved
+from waferbox.checked_run.moments import is_among, moments
+from waferbox.checked_run.record import StepObserved
 from waferbox.cirh.dialect.locations import source_of
 from waferbox.cirh.dialect.operations import Const, body_ops, func_of
 from waferbox.cirh.dialect.source import Source

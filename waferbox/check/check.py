@@ -12,26 +12,33 @@ from typing import Final, TypeVar
 
 from appliance.drawing.number_text import bytes_text, count_text, seconds_text
 from waferbox.check.bisection import first_difference
-from waferbox.check.comparison import CLOSE, CLOSE_IN_HALF, Comparison, compare, needs_judge, step_values
+from waferbox.check.comparison import CLOSE, CLOSE_IN_HALF, Comparison, Steps, compare, needs_judge, step_values
 from waferbox.check.compiles import Compiled, compile_for
-from waferbox.check.record import (
+from waferbox.check.half import half_answer, steps_before_skip
+from waferbox.check.runs import Run, ScriptProcess
+from waferbox.check.verdict import Answer, Finding, State, Verdict
+from waferbox.checked_run.record import (
     ExecutionEnded,
     Found,
     InputMeasured,
     Program,
     Question,
+    RunFailed,
     RunSettings,
     StepObserved,
     Way,
 )
-from waferbox.check.runs import Run, ScriptProcess
-from waferbox.check.verdict import Answer, Finding, State, Verdict
 from waferbox.prediction.machines import Machine
 
 EXECUTIONS: Final = 4
+_JUDGES: Final = {Way.DOUBLE: "float64", Way.HALF: "half precision by PyTorch"}
 # The numbers of wafers for which the time of a step is predicted, besides those that are checked.
 _SCALES: Final = (1, 4, 16, 64, 256, 1024)
 _MOST_NAMED: Final = 4
+# A loader is slow if this many workers for each wafer, together, keep it waiting, and a batch is longer on its way than
+# the outputs of a step: steps of small models take microseconds, and no loader keeps up with them.
+_MOST_WORKERS: Final = 16
+_UNNOTICED_SECONDS: Final = 0.01
 
 _E = TypeVar("_E")
 
@@ -82,9 +89,9 @@ class Check:
         first, eager = self._first_runs()
         programs = _of(first, Program)
         answers = [*self._trace_answers(first, programs)]
-        if answers[0].state is not State.OPEN:
-            answers.append(self._values_answer(first, eager))
-            answers += self._compile_answers(programs, eager)
+        if programs:
+            answers += self._values_answers(first, eager, programs)
+            answers += self._compile_answers(programs, first, eager)
             answers.append(_resume_answer(first, programs))
         return Verdict(command=tuple(settings.command), answers=tuple(answers), seconds=time.monotonic() - began)
 
@@ -127,8 +134,9 @@ class Check:
         refusals = [_finding(each) for each in _of(run, Found) if each.question is Question.TRACE]
         failure = run.failure
         is_traced = bool(programs)
-        if failure is not None and failure.is_ours and not refusals:
-            refusals.append(Finding(line=failure.line, message=f"{failure.type}: {failure.message}"))
+        if failure is not None and failure.is_ours and not _is_of_input(failure) and not refusals:
+            named = _LINE.search(failure.message)
+            refusals.append(Finding(line=named[1] if named else failure.line, message=failure.message))
         if not is_traced and not refusals:
             yield Answer(question=Question.TRACE, state=State.OPEN, summary=_why_open(run))
             return
@@ -138,7 +146,8 @@ class Check:
         else:
             seconds = max(program.trace_seconds for program in programs)
             functions = list(dict.fromkeys(program.function.partition(" (")[0] for program in programs))
-            summary = f"Yes: {', '.join(functions)}; the trace takes {seconds_text(seconds)}."
+            ended = f" Then {_why_open(run)}." if failure is not None and not _is_of_input(failure) else ""
+            summary = f"Yes: {', '.join(functions)}; the trace takes {seconds_text(seconds)}.{ended}"
             yield Answer(question=Question.TRACE, state=State.GOOD, summary=summary)
         if not is_traced:
             return
@@ -154,24 +163,38 @@ class Check:
 
     # --- Does it compute what PyTorch computes? -----------------------------------------------------------------------
 
-    def _values_answer(self, cluster: Run, eager: Run | None) -> Answer:
-        question = Question.VALUES
+    def _values_answers(self, cluster: Run, eager: Run | None, programs: Sequence[Program]) -> Iterator[Answer]:
         if eager is None:
             summary = "Not run: with --full-size steps are only traced and compiled."
-            return Answer(question=question, state=State.OPEN, summary=summary)
+            yield Answer(question=Question.VALUES, state=State.OPEN, summary=summary)
+            return
         ours, theirs = step_values(cluster.folder, cluster.events), step_values(eager.folder, eager.events)
+        half = next((program for program in programs if program.half), None)
+        yield self._values_answer(cluster, eager, ours, theirs, is_half=half is not None)
+        if half is not None:
+            training = next((program for program in programs if program.half and program.trains), half)
+            beyond = [each for each in _of(eager, Found) if each.question is Question.HALF]
+            yield half_answer(training, ours, theirs, beyond)
+
+    def _values_answer(self, cluster: Run, eager: Run, ours: Steps, theirs: Steps, *, is_half: bool) -> Answer:
+        question = Question.VALUES
         if not ours.keys() & theirs.keys():
             return Answer(question=question, state=State.OPEN, summary=f"Not compared: {_why_open(cluster, eager)}")
-        is_half = any(program.half for program in _of(cluster, Program))
         close = CLOSE_IN_HALF if is_half else CLOSE
-        judge = {}
+        judge: Steps = {}
         if needs_judge(ours, theirs, close):
-            self._progress("running the script in float64, to tell rounding from what is wrong")
-            (double,) = self._runs(Way.DOUBLE)
-            judge = step_values(double.folder, double.events)
+            way = Way.HALF if is_half else Way.DOUBLE
+            self._progress(f"running the script in {_JUDGES[way]}, to tell rounding from what is wrong")
+            (run,) = self._runs(way)
+            judge = step_values(run.folder, run.events)
+        if is_half:
+            # PyTorch in half precision is compared, and float32 is the judge. It has no loss scale.
+            ours = steps_before_skip(ours)
+            theirs, judge = (judge, theirs) if judge else (theirs, judge)
         comparison = compare(ours, theirs, judge, close)
-        notes = [_finding(each) for each in _of(eager, Found) if each.question is Question.VALUES]
-        if comparison.differences or comparison.not_finite:
+        notes = [_finding(each) for each in _of(eager, Found) if each.question is question]
+        not_finite = () if is_half else comparison.not_finite  # in half precision this is the next answer
+        if comparison.differences or not_finite:
             if notes:
                 return Answer(
                     question=question,
@@ -184,7 +207,8 @@ class Check:
             f"Yes: {_counted(comparison.steps, 'step')}, {_counted(comparison.tensors, 'tensor')} each; {rounding}."
         )
         if comparison.largest > close:
-            summary = f"{summary[:-1]}, which is rounding: PyTorch in float32 is as far from float64."
+            judged = "half precision is as far from float32" if is_half else "float32 is as far from float64"
+            summary = f"{summary[:-1]}, which is rounding: PyTorch in {judged}."
         return Answer(question=question, state=State.GOOD, summary=summary)
 
     def _first_line(self, cluster: Run, comparison: Comparison) -> Finding | None:
@@ -193,8 +217,10 @@ class Check:
         program = next((each for each in _of(cluster, Program) if each.execution == first.execution), None)
         if program is None:
             return None
+        if not first.step:
+            return None  # the states differ that the execution begins with
         self._progress("looking for the first operation that differs")
-        steps = [(first.execution, step) for step in (first.step - 1, first.step) if step]
+        steps = [(first.execution, step) for step in (first.step - 1, first.step) if step > 0]
         (run,) = self._runs(Way.TORCH, observed=steps)
         observed = {each.step: each for each in _of(run, StepObserved)}
         if first.step not in observed:
@@ -217,7 +243,7 @@ class Check:
 
     # --- For several wafers, in memory, and in time -------------------------------------------------------------------
 
-    def _compile_answers(self, programs: Sequence[Program], eager: Run | None) -> Iterator[Answer]:
+    def _compile_answers(self, programs: Sequence[Program], first: Run, eager: Run | None) -> Iterator[Answer]:
         settings = self._settings
         distinct = list({Path(program.path).read_bytes(): program for program in reversed(programs)}.values())[::-1]
         asked = {program.num_csx for program in programs}
@@ -234,7 +260,7 @@ class Check:
         yield _memory_answer(compiled, settings.machine)
         training = next((each for each in compiled if each[0].trains), compiled[0])
         yield _time_answer(training, settings.machine)
-        yield _input_answer(training, eager, settings.machine)
+        yield _input_answer(training, first, eager, settings.machine)
 
 
 @contextmanager
@@ -291,14 +317,16 @@ def _different(comparison: Comparison, has_judge: bool, first_line: Finding | No
     more = len(comparison.differences) - _MOST_NAMED
     judged = "" if has_judge else " There is no run in float64 to judge by: the script does not run in it."
     count = len(comparison.differences) or len(comparison.not_finite)
+    since = f"from step {first.step} on" if first.step else "before the first step"
     summary = (
         f"No: {_counted(count, 'tensor')} differ from plain PyTorch, "
-        f"from step {first.step}{execution} on{f' ({more} more than are shown)' if more > 0 else ''}.{judged}"
+        f"{since}{execution}{f' ({more} more than are shown)' if more > 0 else ''}.{judged}"
     )
     return Answer(question=Question.VALUES, state=State.FOUND, summary=summary, findings=tuple(findings))
 
 
-_LINE: Final = re.compile(r"\b(?:at|line) ([^\s:,]+\.py:\d+)")
+# The line that a message names, as in "At train.py:53 ..." or "train.py:53: ...".
+_LINE: Final = re.compile(r"(?:\b[Aa]t |\bline |^)([^\s:,]+\.py:\d+)")
 
 
 def _wafers_answer(compiled: Sequence[tuple[Program, Sequence[Compiled]]]) -> Answer:
@@ -309,7 +337,8 @@ def _wafers_answer(compiled: Sequence[tuple[Program, Sequence[Compiled]]]) -> An
                 found = _LINE.search(one.refusal)
                 name = program.function.partition(" (")[0]
                 message = f"{name} for {_counted(one.wafers, 'wafer')}: {one.refusal}"
-                findings.append(Finding(line=found[1] if found else "", message=message))
+                line = program.input_line if one.is_batch else found[1] if found else ""
+                findings.append(Finding(line=line, message=message))
     counts = ", ".join(str(one.wafers) for one in compiled[0][1])
     if findings:
         summary = f"No: {_counted(len(findings), 'compile')} of those for {counts} wafers is refused."
@@ -394,26 +423,43 @@ def _time_answer(training: tuple[Program, Sequence[Compiled]], machine: Machine)
     return Answer(question=Question.TIME, state=State.GOOD, summary=summary, table=tuple(table))
 
 
-def _input_answer(training: tuple[Program, Sequence[Compiled]], eager: Run | None, machine: Machine) -> Answer:
+def _input_answer(
+    training: tuple[Program, Sequence[Compiled]], first: Run, eager: Run | None, machine: Machine
+) -> Answer:
     question = Question.INPUT
     program, each = training
+    runs = [first] if eager is None else [first, eager]
+    findings = [_finding(one) for run in runs for one in _of(run, Found) if one.question is question]
+    if first.failure is not None and _is_of_input(first.failure) and not findings:
+        findings.append(Finding(line=program.input_line, message=first.failure.message))
     measured = [] if eager is None else [one for one in _of(eager, InputMeasured) if one.execution == program.execution]
     if not measured or not measured[0].batches:
-        return Answer(question=question, state=State.OPEN, summary="Not measured: there was no second batch.")
+        summary = "Not measured: there was no second batch."
+        state = State.FOUND if findings else State.OPEN
+        return Answer(question=question, state=state, summary=summary, findings=tuple(findings))
     one = measured[0]
-    rate = one.rows * one.batches / max(one.seconds, 1e-9)
+    seconds = max(one.seconds, 1e-9) / one.batches
+    summary = f"One worker makes {count_text(one.rows / seconds)} rows/s"
     prediction = next((done.prediction for done in each if done.prediction is not None), None)
-    speed = f"one worker makes {count_text(rate)} rows/s"
-    if prediction is None:
-        return Answer(question=question, state=State.GOOD, summary=f"{speed[0].upper()}{speed[1:]}.")
-    needed = prediction.rows_per_second / prediction.wafers
-    workers = max(1, math.ceil(needed / rate))
+    if prediction is not None:
+        workers = max(1, math.ceil(seconds / prediction.step_seconds))
+        needed = count_text(prediction.rows_per_second / prediction.wafers)
+        summary += f"; a wafer of {machine.name} takes {needed}: {_counted(workers, 'worker')} for each"
+        if workers > _MOST_WORKERS and seconds > _MOST_WORKERS * _UNNOTICED_SECONDS:
+            message = (
+                f"a batch takes {seconds_text(seconds)}, and a step {seconds_text(prediction.step_seconds)}: "
+                f"{_MOST_WORKERS} workers for each wafer would not keep up. Prepare the samples before, or in several "
+                "processes of the loader (num_workers)"
+            )
+            findings.append(Finding(line=one.line or program.input_line, message=message))
     resumed = "" if one.is_restartable else " The loader cannot go back to a position, so a recovery skips its batches."
-    summary = (
-        f"{speed[0].upper()}{speed[1:]}; a wafer of {machine.name} takes {count_text(needed)}: "
-        f"{_counted(workers, 'worker')} for each.{resumed}"
-    )
-    return Answer(question=question, state=State.GOOD, summary=summary)
+    state = State.FOUND if findings else State.GOOD
+    return Answer(question=question, state=state, summary=f"{summary}.{resumed}", findings=tuple(findings))
+
+
+def _is_of_input(failure: RunFailed) -> bool:
+    """Whether an error is one of the input_fn or its loader."""
+    return failure.type == "InputError"
 
 
 def _resume_answer(run: Run, programs: Sequence[Program]) -> Answer:

@@ -8,7 +8,7 @@ from typing import Final
 import torch
 from safetensors.torch import load_file
 
-from waferbox.check.record import Event, StepValues
+from waferbox.checked_run.record import Event, StepValues
 
 # Relative errors that need no judge: those of a few roundings.
 CLOSE: Final = 1e-5
@@ -18,6 +18,7 @@ _ROUNDING_FACTOR: Final = 20.0
 _ROUNDING_FLOOR: Final = 1e-6
 
 _Key = tuple[int, int]  # execution, step
+Steps = Mapping[_Key, Path]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +64,7 @@ def step_values(folder: Path, events: list[Event]) -> dict[_Key, Path]:
     return {(event.execution, event.step): folder / event.path for event in events if isinstance(event, StepValues)}
 
 
-def needs_judge(cluster: Mapping[_Key, Path], eager: Mapping[_Key, Path], close: float) -> bool:
+def needs_judge(cluster: Steps, eager: Steps, close: float) -> bool:
     """Whether any tensor differs by more than a few roundings."""
     return any(
         _error(ours, theirs) > close
@@ -72,9 +73,7 @@ def needs_judge(cluster: Mapping[_Key, Path], eager: Mapping[_Key, Path], close:
     )
 
 
-def compare(
-    cluster: Mapping[_Key, Path], eager: Mapping[_Key, Path], judge: Mapping[_Key, Path], close: float
-) -> Comparison:
+def compare(cluster: Steps, eager: Steps, judge: Steps, close: float) -> Comparison:
     """Compares the steps that both runs have.
 
     Args:

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from appliance.compiler.core.errors import CompileError, WaferMemoryError
+from appliance.compiler.core.errors import BatchError, CompileError, WaferMemoryError
 from appliance.compiler.core.target import MicroBatching, Precision, Target
 from appliance.compiler.micro_batches import compile_in_micro_batches
 from appliance.compiler.report.builder import make_report
 from appliance.compiler.report.report import Report
-from waferbox.check.record import Program
+from waferbox.checked_run.record import Program
 from waferbox.cirh import CirhError
 from waferbox.prediction.machines import Machine
 from waferbox.prediction.prediction import Prediction, predict_scaled
@@ -23,6 +23,7 @@ class Compiled:
         wafers: number of wafers.
         refusal: why there is no plan; empty: there is one.
         is_memory: whether the memory of a wafer is the reason.
+        is_batch: whether the reason is a batch that cannot be divided among the wafers.
         plan: the plan.
         report: its report.
         prediction: the predicted step; None: it was not predicted.
@@ -31,6 +32,7 @@ class Compiled:
     wafers: int
     refusal: str = ""
     is_memory: bool = False
+    is_batch: bool = False
     plan: plan_pb2.Plan | None = None
     report: Report | None = None
     prediction: Prediction | None = None
@@ -50,7 +52,7 @@ def compile_for(program: Program, wafers: int, machine: Machine) -> Compiled:
     except WaferMemoryError as error:
         return Compiled(wafers=wafers, refusal=str(error), is_memory=True)
     except (CompileError, CirhError) as error:
-        return Compiled(wafers=wafers, refusal=str(error))
+        return Compiled(wafers=wafers, refusal=str(error), is_batch=isinstance(error, BatchError))
     report = make_report(plan, "", machine.rates.wafer.model())
     prediction = predict_scaled(plan, wafers, machine.rates).best
     return Compiled(wafers=wafers, plan=plan, report=report, prediction=prediction)

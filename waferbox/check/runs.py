@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from waferbox import settings
-from waferbox.check import record
-from waferbox.check.record import Event, RunFailed, RunSettings, Way
+from waferbox.checked_run import record
+from waferbox.checked_run.record import Event, RunFailed, RunSettings, Way
 from waferbox.launch.installation import user_environment
 
 LOG: Final = "log"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from waferbox.check.record import Question
+from waferbox.checked_run.record import Question
 
 TITLES: Final = {
     Question.TRACE: "Does it trace?",

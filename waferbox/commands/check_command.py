@@ -8,6 +8,7 @@ from typing import Annotated, Final
 
 import typer
 
+from waferbox.host.folders import cache_root
 from waferbox.output.console import Status, errors, fail, output, print_text
 
 WIDTH: Final = 120  # of the verdict, which has sentences
@@ -44,6 +45,7 @@ def check(
 
     Exits with 0 if nothing was found, with 1 if something was, and with 2 if the script could not be checked.
     """
+    from appliance.compiler.cost.machine_model import machine_model
     from waferbox.check.check import Check, CheckSettings
     from waferbox.check.page import verdict_page
     from waferbox.check.runs import NoScript, command_of
@@ -62,7 +64,10 @@ def check(
         fail(str(error), Status.USAGE)
     if keep is not None and keep.exists():
         fail(f"{keep} exists; name a new folder with --keep", Status.USAGE)
-    planned = {MachineName.CS2: lambda: CS2, MachineName.CS3: lambda: CS3, MachineName.THIS: this_machine}[machine]()
+    if machine is MachineName.THIS:
+        planned = this_machine(machine_model(cache_root()))
+    else:
+        planned = {MachineName.CS2: CS2, MachineName.CS3: CS3}[machine]
     folder = Path(tempfile.mkdtemp(prefix="waferbox-check-")) if keep is None else keep.absolute()
     settings = CheckSettings(
         command=command,

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from appliance.compiler.core.target import DEFAULT_WAFER_MEMORY_BYTES
+from appliance.compiler.cost.machine_model import MachineModel
 from waferbox.prediction.simulation import Compute, Rates
 
 
@@ -50,12 +51,8 @@ CS3: Final = _system(
 )
 
 
-def this_machine() -> Machine:
-    """Returns this computer as a wafer, with the rates that are measured once."""
-    from appliance.compiler.cost.machine_model import machine_model
-    from waferbox.host.folders import cache_root
-
-    model = machine_model(cache_root())
+def this_machine(model: MachineModel) -> Machine:
+    """Returns this computer as a wafer. model: its measured rates."""
     rates = Rates(
         wafer=Compute(
             flops_per_second=model.float32_flops_per_second,

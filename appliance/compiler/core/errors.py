@@ -12,6 +12,10 @@ class CompileError(ValueError):
     """
 
 
+class BatchError(CompileError):
+    """Raised if the rows of a batch cannot be divided evenly over the wafers."""
+
+
 class WaferMemoryError(CompileError):
     """Raised if the step does not fit a wafer. fitting_share: about the share of a wafer's rows that would fit."""
 

@@ -19,7 +19,7 @@ import torch
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation, SSAValue
 
-from appliance.compiler.core.errors import CompileError, refuse
+from appliance.compiler.core.errors import BatchError, CompileError, refuse
 from appliance.compiler.core.rewriter import Rewriter
 from appliance.compiler.passes.dce import eliminate_dead_code
 from appliance.compiler.sharding.decompose import decompose
@@ -131,13 +131,13 @@ def batch_rows(module: ModuleOp, num_parts: int) -> int:
         raise CompileError("the step has no input; it must use the batch that the executor gives it")
     if len(sizes) > 1 and num_parts > 1:
         (rows, _), (others, name), *_ = sizes.items()
-        raise CompileError(
+        raise BatchError(
             f"{name} has {others} rows, other inputs have {rows}; all tensors of a batch begin with the batch size, in "
             "which it is divided over wafers: use num_csx=1, where a batch need not be divided"
         )
     rows = 1 if len(sizes) > 1 else next(iter(sizes))
     if rows % num_parts:
-        raise CompileError(
+        raise BatchError(
             f"a batch of {rows} samples cannot be divided evenly over num_csx={num_parts} wafers; "
             f"choose a batch size that is a multiple of {num_parts}, or another num_csx"
         )

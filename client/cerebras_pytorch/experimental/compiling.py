@@ -8,7 +8,7 @@ from torch import nn
 from cerebras_pytorch.experimental.configuration import current_configuration
 from cerebras_pytorch.late_backend import LateCsxBackend, backend
 from cstorch._internal.tracing import XlaName
-from cstorch.backend import Backend, BackendType, has_backend, use_backend
+from cstorch.backend import Backend, BackendType, CsxBackend, has_backend, use_backend
 from cstorch.core.compile import CompiledModel, trace
 from cstorch.core.compile import compile as _compile
 from cstorch.errors import ConfigurationError, UsageError
@@ -90,5 +90,5 @@ def _make_backend(name: str) -> None:
         compile_only=configuration.compile_only,
         validate_only=configuration.validate_only,
     )
-    assert isinstance(made, XlaBackend)
-    made.use_cluster(configuration.cs_config.cluster_config())
+    if isinstance(made, CsxBackend):  # a checked run may compute by plain PyTorch
+        made.use_cluster(configuration.cs_config.cluster_config())

@@ -14,7 +14,7 @@ from cerebras_torch.session import current_session
 from cstorch import backends
 from cstorch._internal import absent
 from cstorch.backend import current_torch_device as device
-from cstorch.backend import is_on_csx
+from cstorch.backend import use_cs
 from cstorch.core.closures import step_closure
 from cstorch.core.tensors import make_constant
 from cstorch.distributed import (
@@ -46,7 +46,6 @@ __all__ = [
     "hit_worker_cache_limit",
     "is_appliance",
     "is_master_ordinal",
-    "is_on_csx",
     "is_receiver",
     "is_streamer",
     "is_sync_mode",
@@ -73,6 +72,7 @@ __all__ = [
     "set_target_num_replicas",
     "step_closure",
     "to_cpu",
+    "use_cs",
     "write_to_summary",
 ]
 
@@ -85,8 +85,8 @@ Result = TypeVar("Result")
 
 METRIC_NAME_PREFIX = "metric"  # where old checkpoints have the state of metrics
 
-is_wse_device = is_on_csx
-is_appliance = is_on_csx
+is_wse_device = use_cs
+is_appliance = use_cs
 
 
 def is_sync_mode() -> bool:
@@ -315,7 +315,7 @@ def print_update(device: Any, step: int, loss: float, mode: str, summary_writer:
     """
     rates = current_run().rate_tracker
     rate, global_rate = (0.0, 0.0) if rates is None else (rates.rate(), rates.global_rate())
-    kind = "CSX" if is_on_csx() else "CPU"
+    kind = "CSX" if use_cs() else "CPU"
     logger.info(progress_line(mode.capitalize(), kind, step, loss, rate, global_rate))
     write_to_summary(summary_writer, step, {"loss": loss})
 

@@ -1,7 +1,7 @@
 """The interface of executions, each the run of one DataExecutor, and the current one."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,12 @@ from cstorch.errors import UsageError
 class Input(Protocol):
     """The part of a DataLoader that an execution needs."""
 
+    input_fn: Callable[..., Iterable[Any]]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @property
+    def dataloader(self) -> Iterable[Any]: ...
     @property
     def is_restartable(self) -> bool: ...
     def builder(self) -> bytes: ...

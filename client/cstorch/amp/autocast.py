@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import torch
 
-from cstorch.backend import is_on_csx
+from cstorch.backend import use_cs
 from cstorch.backends.mixed_precision import get_half_dtype
 
 
@@ -26,7 +26,7 @@ def autocast(dtype: torch.dtype | None = None) -> Iterator[None]:
 
     Reference: release 2.10, `cerebras.pytorch.amp`.
     """
-    if is_on_csx():
+    if use_cs():
         yield
         return
     with torch.autocast("cpu", dtype or get_half_dtype()):

@@ -117,6 +117,11 @@ class CsxBackend(Backend):
 
         return FunctionExecution(executor, self.target())
 
+    def make_loop_execution(self, executor: Executor) -> Execution:
+        from cstorch._internal.session.execution.loop import LoopExecution
+
+        return LoopExecution(executor, self.target())
+
     def close(self) -> None:
         purpose.runs_steps = True
         self._close_session()

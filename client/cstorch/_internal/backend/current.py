@@ -13,7 +13,6 @@ from cstorch._internal import log, state
 from cstorch._internal.backend.cpu import CpuBackend
 from cstorch._internal.backend.csx import CsxBackend
 from cstorch._internal.backend.interface import Backend, BackendType, Device
-from cstorch._internal.check.run import checked_run
 from cstorch._internal.execution import current_execution
 from cstorch._internal.tracing import random_counter
 from cstorch.distributed.cluster_config import ClusterConfig
@@ -25,6 +24,9 @@ _CLASSES: dict[BackendType, type[CpuBackend] | type[CsxBackend]] = {
     BackendType.CSX: CsxBackend,
 }
 
+Make = Callable[..., Backend]
+
+_replacement: Callable[[BackendType, Make], Make] | None = None
 _current: Backend | None = None
 _made_with: tuple[Any, ...] = ()
 
@@ -95,6 +97,16 @@ def _kind(backend_type: str | BackendType) -> BackendType:
     return backend_type if isinstance(backend_type, BackendType) else BackendType.from_str(backend_type)
 
 
+def replace_backends(replacement: Callable[[BackendType, Make], Make]) -> None:
+    """Has every backend made by another function: a checked run has backends of its own.
+
+    Args:
+        replacement: Returns the function to call for a type of backend, in the place of the one given.
+    """
+    global _replacement
+    _replacement = replacement
+
+
 def use_backend(kind: BackendType, make: Callable[..., Backend], *args: Any, **settings: Any) -> Backend:
     """Makes the backend of this process, or returns the one with the same settings; without settings, that of the kind.
 
@@ -103,19 +115,15 @@ def use_backend(kind: BackendType, make: Callable[..., Backend], *args: Any, **s
     """
     global _current, _made_with
     if _current is not None:
-        if _current.backend_type is kind and ((args, settings) == _made_with or not (args or settings)):
+        is_same_kind = _current.backend_type is kind or (kind.is_csx and _current.stands_for_csx)
+        if is_same_kind and ((args, settings) == _made_with or not (args or settings)):
             return _current
         raise UsageError(
             f"this process has a {_current.backend_type.name} backend already, and a process has one: make it once, "
             "with all its settings, and get it with cstorch.backend()"
         )
     log.configure()
-    run = checked_run()
-    if run is not None:
-        from cstorch._internal.check.backends import checked_backend
-
-        make = checked_backend(run, kind, make)
-    _current = make(*args, **settings)
+    _current = (make if _replacement is None else _replacement(kind, make))(*args, **settings)
     _made_with = (args, settings)
     return _current
 

@@ -271,6 +271,14 @@ class Backend(ABC):
             executor: The executor.
         """
 
+    def make_loop_execution(self, executor: Executor) -> Execution:
+        """Returns the execution that runs the steps of an executor, each of which is the body of the script's loop.
+
+        Args:
+            executor: The executor.
+        """
+        return self.make_execution(executor)
+
     @abstractmethod
     def close(self) -> None:
         """Frees the resources of the backend on its cluster."""

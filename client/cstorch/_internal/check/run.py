@@ -10,9 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import torch
 from safetensors.torch import save_file
+from torch import nn
+from torch.nn.modules.module import register_module_buffer_registration_hook
 from torch.utils import _pytree as pytree
 
 from cstorch._internal import state
@@ -21,7 +24,7 @@ from cstorch._internal.tracing.context import context
 from cstorch._internal.tracing.provenance import line_of
 from cstorch.errors import CstorchError, TraceError
 from waferbox import settings
-from waferbox.check.record import (
+from waferbox.checked_run.record import (
     Event,
     ExecutionBegun,
     ExecutionEnded,
@@ -31,7 +34,7 @@ from waferbox.check.record import (
     RunSettings,
     StepValues,
 )
-from waferbox.check.record import append as append_event
+from waferbox.checked_run.record import append as append_event
 
 # The elements of a tensor that a record has: the first one, and others at equal distances.
 MOST_ELEMENTS: Final = 1 << 14
@@ -48,8 +51,9 @@ class CheckedRun:
     def __init__(self, settings: RunSettings) -> None:
         self.settings = settings
         self.folder = Path(settings.folder)
-        self.saved_states: set[str] | None = None  # the states in the last checkpoint of the script
-        self.saved_at = ""
+        self.saved_states: set[str] | None = None  # the states in checkpoints of the script; None: it saved none
+        self.saved_at = ""  # the line of the last one
+        self.buffer_lines: WeakKeyDictionary[nn.Module, dict[str, str]] = WeakKeyDictionary()  # of register_buffer
         self.in_step = False
         self._executions = 0
         self._ended = 0
@@ -61,6 +65,7 @@ class CheckedRun:
         context.on_refusal = self._refused
         warnings.showwarning = self._warned
         sys.excepthook = self._failed
+        register_module_buffer_registration_hook(self._buffer_registered)
 
     # --- Events -------------------------------------------------------------------------------------------------------
 
@@ -98,7 +103,7 @@ class CheckedRun:
 
         Args:
             execution: The number of the execution.
-            step: The number of the step, from 1.
+            step: The number of the step, from 1; 0: before the first.
             outputs: The result of the traced function, with CPU tensors; None: it is not known.
             states: The states after the step, as CPU tensors, by name.
         """
@@ -108,6 +113,9 @@ class CheckedRun:
         path = self.folder / f"values-{execution}-{step}.safetensors"
         save_file(values, path)
         self.add(StepValues(execution=execution, step=step, path=path.name))
+
+    def _buffer_registered(self, module: nn.Module, name: str, buffer: torch.Tensor | None) -> None:
+        self.buffer_lines.setdefault(module, {})[name] = user_line()
 
     # --- Refusals, warnings and errors --------------------------------------------------------------------------------
 
@@ -151,10 +159,19 @@ class CheckedRun:
         return self.folder / "files" / path.absolute().relative_to(path.absolute().anchor)
 
     def saved(self, state_dict: Any) -> None:
-        """Notes the states in a checkpoint of the script."""
-        cells = {_cell(leaf) for leaf in pytree.tree_leaves(state_dict) if isinstance(leaf, torch.Tensor)}
-        names = {name for name, getter in state.named_getters().items() if _cell(getter()) in cells}
-        self.saved_states, self.saved_at = names, user_line()
+        """Notes the states in a checkpoint of the script: those in it, and those of which it has copies."""
+        leaves = [leaf for leaf in pytree.tree_leaves(state_dict) if isinstance(leaf, torch.Tensor)]
+        cells = {_cell(leaf) for leaf in leaves}
+        states = {name: getter() for name, getter in state.named_getters().items()}
+        names = {name for name, tensor in states.items() if _cell(tensor) in cells}
+        own = {_cell(states[name]) for name in names}
+        copies = [leaf.detach().cpu() for leaf in leaves if _cell(leaf) not in own]
+        for name in states.keys() - names if copies else ():
+            value = states[name].detach().cpu()
+            if any(copy.dtype is value.dtype and torch.equal(copy, value) for copy in copies):
+                names.add(name)
+        self.saved_states = names | (self.saved_states or set())
+        self.saved_at = user_line()
 
 
 def _cell(tensor: torch.Tensor) -> Cell | int:

@@ -17,7 +17,9 @@ class StepRecorder(Protocol):
     """The recorder of the step that a thread traces.
 
     number: The number of the recording, unique in the process.
-    read_gradients: The ids of tensors whose gradient the step has read, or assigned, while they had none.
+    read_gradients: The ids of tensors whose gradient the step has read, or assigned, while they had none, or has
+        removed before their optimizer stepped.
+    stepped: The ids of the parameters of optimizers that have stepped.
     draws: The index of the next random operation of the step.
     scopes: The modules of operations.
     repeats: The Python functions that a repeated call of the step calls.
@@ -25,6 +27,7 @@ class StepRecorder(Protocol):
 
     number: int
     read_gradients: set[int]
+    stepped: set[int]
     draws: int
     scopes: Scopes
     repeats: list[Callable[[], None]]
@@ -48,8 +51,7 @@ class Context(threading.local):
     """The state of tracing in one thread. Other threads of the script (input, logging) are not part of the step.
 
     functions: The torch functions called by the user that are running now, outermost first, for error messages.
-    on_refusal: Called with the error for a value that is read and not known. If it is there, the trace goes on with
-        zeros.
+    on_refusal: Called with the error for a value that is read and not known; None: the error is raised. See `refuse`.
     """
 
     on_refusal: Callable[[TraceError], None] | None = None
@@ -73,6 +75,13 @@ class Purpose:
 
 
 purpose = Purpose()
+
+
+def refuse(error: TraceError) -> None:
+    """Raises the error of an operation; returns if it is only reported, and the trace goes on with a stand-in."""
+    if context.on_refusal is None:
+        raise error
+    context.on_refusal(error)
 
 
 def name_operations(name: str) -> AbstractContextManager[None]:

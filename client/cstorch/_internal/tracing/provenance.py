@@ -1,12 +1,13 @@
 """The source of an operation of the step: the user's line and the module."""
 
+import functools
 import os
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch._C._autograd import _get_sequence_nr
@@ -69,7 +70,10 @@ def line_of(error: BaseException) -> str:
 
 def user_frame() -> tuple[str, int]:
     """Returns file and line of the innermost frame outside torch, cstorch and the standard library, or ("", 0)."""
-    frame: FrameType | None = sys._getframe(1)
+    return _innermost(sys._getframe(1))
+
+
+def _innermost(frame: FrameType | None) -> tuple[str, int]:
     while frame is not None:
         shown = _shown_name(frame.f_code.co_filename)
         if shown is not None:
@@ -80,8 +84,22 @@ def user_frame() -> tuple[str, int]:
 
 def user_line() -> str:
     """Returns the user's current line, such as "train.py:53"."""
-    file, line = user_frame()
-    return f"{file}:{line}" if file else "an unknown line"
+    return user_line_of(sys._getframe(1)) or "an unknown line"
+
+
+def user_line_of(frame: FrameType | None) -> str:
+    """Returns the user's line in the innermost of the frames of a stack; empty: there is none."""
+    file, line = _innermost(frame)
+    return f"{file}:{line}" if file else ""
+
+
+def line_of_function(function: Callable[..., Any]) -> str:
+    """Returns the line at which a function begins, such as "train.py:20"; empty: it is not the user's."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    code = getattr(function, "__code__", None)
+    shown = None if code is None else _shown_name(code.co_filename)
+    return "" if code is None or shown is None else f"{shown}:{code.co_firstlineno}"
 
 
 class Scopes:

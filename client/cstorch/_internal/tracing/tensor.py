@@ -10,7 +10,7 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from cstorch._internal.tracing.cell import Cell
-from cstorch._internal.tracing.context import context
+from cstorch._internal.tracing.context import context, refuse
 from cstorch._internal.tracing.messages import shape_changed, value_read
 from cstorch.errors import TraceError, TraceTypeError
 
@@ -209,10 +209,8 @@ class LazyTensor(torch.Tensor):
         value = context.recorder.known_value(self, refusal)
         if value is not None:
             return value
-        if context.on_refusal is not None:
-            context.on_refusal(refusal)
-            return torch.zeros(self.shape, dtype=self.dtype, device="cpu")
-        raise refusal
+        refuse(refusal)
+        return torch.zeros(self.shape, dtype=self.dtype, device="cpu")
 
     def __array__(self, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
         array = self.detach().numpy()
@@ -252,8 +250,11 @@ class LazyTensor(torch.Tensor):
 
     @grad.setter
     def grad(self, value: torch.Tensor | None) -> None:
-        if context.recorder is not None and _gradient.__get__(self) is None:
-            context.recorder.read_gradients.add(id(self))
+        recorder = context.recorder
+        if recorder is not None:
+            is_unused = value is None and id(self) not in recorder.stepped
+            if is_unused or _gradient.__get__(self) is None:
+                recorder.read_gradients.add(id(self))
         _gradient.__set__(self, value)
 
     @grad.deleter

@@ -22,7 +22,7 @@ from cstorch._internal.tracing.provenance import line_of
 from cstorch._internal.tracing.recording.comparison import compare
 from cstorch.errors import TraceError
 from waferbox import settings
-from waferbox.check.record import Question
+from waferbox.checked_run.record import Question
 
 # --- Differences, and their messages ----------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from cstorch._internal.tracing import messages
-from cstorch._internal.tracing.context import StepRecorder
+from cstorch._internal.tracing.context import StepRecorder, refuse
 from cstorch._internal.tracing.operators import aten, moves_to_host
 from cstorch._internal.tracing.tensor import DEVICE, LazyTensor
 
@@ -23,9 +23,12 @@ def run(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], reco
 
     def value(tensor: LazyTensor) -> torch.Tensor:
         known = recorder.known_value(tensor, refusal)
-        if known is None:
-            raise refusal
-        return known
+        if known is not None:
+            return known
+        refuse(refusal)
+        # All rows are kept of those that a mask would choose.
+        make = torch.ones if torch.Tag.dynamic_output_shape in func.tags else torch.zeros
+        return make(tensor.shape, dtype=tensor.dtype, device="cpu")
 
     to_host = moves_to_host(func, args, kwargs)
     args, kwargs = pytree.tree_map_only(LazyTensor, value, (args, dict(kwargs)))
@@ -53,10 +56,11 @@ def without_masks(func: OpOverload, args: tuple[Any, ...], recorder: StepRecorde
             integer_indices.append(index)
             continue
         mask = recorder.known_value(index, refusal) if isinstance(index, LazyTensor) else index
+        if mask is None and func is aten.index.Tensor:
+            refuse(refusal)
+            mask = torch.ones(index.shape, dtype=torch.bool, device="cpu")
         if mask is not None:
             integer_indices.extend(_on_device(chosen, recorder) for chosen in mask.nonzero(as_tuple=True))
-        elif func is aten.index.Tensor:
-            raise refusal
         else:
             return args
     return tensor, integer_indices, *rest

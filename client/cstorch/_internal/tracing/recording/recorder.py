@@ -54,6 +54,7 @@ class Recorder:
         self.unannounced: list[UnannouncedTensor] = []
         self.made: list[Made] = []
         self.read_gradients: set[int] = set()
+        self.stepped: set[int] = set()
         self.known_values = KnownValues()
         self.scopes = scopes
         self.repeats: list[Callable[[], None]] = []

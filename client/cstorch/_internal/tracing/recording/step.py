@@ -81,7 +81,13 @@ class OpenTrace:
         # This object must not keep tensors of the step alive: those that are alive afterwards are the user's.
         self._optimizers: list[torch.optim.Optimizer] = []
         optimizers = self._optimizers
-        self._hook = register_optimizer_step_post_hook(lambda optimizer, args, kwargs: optimizers.append(optimizer))
+        stepped = recorder.stepped
+
+        def note(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+            optimizers.append(optimizer)
+            stepped.update(id(p) for group in optimizer.param_groups for p in group["params"])
+
+        self._hook = register_optimizer_step_post_hook(note)
         self._modes = contextlib.ExitStack()
         context.recorder = recorder
         self._modes.enter_context(recorder.scopes)

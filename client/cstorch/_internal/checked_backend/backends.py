@@ -1,18 +1,18 @@
 """The backends of checked runs, in the place of the one that the script asks for."""
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from cstorch._internal.backend.cpu import CpuBackend
 from cstorch._internal.backend.csx import CsxBackend
+from cstorch._internal.backend.current import Make, replace_backends
 from cstorch._internal.backend.interface import Backend, BackendType, Cluster
 from cstorch._internal.check.counted_random import CountedRandom
-from cstorch._internal.check.run import CheckedRun
+from cstorch._internal.check.run import CheckedRun, checked_run
 from cstorch._internal.execution import Execution, Executor
 from cstorch.distributed.cluster_config import ClusterConfig
-from waferbox.check.record import Way
+from waferbox.checked_run.record import Way
 
 
 def _embedded(config: ClusterConfig) -> ClusterConfig:
@@ -38,9 +38,14 @@ class CheckedCsxBackend(CsxBackend):
         super().use_cluster(_embedded(config))
 
     def make_execution(self, executor: Executor) -> Execution:
-        from cstorch._internal.check.executions import CheckedClusterExecution
+        from cstorch._internal.checked_backend.executions import CheckedFunctionExecution
 
-        return CheckedClusterExecution(executor, self.target(), self._run, self._asked_csx)
+        return CheckedFunctionExecution(executor, self.target()).checked_by(self._run, self._asked_csx)
+
+    def make_loop_execution(self, executor: Executor) -> Execution:
+        from cstorch._internal.checked_backend.executions import CheckedLoopExecution
+
+        return CheckedLoopExecution(executor, self.target()).checked_by(self._run, self._asked_csx)
 
 
 class CheckedEagerBackend(CpuBackend):
@@ -59,26 +64,37 @@ class CheckedEagerBackend(CpuBackend):
         return self._cluster.config
 
     def make_execution(self, executor: Executor) -> Execution:
-        from cstorch._internal.check.executions import CheckedEagerExecution
+        from cstorch._internal.checked_backend.executions import CheckedEagerExecution
 
         return CheckedEagerExecution(executor, self._run, self._random)
 
+    def make_loop_execution(self, executor: Executor) -> Execution:
+        from cstorch._internal.checked_backend.executions import CheckedEagerLoop
 
-def checked_backend(run: CheckedRun, kind: BackendType, make: Callable[..., Backend]) -> Callable[..., Backend]:
-    """Returns the function that makes the backend of a checked run, with the parameters of `make`."""
+        return CheckedEagerLoop(executor, self._run, self._random)
 
-    def made(
-        artifact_dir: str | os.PathLike[str] | None = None,
-        compile_dir: str | os.PathLike[str] | None = None,
-        *args: Any,
-        cluster_config: ClusterConfig | None = None,
-        retrace_every_iteration: bool | None = None,
-        **settings: Any,
-    ) -> Backend:
-        if run.settings.way in (Way.CLUSTER, Way.TRACE):
-            return CheckedCsxBackend(
-                run, cluster_config=cluster_config, retrace_every_iteration=retrace_every_iteration
-            )
-        return CheckedEagerBackend(run, cluster_config)
 
-    return made if kind.is_csx else make
+def install_check() -> None:
+    """Has the backends of this process made as a check wants them, if this is a checked run; called once."""
+    run = checked_run()
+    if run is None:
+        return
+
+    def replacement(kind: BackendType, make: Make) -> Make:
+        def made(
+            artifact_dir: str | os.PathLike[str] | None = None,
+            compile_dir: str | os.PathLike[str] | None = None,
+            *args: Any,
+            cluster_config: ClusterConfig | None = None,
+            retrace_every_iteration: bool | None = None,
+            **settings: Any,
+        ) -> Backend:
+            if run.settings.way in (Way.CLUSTER, Way.TRACE):
+                return CheckedCsxBackend(
+                    run, cluster_config=cluster_config, retrace_every_iteration=retrace_every_iteration
+                )
+            return CheckedEagerBackend(run, cluster_config)
+
+        return made if kind.is_csx else make
+
+    replace_backends(replacement)

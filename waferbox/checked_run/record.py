@@ -23,6 +23,7 @@ class Way(enum.StrEnum):
     TRACE = "trace"  # traced and lowered only, as with validate_only
     TORCH = "torch"  # by plain PyTorch on the CPU
     DOUBLE = "double"  # the same in float64: the judge of what is rounding
+    HALF = "half"  # the same with autocast: the judge of what is rounding in half precision
 
 
 class Question(enum.StrEnum):
@@ -103,6 +104,7 @@ class Program:
         half_gradients: whether gradients travel in half precision.
         trace_seconds: the time of the trace.
         num_csx: the wafers that the script asks for.
+        input_line: the line of the input_fn; empty: it is not known.
     """
 
     execution: int
@@ -114,6 +116,7 @@ class Program:
     half_gradients: bool
     trace_seconds: float
     num_csx: int
+    input_line: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,11 +138,11 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepValues:
-    """A step is over.
+    """A step is over, or the first one begins.
 
     Attributes:
         execution: number of the execution.
-        step: number of the step, from 1.
+        step: number of the step, from 1; 0: before the first.
         path: a file with the outputs and states after the step, sampled: `output.N` and the names of the states.
     """
 
@@ -175,6 +178,7 @@ class InputMeasured:
         batches: the batches that were timed; the first one is not.
         rows: the rows of a batch.
         seconds: the time of these batches.
+        line: the script's line at which most of this time is spent; empty: it is not known.
         nbytes: the bytes of a batch.
         is_restartable: whether the loader can go back to a position.
     """
@@ -183,6 +187,7 @@ class InputMeasured:
     batches: int
     rows: int
     seconds: float
+    line: str
     nbytes: int
     is_restartable: bool
 

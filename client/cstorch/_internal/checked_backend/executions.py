@@ -2,8 +2,8 @@
 
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any, Self
 
 import torch
 from safetensors.torch import save_file
@@ -14,38 +14,41 @@ from cstorch._internal import state
 from cstorch._internal.backend.cpu import CpuExecution
 from cstorch._internal.batch import num_samples
 from cstorch._internal.check.counted_random import CountedRandom
+from cstorch._internal.check.half_range import HalfRange
+from cstorch._internal.check.loader import BusyLines, partial_batch, shared_samples
+from cstorch._internal.check.resumption import report_lost_states
 from cstorch._internal.check.run import CheckedRun
 from cstorch._internal.execution import Closure, Executor
 from cstorch._internal.random_state import random_state, set_random_state
-from cstorch._internal.session.cluster_session import Target
+from cstorch._internal.session.execution.cluster_execution import ClusterExecution
 from cstorch._internal.session.execution.function import FunctionExecution
-from cstorch.backends.mixed_precision import get_half_dtype_str, mixed_precision
-from waferbox.check.moments import WIDTH, moments
-from waferbox.check.record import InputMeasured, Program, Question, StepObserved, Way
+from cstorch._internal.session.execution.loop import LoopExecution
+from cstorch._internal.tracing.provenance import line_of_function
+from cstorch.backends.mixed_precision import get_half_dtype, get_half_dtype_str, mixed_precision
+from waferbox.checked_run.moments import WIDTH, moments
+from waferbox.checked_run.record import InputMeasured, Program, Question, StepObserved, Way
 
 # --- On the cluster ---------------------------------------------------------------------------------------------------
 
 
-class CheckedClusterExecution(FunctionExecution):
-    """An execution on the cluster that records the outputs and the states of every step.
+class CheckedExecution(ClusterExecution):
+    """The part of an execution on the cluster that records the outputs and the states of every step."""
 
-    Args:
-        executor: What is run.
-        target: The cluster.
-        run: The checked run.
-        asked_csx: The wafers that the script asks for.
-    """
+    _run: CheckedRun
+    _asked_csx = 1
+    _number = 0
+    _name = ""
+    _result: Any = None  # of the current step, with CPU tensors; None: it is not known
+    _began_call = 0.0
+    _trains = False
 
-    def __init__(self, executor: Executor, target: Target, run: CheckedRun, asked_csx: int) -> None:
-        super().__init__(executor, target)
+    def checked_by(self, run: CheckedRun, asked_csx: int) -> Self:
+        """Sets the checked run, and the wafers that the script asks for."""
         self._run = run
         self._asked_csx = asked_csx
-        self._number = 0
-        self._name = ""
-        self._result: Any = None  # of the current step, with CPU tensors
-        self._began_call = 0.0
-        self._seen: dict[str, torch.Tensor] = {}  # the states after the first step, sampled
+        self._first_states: dict[str, torch.Tensor] = {}  # after the first step
         self._changed: set[str] = set()
+        return self
 
     @property
     def snapshot_steps(self) -> list[int]:
@@ -53,9 +56,45 @@ class CheckedClusterExecution(FunctionExecution):
 
     def batches(self) -> Generator[Any]:
         self._number = self._run.begin_execution(self.executor.num_steps, self.executor.asked_steps)
-        yield from super().batches()
-        self._check_resumption()
+        self._began_call = time.monotonic()
+        yield from super().batches()  # type: ignore[safe-super]  # a subclass has the execution as its next class
+        if self._trains:
+            report_lost_states(self._run, self._changed)
         self._run.end_execution()
+
+    def _launch(self) -> None:
+        if self._run.is_refused:
+            raise SystemExit(0)  # the program has stand-ins for values
+        seconds = time.monotonic() - self._began_call
+        super()._launch()
+        is_half = mixed_precision()
+        self._trains = self._step.trains
+        self._run.add(
+            Program(
+                execution=self._number,
+                path=str(self.executor.artifact_dir / "cirh.mlir"),
+                function=self._name,
+                trains=self._trains,
+                half=get_half_dtype_str() if is_half else "",
+                optimization_level=backends.csx.precision.optimization_level,
+                half_gradients=is_half and backends.csx.precision.half_gradients,
+                trace_seconds=seconds,
+                num_csx=self._asked_csx,
+                input_line=line_of_function(self.executor.dataloader.input_fn),
+            )
+        )
+
+    def _at_snapshot(self, step: int) -> None:
+        states = {name: tensor.detach().cpu() for name, tensor in _state_tensors().items()}
+        self._run.record_step(self._number, step, self._result, states)
+        for name, tensor in states.items():
+            before = self._first_states.setdefault(name, tensor.clone())
+            if name not in self._changed and not torch.equal(before, tensor):
+                self._changed.add(name)
+
+
+class CheckedFunctionExecution(CheckedExecution, FunctionExecution):
+    """An execution on the cluster, recorded, whose step is a function of the script."""
 
     def run_step(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._name = self._name or _described(function)
@@ -67,51 +106,14 @@ class CheckedClusterExecution(FunctionExecution):
             self.call_closure(Closure(function=self._note, args=(result,), kwargs={}, at_checkpoint=False))
         return result
 
-    def _launch(self) -> None:
-        if self._run.is_refused:
-            raise SystemExit(0)  # the program has stand-ins for values
-        seconds = time.monotonic() - self._began_call
-        super()._launch()
-        is_half = mixed_precision()
-        self._run.add(
-            Program(
-                execution=self._number,
-                path=str(self.executor.artifact_dir / "cirh.mlir"),
-                function=self._name,
-                trains=self._step.trains,
-                half=get_half_dtype_str() if is_half else "",
-                optimization_level=backends.csx.precision.optimization_level,
-                half_gradients=is_half and backends.csx.precision.half_gradients,
-                trace_seconds=seconds,
-                num_csx=self._asked_csx,
-            )
-        )
-
     def _note(self, result: Any) -> None:
         self._result = result
 
-    def _at_snapshot(self, step: int) -> None:
-        states = {name: tensor.detach().cpu() for name, tensor in _state_tensors().items()}
-        self._run.record_step(self._number, step, self._result, states)
-        for name, tensor in states.items():
-            before = self._seen.setdefault(name, tensor.clone())
-            if name not in self._changed and not torch.equal(before, tensor):
-                self._changed.add(name)
 
-    def _check_resumption(self) -> None:
-        """Reports states that change in steps and that a checkpoint lacks."""
-        if not self._step.trains or not self._changed:
-            return
-        for model in state.registered("model"):
-            kept = set(model.state_dict())
-            for name, _ in model.named_buffers():
-                if name not in kept and f"state.model.{name}" in self._changed:
-                    self._run.found(
-                        Question.RESUME,
-                        f"the buffer {name!r} changes in every step and is no part of model.state_dict(), as it was "
-                        "registered with persistent=False: a run that goes on from a checkpoint begins with its first "
-                        "value. Register it without that argument",
-                    )
+class CheckedLoopExecution(CheckedExecution, LoopExecution):
+    """An execution on the cluster, recorded, whose steps are bodies of the script's loop, without results."""
+
+    _name = "the loop's body"
 
 
 def _described(function: Callable[..., Any]) -> str:
@@ -141,7 +143,11 @@ class CheckedEagerExecution(CpuExecution):
         self._run = run
         self._random = random
         self._is_double = run.settings.way is Way.DOUBLE
+        self._is_half = run.settings.way is Way.HALF and mixed_precision()
+        watches_range = run.settings.way is Way.TORCH and mixed_precision()
+        self._range = HalfRange(get_half_dtype()) if watches_range else None
         self._number = 0
+        self._batch: Any = None  # of the current step
         self._result: Any = None
 
     def batches(self) -> Generator[Any]:
@@ -153,14 +159,18 @@ class CheckedEagerExecution(CpuExecution):
         loader_random = random_state()
         executor.dataloader.first_batch()
         own_random = random_state()
-        passes = executor.dataloader.passes()
+        self._run.record_step(number, 0, None, _detached_states())
+        busy = BusyLines()
         seconds, rows, nbytes = 0.0, 0, 0
+        passes = executor.dataloader.passes()
         for step in range(1, executor.num_steps + 1):
             set_random_state(loader_random)
-            began = time.perf_counter()
-            batch = next(passes)
+            with busy if step == 2 else nullcontext():
+                began = time.perf_counter()
+                batch = next(passes)
+                ended = time.perf_counter()
             if step > 1:
-                seconds += time.perf_counter() - began
+                seconds += ended - began
             loader_random = random_state()
             set_random_state(own_random)
             rows = num_samples(batch)
@@ -168,10 +178,13 @@ class CheckedEagerExecution(CpuExecution):
             self._samples += rows
             executor.profiler.step(rows)
             self._result = None
-            yield batch
+            if self._is_double:
+                batch = pytree.tree_map_only(torch.Tensor, _as_double, batch)
+            self._batch = batch
+            with self._around_body():
+                yield batch
             own_random = random_state()
-            states = {name: tensor.detach() for name, tensor in _state_tensors().items()}
-            self._run.record_step(number, step, self._result, states)
+            self._run.record_step(number, step, self._result, _detached_states())
         if executor.dataloader.is_restartable:
             executor.dataloader.completed(self.input_states())
         self._run.add(
@@ -180,35 +193,54 @@ class CheckedEagerExecution(CpuExecution):
                 batches=executor.num_steps - 1,
                 rows=rows,
                 seconds=seconds,
+                line=busy.busiest,
                 nbytes=nbytes,
                 is_restartable=executor.dataloader.is_restartable,
             )
         )
+        self._check_input(rows)
+        if self._range is not None:
+            for line, what in self._range.beyond.items():
+                self._run.found(Question.HALF, what, line)
         self._run.end_execution()
 
+    def _around_body(self) -> AbstractContextManager[Any]:
+        """Returns the context in which the body of the script's loop runs."""
+        return nullcontext()
+
+    def _check_input(self, rows: int) -> None:
+        loader = self.executor.dataloader
+        for what in (partial_batch(loader.dataloader, self.executor.asked_steps), shared_samples(loader, rows)):
+            if what:
+                self._run.found(Question.INPUT, what, line_of_function(loader.input_fn))
+
     def run_step(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._is_double:
-            args, kwargs = pytree.tree_map_only(torch.Tensor, _as_double, (args, kwargs))
-        self._run.in_step = True
-        with ExitStack() as stack:
-            if (self._number, self.executor.user_iteration) in self._run.settings.observed:
-                stack.enter_context(self._observed((args, kwargs)))
-            if self._is_double:
-                stack.enter_context(_double_by_default())
-            stack.enter_context(self._random)
+        with self._step_modes():
             result = function(*args, **kwargs)
-        self._run.in_step = False
         self._result = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), result)
+        return result
+
+    @contextmanager
+    def _step_modes(self) -> Iterator[None]:
+        """Context in which a step runs."""
+        self._run.in_step = True
+        is_observed = (self._number, self.executor.user_iteration) in self._run.settings.observed
+        with ExitStack() as stack:
+            if is_observed:
+                stack.enter_context(self._observed(self._batch))
+            for mode in (self._random, self._range or nullcontext(), self._precision()):
+                stack.enter_context(mode)
+            yield
+        self._run.in_step = False
         for name in sorted(self._random.unknown):
             self._run.found(
                 Question.VALUES, f"`{name}` draws random numbers that plain PyTorch and the cluster draw differently"
             )
-        return result
 
     @contextmanager
-    def _observed(self, arguments: Any) -> Iterator[None]:
+    def _observed(self, batch: Any) -> Iterator[None]:
         """Context that records the operations of the step, with the states that it begins with and its batch."""
-        inputs = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
+        inputs = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
         kept = {f"input.{number}": tensor for number, tensor in enumerate(inputs)} | _state_tensors()
         kept = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in kept.items()}
         rows: list[torch.Tensor] = []
@@ -228,6 +260,22 @@ class CheckedEagerExecution(CpuExecution):
         kept["moments"] = torch.stack(rows) if rows else torch.zeros(0, WIDTH, dtype=torch.float64)
         save_file(kept, self._run.folder / path)
         self._run.add(StepObserved(execution=self._number, step=step, path=path, counter=self._random.counter_of_step))
+
+    def _precision(self) -> AbstractContextManager[None]:
+        if self._is_double:
+            return _double_by_default()
+        return torch.autocast("cpu", get_half_dtype()) if self._is_half else nullcontext()
+
+
+class CheckedEagerLoop(CheckedEagerExecution):
+    """The same, where each step is the body of the script's loop."""
+
+    def _around_body(self) -> AbstractContextManager[Any]:
+        return self._step_modes()
+
+
+def _detached_states() -> dict[str, torch.Tensor]:
+    return {name: tensor.detach() for name, tensor in _state_tensors().items()}
 
 
 def _as_double(tensor: torch.Tensor) -> torch.Tensor:

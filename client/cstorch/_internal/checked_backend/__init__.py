@@ -1,0 +1,1 @@
+"""The backends and executions of checked runs."""

@@ -1,0 +1,47 @@
+"""Warms the loss up by a Python number that the step counts."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import cerebras.pytorch as cstorch
+
+
+class Warming(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(8, 4)
+        self.calls = 0
+
+    def forward(self, features):
+        self.calls += 1
+        return self.inner(features) * min(1.0, self.calls / 10)  # fault
+
+
+torch.manual_seed(0)
+backend = cstorch.backend("CSX")
+with backend.device:
+    model = Warming()
+compiled = cstorch.compile(model, backend)
+optimizer = cstorch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def input_fn():
+    dataset = TensorDataset(torch.randn(64, 8), torch.randint(4, (64,)))
+    return DataLoader(dataset, batch_size=16, drop_last=True)
+
+
+@cstorch.trace
+def training_step(batch):
+    features, labels = batch
+    loss = F.cross_entropy(compiled(features), labels)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+executor = cstorch.utils.data.DataExecutor(cstorch.utils.data.DataLoader(input_fn), num_steps=4)
+for batch in executor:
+    training_step(batch)

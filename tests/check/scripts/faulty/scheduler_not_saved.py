@@ -1,0 +1,43 @@
+"""Saves model and optimizer without the schedule."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import cerebras.pytorch as cstorch
+
+torch.manual_seed(0)
+backend = cstorch.backend("CSX")
+with backend.device:
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+compiled = cstorch.compile(model, backend)
+optimizer = cstorch.optim.SGD(model.parameters(), lr=0.1)
+scheduler = cstorch.optim.lr_scheduler.LinearLR(optimizer, 0.1, 0.01, 100)
+
+
+def input_fn():
+    dataset = TensorDataset(torch.randn(64, 8), torch.randint(4, (64,)))
+    return DataLoader(dataset, batch_size=16, drop_last=True)
+
+
+@cstorch.trace
+def training_step(batch):
+    features, labels = batch
+    loss = F.cross_entropy(compiled(features), labels)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    scheduler.step()
+    return loss
+
+
+@cstorch.checkpoint_closure
+def save():
+    cstorch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "model.mdl")  # fault
+
+
+executor = cstorch.utils.data.DataExecutor(cstorch.utils.data.DataLoader(input_fn), num_steps=4, checkpoint_steps=2)
+for batch in executor:
+    training_step(batch)
+    save()
