@@ -3,61 +3,84 @@
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from waferbox.check.check import Check, CheckSettings
+from waferbox.check.record import Question
+from waferbox.check.runs import command_of
+from waferbox.check.verdict import State, Verdict
+from waferbox.prediction.machines import CS3
 
 pytestmark = pytest.mark.cluster
 
 SCRIPTS = Path(__file__).parent / "scripts"
 RIGHT = sorted((SCRIPTS / "right").glob("*.py"), key=lambda path: path.name)
 
-# The question whose answer is the fault, and options of the check.
+# Questions that need no run on a cluster, nor one by PyTorch.
+TRACED = {Question.TRACE, Question.PROGRAM, Question.WAFERS, Question.MEMORY}
+# The question whose answer is the fault.
 FAULTY = {
-    "batch_not_divided": ("wafers", "--wafers", "1,2"),
-    "dynamic_shape": ("trace",),
-    "every_second_call": ("program",),
-    "half_overflow": ("half",),
-    "half_underflow": ("half",),
-    "host_random": ("program",),
-    "loop_changes_rate": ("program",),
-    "loop_freezes": ("program",),
-    "lost_buffer": ("resume",),
-    "mixed_devices": ("trace",),
-    "optimizer_not_saved": ("resume",),
-    "partial_batch": ("input",),
-    "python_argument": ("program",),
-    "python_counter": ("program",),
-    "same_samples": ("input",),
-    "schedule_by_if": ("program",),
-    "scheduler_not_saved": ("resume",),
-    "slow_loader": ("input",),
-    "tensor_kept": ("program",),
-    "too_large": ("memory", "--full-size"),
-    "unsupported_operation": ("trace",),
-    "value_read": ("trace",),
+    "batch_not_divided": Question.WAFERS,
+    "dynamic_shape": Question.TRACE,
+    "every_second_call": Question.PROGRAM,
+    "half_overflow": Question.HALF,
+    "half_underflow": Question.HALF,
+    "host_random": Question.PROGRAM,
+    "loop_changes_rate": Question.PROGRAM,
+    "loop_freezes": Question.PROGRAM,
+    "lost_buffer": Question.RESUME,
+    "mixed_devices": Question.TRACE,
+    "optimizer_not_saved": Question.RESUME,
+    "partial_batch": Question.INPUT,
+    "python_argument": Question.PROGRAM,
+    "python_counter": Question.PROGRAM,
+    "same_samples": Question.INPUT,
+    "schedule_by_if": Question.PROGRAM,
+    "scheduler_not_saved": Question.RESUME,
+    "slow_loader": Question.INPUT,
+    "tensor_kept": Question.PROGRAM,
+    "too_large": Question.MEMORY,
+    "unsupported_operation": Question.TRACE,
+    "value_read": Question.TRACE,
 }
 
 
-def checked(script: Path, *options: str) -> Mapping[str, Any]:
-    """Returns the verdict of a script, run in its folder."""
-    command = [sys.executable, "-m", "waferbox", "check", "--json", "--steps", "3", "--wafers", "1", *options]
-    done = subprocess.run([*command, script.name], cwd=script.parent, capture_output=True, text=True, check=False)
-    assert done.returncode in (0, 1, 2), done.stderr
-    verdict: Mapping[str, Any] = json.loads(done.stdout)
-    assert verdict["status"] == done.returncode
-    return verdict
+@pytest.fixture
+def checked(tmp_path, monkeypatch):
+    """Returns a function that returns the verdict of a script, which runs in its folder."""
+
+    def check(script: Path, *, wafers: Sequence[int] = (1,), full_size: bool = False) -> Verdict:
+        monkeypatch.chdir(script.parent)
+        monkeypatch.setenv("TMPDIR", str(tmp_path))
+        settings = CheckSettings(
+            command=command_of(script.name, []),
+            wafers=wafers,
+            steps=3,
+            full_size=full_size,
+            machine=CS3,
+            folder=tmp_path / "check",
+            timeout_seconds=100,
+        )
+        return Check(settings, lambda what: None).verdict()
+
+    return check
 
 
-def findings(verdict: Mapping[str, Any]) -> dict[str, list[str]]:
+def told(script: Path) -> tuple[int, Mapping[str, Any]]:
+    """Returns the exit status of the command for a script, and what it prints as JSON."""
+    command = [sys.executable, "-m", "waferbox", "check", "--json", "--steps", "3", "--wafers", "1", script.name]
+    done = subprocess.run(command, cwd=script.parent, capture_output=True, text=True, check=False)
+    return done.returncode, json.loads(done.stdout)
+
+
+def findings(verdict: Verdict) -> dict[Question, list[str]]:
     """Returns the lines of the findings, by question."""
-    return {
-        answer["question"]: [finding["line"] for finding in answer["findings"]]
-        for answer in verdict["answers"]
-        if answer["state"] == "found"
-    }
+    found = [answer for answer in verdict.answers if answer.state is State.FOUND]
+    return {answer.question: [finding.line for finding in answer.findings] for answer in found}
 
 
 def faults(script: Path) -> set[str]:
@@ -71,32 +94,35 @@ def test_every_script_is_named():
 
 
 @pytest.mark.parametrize("name", FAULTY)
-def test_fault_is_found(name):
+def test_fault_is_found(name, checked):
     script = SCRIPTS / "faulty" / f"{name}.py"
-    question, *options = FAULTY[name]
-    verdict = checked(script, *options)
-    assert verdict["status"] == 1
+    question = FAULTY[name]
+    verdict = checked(script, wafers=(1, 2) if question is Question.WAFERS else (1,), full_size=question in TRACED)
+    assert verdict.status == 1
     found = findings(verdict)
     assert faults(script) <= set(found[question])
-    # A step that is not what the script says computes other values too, and nothing else is wrong.
-    assert found.keys() <= {question, "values"} if question == "program" else found.keys() == {question}
+    assert found.keys() == {question}  # nothing else is wrong
+
+
+def test_other_program_computes_other_values(checked):
+    verdict = checked(SCRIPTS / "faulty" / "every_second_call.py")
+    assert findings(verdict).keys() == {Question.PROGRAM, Question.VALUES}
 
 
 @pytest.mark.parametrize("script", RIGHT, ids=lambda path: path.stem)
-def test_no_false_alarm(script):
+def test_no_false_alarm(script, checked):
     verdict = checked(script)
     assert findings(verdict) == {}
-    assert verdict["status"] == 0
-    assert [answer["question"] for answer in verdict["answers"] if answer["state"] == "open"] == []
+    assert verdict.status == 0
+    assert [answer.summary for answer in verdict.answers if answer.state is State.OPEN] == []
 
 
 def test_script_that_fails_before_its_first_step(tmp_path):
     script = tmp_path / "fails.py"
-    script.write_text(
-        'import cerebras.pytorch as cstorch\nbackend = cstorch.backend("CSX")\nraise ValueError("no data")\n'
-    )
-    verdict = checked(script)
-    assert verdict["status"] == 2
+    lines = ("import cerebras.pytorch as cstorch", 'backend = cstorch.backend("CSX")', 'raise ValueError("no data")')
+    script.write_text("\n".join(lines))
+    status, verdict = told(script)
+    assert status == verdict["status"] == 2
     (answer,) = verdict["answers"]
     assert answer["summary"] == "the script ended at fails.py:3 with ValueError: no data"
 
@@ -104,6 +130,6 @@ def test_script_that_fails_before_its_first_step(tmp_path):
 def test_script_without_a_step(tmp_path):
     script = tmp_path / "empty.py"
     script.write_text("print(1)\n")
-    verdict = checked(script)
-    assert verdict["status"] == 2
+    status, verdict = told(script)
+    assert status == verdict["status"] == 2
     assert "ran no step on CSX" in verdict["answers"][0]["summary"]

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 from appliance.drawing.number_text import bytes_text, count_text, seconds_text
 from waferbox.check.bisection import first_difference
 from waferbox.check.comparison import CLOSE, CLOSE_IN_HALF, Comparison, Steps, compare, needs_judge, step_values
-from waferbox.check.compiles import Compiled, compile_for
+from waferbox.check.compiles import Compiled, compile_for, largest_value
 from waferbox.check.half import half_answer, steps_before_skip
 from waferbox.check.runs import Run, ScriptProcess
 from waferbox.check.verdict import Answer, Finding, State, Verdict
@@ -370,7 +370,12 @@ def _memory_answer(compiled: Sequence[tuple[Program, Sequence[Compiled]]], machi
         name = program.function.partition(" (")[0]
         for one in each:
             if one.is_memory:
-                findings.append(Finding(line="", message=f"{name} for {_counted(one.wafers, 'wafer')}: {one.refusal}"))
+                line, largest = largest_value(program)
+                message = (
+                    f"{name} for {_counted(one.wafers, 'wafer')}: {one.refusal}. The largest value of the step has "
+                    f"{bytes_text(largest)}"
+                )
+                findings.append(Finding(line=line, message=message))
             if one.report is not None:
                 keeps = sum(shard.weight_bytes + shard.other_bytes for shard in one.report.shards)
                 table.append(

@@ -10,6 +10,10 @@ from appliance.compiler.report.builder import make_report
 from appliance.compiler.report.report import Report
 from waferbox.checked_run.record import Program
 from waferbox.cirh import CirhError
+from waferbox.cirh.dialect.locations import source_of
+from waferbox.cirh.dialect.operations import func_of
+from waferbox.cirh.dialect.types import nbytes
+from waferbox.cirh.text.parser import parse_module
 from waferbox.prediction.machines import Machine
 from waferbox.prediction.prediction import Prediction, predict_scaled
 from wsc.v1 import plan_pb2
@@ -36,6 +40,17 @@ class Compiled:
     plan: plan_pb2.Plan | None = None
     report: Report | None = None
     prediction: Prediction | None = None
+
+
+def largest_value(program: Program) -> tuple[str, int]:
+    """Returns the line of the operation with the largest result in a step, and the bytes of the result."""
+    line, most = "", 0
+    for operation in func_of(parse_module(Path(program.path).read_text(encoding="utf-8"))).block.ops:
+        source = source_of(operation)
+        for result in operation.results if source.file else ():
+            if nbytes(result) > most:
+                line, most = f"{source.file}:{source.line}", nbytes(result)
+    return line, most
 
 
 def compile_for(program: Program, wafers: int, machine: Machine) -> Compiled:

@@ -56,6 +56,10 @@ class CountedRandom(TorchDispatchMode):
         self._drawn += 1
         return draw(numbers, key, tuple(shape))
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # True would import torch._dynamo, and pass each call through it
+
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:

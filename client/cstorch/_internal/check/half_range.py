@@ -28,6 +28,10 @@ class HalfRange(TorchDispatchMode):
         self.beyond: dict[str, str] = {}
         self._half = half
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # True would import torch._dynamo, and pass each call through it
+
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
