@@ -22,6 +22,7 @@ from appliance.compiler.passes.matching import broadcast_dims, commuted, fuse_ea
 from appliance.compiler.passes.matrices import Matrix, Product, Reader, matrix_of, product_by, readers, swap_last
 from waferbox.cirh.dialect import types
 from waferbox.cirh.dialect.attributes import AttrValue, attrs
+from waferbox.cirh.dialect.operations import body_ops
 from waferbox.cirh.table.lookup import SEGMENTS
 
 # The most masks and factors between the scores and their softmax.
@@ -71,6 +72,8 @@ class _Backward:
 
 def fuse_attention(module: ModuleOp) -> bool:
     """Fuses `softmax(mask(query @ key^T * scale)) @ value`. Returns whether there was any."""
+    if not any(op.name == "cirh.Softmax" for op in body_ops(module)):
+        return False
     eliminate_dead_code(module)  # which would count as a reader
     changed = fuse_each(module, ("cirh.Softmax",), partial(_fuse, KnownMasks()))
     if changed:

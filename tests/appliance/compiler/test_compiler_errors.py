@@ -61,7 +61,7 @@ def test_inputs_with_different_batch_sizes() -> None:
 def test_a_step_that_does_not_fit_a_wafer() -> None:
     message = refusal(lambda m, x: m(x).sum(), wafer_memory_bytes=100)
     assert re.search(r"needs \d+ B of a wafer's memory, \d+ B more than it has \(100 B\)", message)
-    assert "num_csx" in message
+    assert "micro_batch_size" in message
 
 
 def test_weights_that_pass_through_need_not_fit_at_once() -> None:
