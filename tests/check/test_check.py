@@ -25,6 +25,7 @@ TRACED = {Question.TRACE, Question.PROGRAM, Question.WAFERS, Question.MEMORY}
 # The question whose answer is the fault.
 FAULTY = {
     "batch_not_divided": Question.WAFERS,
+    "changed_in_loop": Question.TRACE,
     "dynamic_shape": Question.TRACE,
     "every_second_call": Question.PROGRAM,
     "half_overflow": Question.HALF,
