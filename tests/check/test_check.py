@@ -25,6 +25,7 @@ TRACED = {Question.TRACE, Question.PROGRAM, Question.WAFERS, Question.MEMORY}
 # The question whose answer is the fault.
 FAULTY = {
     "batch_not_divided": Question.WAFERS,
+    "changed_in_loop": Question.TRACE,
     "dynamic_shape": Question.TRACE,
     "every_second_call": Question.PROGRAM,
     "half_overflow": Question.HALF,
@@ -70,7 +71,7 @@ def checked(tmp_path, monkeypatch):
     return check
 
 
-def told(script: Path) -> tuple[int, Mapping[str, Any]]:
+def printed(script: Path) -> tuple[int, Mapping[str, Any]]:
     """Returns the exit status of the command for a script, and what it prints as JSON."""
     command = [sys.executable, "-m", "waferbox", "check", "--json", "--steps", "3", "--wafers", "1", script.name]
     done = subprocess.run(command, cwd=script.parent, capture_output=True, text=True, check=False)
@@ -121,7 +122,7 @@ def test_script_that_fails_before_its_first_step(tmp_path):
     script = tmp_path / "fails.py"
     lines = ("import cerebras.pytorch as cstorch", 'backend = cstorch.backend("CSX")', 'raise ValueError("no data")')
     script.write_text("\n".join(lines))
-    status, verdict = told(script)
+    status, verdict = printed(script)
     assert status == verdict["status"] == 2
     (answer,) = verdict["answers"]
     assert answer["summary"] == "the script ended at fails.py:3 with ValueError: no data"
@@ -130,6 +131,6 @@ def test_script_that_fails_before_its_first_step(tmp_path):
 def test_script_without_a_step(tmp_path):
     script = tmp_path / "empty.py"
     script.write_text("print(1)\n")
-    status, verdict = told(script)
+    status, verdict = printed(script)
     assert status == verdict["status"] == 2
     assert "ran no step on CSX" in verdict["answers"][0]["summary"]

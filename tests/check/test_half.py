@@ -1,0 +1,99 @@
+"""The answer of what half precision does, from the values of steps on the cluster and by PyTorch in float32."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from waferbox.check.half import half_answer, steps_before_skip
+from waferbox.check.record import Found, Program, Question
+from waferbox.check.verdict import State
+
+NAME = "state.model.fc.weight"
+TEXT = """\
+#loc1 = loc("fc.fwd/aten::mul"("train.py":7:0))
+module  {
+  func @graph(%arg0: tensor<4xf32> {tf.aliasing_output = 0 : i64, tf.resource_name = "state.model.fc.weight"} \
+loc(unknown), %arg1: tensor<4xf32> {cs.input_name = "x"} loc(unknown)) -> (tensor<4xf32>) {
+    %0 = cirh.Mul %arg0, %arg1 : tensor<4xf32> loc(#loc1)
+    return %0 : tensor<4xf32> loc(unknown)
+  } loc(unknown)
+} loc(unknown)
+"""
+
+
+@pytest.fixture
+def answer(tmp_path):
+    """Returns a function that returns the answer for values of one state, after the steps from the first on."""
+
+    def answer_of(cluster, eager, beyond=()):
+        path = tmp_path / "cirh.mlir"
+        path.write_text(TEXT)
+        program = Program(
+            execution=1,
+            path=str(path),
+            function="training_step",
+            trains=True,
+            half="float16",
+            optimization_level=1,
+            half_gradients=False,
+            trace_seconds=0.1,
+            num_csx=1,
+            input_line="",
+        )
+        return half_answer(
+            program, saved(tmp_path / "cluster", cluster, 1), saved(tmp_path / "eager", eager, 0), beyond
+        )
+
+    return answer_of
+
+
+def saved(folder: Path, steps, first: int) -> dict[tuple[int, int], Path]:
+    folder.mkdir()
+    files = {}
+    for step, values in enumerate(steps, first):
+        named = values if isinstance(values, dict) else {NAME: values}
+        files[1, step] = folder / f"{step}.safetensors"
+        save_file({name: torch.tensor(value, dtype=torch.float64) for name, value in named.items()}, files[1, step])
+    return files
+
+
+def test_good(answer):
+    given = answer([[1.1, 2, 3, 4.1]], [[1.0, 2, 3, 4], [1.1, 2, 3, 4.2]])
+    assert (given.state, given.findings) == (State.GOOD, ())
+
+
+def test_values_that_do_not_change(answer):
+    given = answer([[1.0, 2, 3, 4.1]], [[1.0, 2, 3, 4], [1.1, 2.1, 3, 4.1]])
+    assert given.state is State.FOUND
+    (finding,) = given.findings
+    assert finding.message.startswith("67% of the values of fc.weight change in float32 and not in float16")
+
+
+def test_overflow(answer):
+    beyond = [Found(question=Question.HALF, line="train.py:5", message="`aten::mul` gives values of 1e+06")]
+    given = answer([[1.0, float("inf"), 3, 4]], [[1.0, 2, 3, 4], [1.1, 2.1, 3, 4]], beyond)
+    assert [finding.line for finding in given.findings if "not finite" in finding.message] == ["train.py:5"]
+
+
+def test_infinity_that_float32_has_too(answer):
+    given = answer([[1.1, float("inf")]], [[1.0, 2.0], [1.1, float("inf")]])
+    assert given.state is State.GOOD
+
+
+def test_skipped_steps(answer, tmp_path):
+    def scale(skipped):
+        return {
+            NAME: [1.0, 2],
+            "state.grad_scaler.0.loss_scale": 2.0**15,
+            "state.grad_scaler.0.num_skipped_steps": skipped,
+        }
+
+    given = answer([scale(0), scale(1)], [[1.0, 2], [1.1, 2.1], [1.2, 2.2]])
+    assert given.state is State.GOOD
+    assert given.summary.endswith("after the first step and 32768 after the last; 1 of the steps were skipped.")
+    assert list(steps_before_skip(saved(tmp_path / "more", [scale(0), scale(0), scale(1), scale(1)], 1))) == [
+        (1, 1),
+        (1, 2),
+    ]

@@ -1,0 +1,82 @@
+"""What a check finds out of a loader: its busiest line, its last batch, and what two workers share."""
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import cstorch
+from cstorch._internal.check.loader import BusyLines, partial_batch, shared_samples
+
+SAMPLES = TensorDataset(torch.arange(70))
+
+
+@pytest.mark.parametrize("steps", [5, 100])
+def test_partial_batch(steps):
+    what = partial_batch(DataLoader(SAMPLES, batch_size=16), steps)
+    assert what.startswith("batch 5 of a pass has 6 rows and the others have 16, as there are 70 samples")
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        while True:
+            yield torch.zeros(2)
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        DataLoader(SAMPLES, batch_size=16, drop_last=True),
+        DataLoader(SAMPLES, batch_size=10),
+        DataLoader(SAMPLES, batch_size=None),
+        DataLoader(Endless(), batch_size=16),
+        [torch.zeros(16)],
+    ],
+)
+def test_no_partial_batch(loader):
+    assert partial_batch(loader, 100) == ""
+
+
+def test_no_partial_batch_within_the_steps():
+    assert partial_batch(DataLoader(SAMPLES, batch_size=16), 4) == ""
+
+
+def test_busiest_line():
+    busy = BusyLines()
+    with busy:
+        time.sleep(0.1)  # the line
+    lines = Path(__file__).read_text().splitlines()
+    (line,) = [number for number, text in enumerate(lines, 1) if text.endswith("# the line")]
+    assert busy.busiest.endswith(f"test_check_loader.py:{line}")
+
+
+def whole_batches():
+    return [torch.arange(8)]
+
+
+def part_without_rank():
+    return [torch.arange(cstorch.distributed.get_streaming_batch_size(8))]
+
+
+def part_by_rank():
+    rank, workers = cstorch.distributed.get_streaming_rank(), max(1, cstorch.distributed.num_streamers())
+    rows = cstorch.distributed.get_streaming_batch_size(8)
+    return [torch.arange(8 * workers)[rank::workers][:rows]]
+
+
+def rank_in_vain():
+    cstorch.distributed.get_streaming_rank()
+    return [torch.arange(cstorch.distributed.get_streaming_batch_size(8))]
+
+
+@pytest.mark.parametrize(
+    ("input_fn", "is_shared"),
+    [(whole_batches, False), (part_without_rank, True), (part_by_rank, False), (rank_in_vain, True)],
+)
+def test_shared_samples(input_fn, is_shared):
+    loader = cstorch.utils.data.DataLoader(input_fn)
+    assert len(loader.first_batch()) == 8
+    assert bool(shared_samples(loader, 8)) == is_shared
+    assert not cstorch.distributed.is_streamer()

@@ -1,0 +1,47 @@
+"""A trace that reports reads of unknown values goes on, so that all lines with such reads are found."""
+
+import re
+
+import pytest
+import torch
+from torch import nn
+from traced_steps import X, states_of, trace
+
+from cstorch._internal.tracing import move_module
+from cstorch._internal.tracing.context import context
+from cstorch.errors import TraceError
+
+
+@pytest.fixture
+def refusals(monkeypatch):
+    found: list[TraceError] = []
+    monkeypatch.setattr(context, "on_refusal", found.append)
+    return found
+
+
+def traced(step):
+    model = nn.Linear(4, 3)
+    move_module(model)
+    return trace(lambda x: step(model(x)), X, states_of(model=model), model)
+
+
+def test_all_reads_are_reported(refusals):
+    def step(y):
+        if y.sum() > 0:
+            y = -y
+        kept = y[y > 0]
+        chosen = torch.masked_select(y, y < 1)
+        added = float(y.max())
+        added += y.min().item()
+        added += len(y.nonzero())
+        return kept.sum() * chosen.mean() + added
+
+    traced(step)
+    first = step.__code__.co_firstlineno
+    lines = {int(re.search(r"[Aa]t \S+\.py:(\d+)", str(refusal))[1]) - first for refusal in refusals}
+    assert lines == {1, 3, 4, 5, 6, 7}
+
+
+def test_reads_are_errors_without_a_report():
+    with pytest.raises(TraceError, match="the value of a traced tensor is needed"):
+        traced(lambda y: y * y.max().item())
