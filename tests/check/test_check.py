@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from waferbox.check.record import Question
 
 from waferbox.check.check import Check, CheckSettings
 from waferbox.check.runs import command_of
 from waferbox.check.verdict import State, Verdict
+from waferbox.checked_run.record import Question
 from waferbox.prediction.machines import CS3
 
 pytestmark = pytest.mark.cluster

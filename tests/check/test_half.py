@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import save_file
 
 from waferbox.check.half import half_answer, steps_before_skip
-from waferbox.check.record import Found, Program, Question
 from waferbox.check.verdict import State
+from waferbox.checked_run.record import Found, Program, Question
 
 NAME = "state.model.fc.weight"
 TEXT = """\
