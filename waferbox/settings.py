@@ -354,7 +354,6 @@ CHECK: Final[Variable[str]] = Variable(
     meaning="How the script runs for a check, and the folder of the record.",
     readers="from `waferbox check` to the script",
     is_internal=True,
-    is_withheld=True,
 )
 
 VARIABLES: Final[Sequence[Variable[object]]] = tuple(

@@ -234,7 +234,13 @@ def test_an_error_raised_in_a_closure_ends_the_job(start_script: StartScript, cl
 def test_an_op_that_cannot_be_compiled_is_named_with_its_line(
     start_script: StartScript, cluster: RunningCluster, mode: str, op: str, code: str, error: str
 ) -> None:
-    script = run(start_script, cluster, mode, "--num-csx", 2)
+    script = start_script(
+        FAULTS,
+        *(mode, "--artifacts", "artifacts", "--num-csx", 2),
+        management=cluster.management,
+        WAFERBOX_STRICT_SHARDING="1",
+    )
+    script.wait()
     assert script.process.returncode == 1
     message = message_of(script)
     assert message.startswith(f"cstorch.errors.{error}: "), message

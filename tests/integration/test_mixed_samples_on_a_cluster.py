@@ -38,11 +38,11 @@ def test_training_is_that_of_the_whole_batch(
     for warning in warnings:
         for name in ("aten.flip", "aten.roll"):
             assert f"{name} acts on the dimension of the samples" in warning
-        assert "test_mixed_samples.py:" in warning
+        assert "test_mixed_samples_on_a_cluster.py:" in warning
 
 
 @pytest.mark.cluster
 def test_strict_sharding_refuses_such_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WAFERBOX_STRICT_SHARDING", "1")
-    with pytest.raises(CompileError, match=r"sharding is strict: .*test_mixed_samples.py:\d+.*aten.flip"):
+    with pytest.raises(CompileError, match=r"sharding is strict: .*test_mixed_samples_on_a_cluster.py:\d+.*aten.flip"):
         parity.run_cstorch(options("CSX", tmp_path, "sgd", "mean", num_csx=2))

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Final
 
 DROPPED_VARIABLES: Final = (
-    "WAFERBOX_CHECK",
     "WAFERBOX_FORK_SERVER",
     "WAFERBOX_INPUT_USER",
     "WAFERBOX_SECRET_FILE",

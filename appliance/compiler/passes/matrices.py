@@ -51,6 +51,8 @@ def _swap(rank: int) -> list[int]:
 
 def _step(op: Operation) -> bool | None:
     """Whether a view exchanges rows and columns; None if it changes the matrices otherwise."""
+    if op.name not in ("cirh.Reshape", "cirh.Transpose"):
+        return None
     before, after = types.shape(op.operands[0]), types.shape(op.results[0])
     if op.name == "cirh.Reshape" and len(before) > 2 and len(after) > 2 and before[-2:] == after[-2:]:
         return False

@@ -123,7 +123,7 @@ def test_several_wafers_give_what_plain_torch_gives(name: str) -> None:
     Traced(step_of(CASES[name]), Weights(), values).check([values], [(1, 1), (2, 1), (3, 1)])
 
 
-REFUSED: dict[str, Function] = {
+MIXED: dict[str, Function] = {
     "conv-of-samples-as-channels": lambda m, x, ids: F.conv2d(x.transpose(0, 1)[:, :4], m.kernel2),
     "pool-over-samples": lambda m, x, ids: F.max_pool2d(x.permute(1, 2, 3, 0), 3, 1, 1),
     "group-norm-over-samples": lambda m, x, ids: F.group_norm(x.transpose(0, 1), 2),
@@ -133,13 +133,13 @@ REFUSED: dict[str, Function] = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_mixes_samples_is_refused_on_several_wafers_and_runs_on_one(name: str) -> None:
+@pytest.mark.parametrize("name", MIXED)
+def test_what_mixes_samples_is_gathered_on_several_wafers(name: str) -> None:
     values = batch()
-    traced = Traced(step_of(REFUSED[name]), Weights(), values)
-    traced.check([values], [(1, 1)])
-    with pytest.raises(CompileError, match=r"test_compiler_image_operations\.py:\d+.*num_csx=1"):
-        traced.plan(2)
+    traced = Traced(step_of(MIXED[name]), Weights(), values)
+    traced.check([values], [(1, 1), (2, 1), (3, 1)])
+    with pytest.raises(CompileError, match=r"sharding is strict: .*test_compiler_image_operations\.py:\d+"):
+        traced.plan(2, strict_sharding=True)
 
 
 @pytest.mark.parametrize(

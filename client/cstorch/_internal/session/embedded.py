@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cstorch.distributed.cluster_config import ClusterConfig, check_address
 from cstorch.errors import ClusterError
-from waferbox import deadlines
+from waferbox import deadlines, settings
 from waferbox.host.descriptors import readable
 from waferbox.launch.installation import python_command
 
@@ -58,9 +58,16 @@ class EmbeddedCluster:
             *("--workers", str(config.num_csx * config.num_workers_per_csx)),
         ]
         logger.info("No management address is set: starting an embedded cluster (its log: %s)", log)
+        # Only the script itself is checked, not the process of its input_fn.
+        environment = {name: value for name, value in os.environ.items() if name != settings.CHECK.name}
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
+                command,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,
             )
 
     @property
