@@ -20,7 +20,6 @@ from cstorch import (
     utils,
 )
 from cstorch._internal.absent import explain_in_modules
-from cstorch._internal.checked_backend.backends import install_check
 from cstorch._internal.execution import current_executor
 from cstorch._internal.generations import accept_tree_spec_fields, warn_of_other_providers
 from cstorch._internal.numpy_arrays import from_numpy, to_numpy
@@ -34,6 +33,7 @@ from cstorch.core.tensors import full, full_like, make_constant, ones, ones_like
 from cstorch.decomp.registry import register_decomposition
 from cstorch.storage import load, save
 from waferbox import __version__
+from waferbox import settings as _settings
 
 __all__ = [
     "__version__",
@@ -96,4 +96,7 @@ _generating_docs = False  # public scripts read it
 accept_tree_spec_fields()
 warn_of_other_providers()
 explain_in_modules()
-install_check()
+if _settings.CHECK.is_set():  # else their imports would cost every script 0.2 s
+    from cstorch._internal.checked_backend.backends import install_check
+
+    install_check()
