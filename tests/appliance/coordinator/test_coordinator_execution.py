@@ -12,6 +12,7 @@ import grpc
 import pytest
 
 from appliance.coordinator.execution.execution import CoordinatedExecution
+from appliance.coordinator.job import CoordinatedJob
 from appliance.management.requests import is_artifact
 from waferbox import deadlines
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, plan_pb2
@@ -231,23 +232,26 @@ def test_an_execution_that_the_client_leaves_can_be_followed_by_another_at_once(
 def test_an_execution_that_the_client_leaves_closes_its_links_when_all_nodes_have_stopped(
     cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left: list[CoordinatedExecution] = []
-    stopped_before_close: list[str] = []
-    abandon, close = CoordinatedExecution.abandon, CoordinatedExecution.close
+    begun: list[CoordinatedExecution | None] = []
+    stopped_before_close: list[list[str]] = []
+    begin, close = CoordinatedJob.begin, CoordinatedExecution.close
 
-    def noted(execution: CoordinatedExecution) -> None:
-        left.append(execution)
-        abandon(execution)
+    def noted(job: CoordinatedJob, request: coordinator_pb2.Begin) -> CoordinatedExecution | None:
+        begun.append(begin(job, request))
+        return begun[-1]
 
     def stop_late() -> None:
-        abandon(left[0])  # gRPC reports the end of a call in a thread of its own, which may come as late as this
+        assert begun[0] is not None
+        begun[0].abandon()  # gRPC reports the end of a call in a thread of its own, which may come as late as this
         time.sleep(0.2)
 
     def close_after(execution: CoordinatedExecution) -> None:
-        stopped_before_close.extend(cluster.behaviour.stopped)
+        # Threads of coordinators that other tests have killed close their executions at any time.
+        if execution is begun[0]:
+            stopped_before_close.append(list(cluster.behaviour.stopped))
         close(execution)
 
-    monkeypatch.setattr(CoordinatedExecution, "abandon", noted)
+    monkeypatch.setattr(CoordinatedJob, "begin", noted)
     monkeypatch.setattr(CoordinatedExecution, "close", close_after)
     cluster.add(**FULL)
     cluster.behaviour.on_stop["memoryx-0"] = stop_late
@@ -258,7 +262,7 @@ def test_an_execution_that_the_client_leaves_closes_its_links_when_all_nodes_hav
     one.receive("outputs")
     one.call.cancel()
     cluster.until(lambda: stopped_before_close)
-    assert "memoryx-0" in stopped_before_close
+    assert "memoryx-0" in stopped_before_close[0]
 
 
 @pytest.mark.parametrize(
