@@ -47,6 +47,9 @@ def compile_in_micro_batches(
 ) -> plan_pb2.Plan:
     """Compiles a step with micro-batches.
 
+    A step that does not fit keeps only what each layer reads, and computes the layer's activations again in the
+    backward pass.
+
     Args:
         text: a module in CIRH.
         target: the cluster to compile for.
@@ -59,6 +62,22 @@ def compile_in_micro_batches(
         CompileError: as `compile_module`, or if the batch cannot be divided so.
     """
     step = CompiledStep(text, keep)
+    try:
+        return _divided(step, target, asked, machine, keep)
+    except WaferMemoryError:
+        if target.execution_strategy is ExecutionStrategy.PIPELINE:
+            raise
+        return _divided(step, replace(target, recomputes=True), asked, machine, keep)
+
+
+def _divided(
+    step: CompiledStep,
+    target: Target,
+    asked: MicroBatching | None,
+    machine: Callable[[], MachineModel],
+    keep: Keep | None,
+) -> plan_pb2.Plan:
+    """Compiles with micro-batches as they are asked for; arguments and errors as of `compile_in_micro_batches`."""
     if asked is None:
         return step.plan(target, keep)
     if asked.explore:

@@ -1,9 +1,12 @@
 """Makes the plan of a step: the parts of all roles, put together."""
 
+from collections.abc import Mapping, Sequence
+from typing import Final
+
 from xdsl.ir import SSAValue
 
 from appliance.compiler.core.target import HALF_TYPES, ExecutionStrategy, Target
-from appliance.compiler.cost.kernel_profile import profile_kernels
+from appliance.compiler.cost.kernel_profile import KernelProfile, profile_kernels
 from appliance.compiler.cost.link_memory import set_link_bytes
 from appliance.compiler.memoryx_schedule.memory_plan import adding_node_bytes, shard_bytes
 from appliance.compiler.memoryx_schedule.schedule import ShardScheduler, find_exchanges, find_output
@@ -14,13 +17,19 @@ from appliance.compiler.pipelined.plan import fill_pipeline
 from appliance.compiler.sharding.gathered import gathered_values, reason_of
 from appliance.compiler.wafer_schedule.arena import lay_out_arena
 from appliance.compiler.wafer_schedule.memory_plan import MemoryPlan, check_memory, plan_memory
-from appliance.compiler.wafer_schedule.schedule import WaferSchedule, schedule_wafer
+from appliance.compiler.wafer_schedule.schedule import WaferSchedule, WaferWork, make_wafer_work, schedule_wafer
+from appliance.compiler.wafer_schedule.segment_runs import StepOrder
 from waferbox.cirh.dialect import types
 from waferbox.cirh.dialect.locations import source_of
 from wsc.v1 import plan_pb2
 
 # Version of the messages in plan.proto and of their meaning. A cached plan of another format is compiled again.
-PLAN_FORMAT = 11
+PLAN_FORMAT = 12
+
+# More rounds stream the weights so often that it is better to compute activations again, for more rows at once.
+MOST_ROUNDS: Final = 64
+# Of an order with more rounds than these, some are tried before all are scheduled.
+_ROUNDS_TRIED: Final = 4
 
 
 def make_plan(cut: Cut, target: Target) -> plan_pb2.Plan:
@@ -71,38 +80,69 @@ def _stream(plan: plan_pb2.Plan, cut: Cut, target: Target) -> None:
 
 
 def _fit_wafer(cut: Cut, sharing: Sharing, target: Target) -> tuple[Numbers, WaferSchedule]:
-    """The wafer's part, with as many micro-batches at once as fit its memory: weights are then streamed least often."""
-    possible = [at_once for at_once in range(1, target.micro_batches + 1) if target.micro_batches % at_once == 0]
+    """The wafer's part, with as many micro-batches at once as fit its memory: weights are then streamed least often.
 
-    def fitted(at_once: int) -> tuple[Numbers, WaferSchedule, MemoryPlan]:
-        numbers = Numbers()
-        wafer = schedule_wafer(cut, sharing, target, numbers, at_once)
-        plan = wafer.plan
-        plan.memory_bytes = target.wafer_memory_bytes
-        plan.kernel_library = target.kernel_library.code
-        profiles = profile_kernels(plan.kernels)
-        plan.flops = sum(profiles[i.run.kernel].flops for i in plan.instructions if i.HasField("run"))
-        plan.arena.CopyFrom(lay_out_arena(plan))
-        memory = plan_memory(plan, profiles, target.wafer_memory_bytes)
-        plan.own_bytes = memory.own_bytes
-        return numbers, wafer, memory
-
-    numbers, wafer, memory = fitted(possible[-1])
-    if memory.fits or len(possible) == 1:
-        check_memory(memory, target.num_csx, cut.sharding.batch_rows, target.micro_batches)
-        return numbers, wafer
-    numbers, wafer, memory = fitted(1)
-    check_memory(memory, target.num_csx, cut.sharding.batch_rows, target.micro_batches, wafer.whole_batch_first)
-    # Bisection: possible[low] fits, possible[high] does not, and memory grows with the number at once.
-    low, high = 0, len(possible) - 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        tried = fitted(possible[middle])
-        if tried[2].fits:
-            low, (numbers, wafer, memory) = middle, tried
-        else:
-            high = middle
+    If no number fits, MemoryX adds the gradients of the rounds, so that the wafer needs no memory for their sums.
+    """
+    work = make_wafer_work(cut, target)
+    profiles = profile_kernels(work.kernels)
+    order, memory = _fitting_order(work, profiles, sharing)
+    check_memory(memory, target.num_csx, cut.sharding.batch_rows, target.micro_batches, work.whole_batch_first)
+    numbers = Numbers()
+    wafer, memory = _scheduled(work, profiles, sharing, numbers, order, order.rounds)
+    check_memory(memory, target.num_csx, cut.sharding.batch_rows, target.micro_batches, work.whole_batch_first)
+    wafer.plan.own_bytes, wafer.plan.recomputes = memory.own_bytes, target.recomputes
     return numbers, wafer
+
+
+def _fitting_order(
+    work: WaferWork, profiles: Mapping[int, KernelProfile], sharing: Sharing
+) -> tuple[StepOrder, MemoryPlan]:
+    """The order that fits with the most micro-batches at once, or the one that needs the least memory."""
+    count = work.target.micro_batches
+    most_rounds = count if work.target.recomputes else MOST_ROUNDS
+
+    def tried(at_once: int, *, adds_in_memoryx: bool) -> tuple[StepOrder, MemoryPlan]:
+        order = StepOrder(micro_batches=count, at_once=at_once, adds_in_memoryx=adds_in_memoryx)
+        # All rounds but the first and the last are alike.
+        rounds = order.rounds if len(order.rounds) <= _ROUNDS_TRIED else [*order.rounds[:2], order.rounds[-1]]
+        return order, _scheduled(work, profiles, sharing, Numbers(), order, rounds)[1]
+
+    best = tried(count, adds_in_memoryx=False)
+    if best[1].fits or count == 1:
+        return best
+    possible = [at_once for at_once in range(1, count) if count % at_once == 0 and count // at_once <= most_rounds]
+    # Rounded gradients are added before they are rounded, on the wafer.
+    for adds_in_memoryx in (False, True) if not work.closing else (False,):
+        best = tried(possible[0], adds_in_memoryx=adds_in_memoryx)
+        if best[1].fits:
+            # The memory grows with the number at once. Small numbers, whose programs are short, are tried first.
+            for at_once in possible[1:]:
+                following = tried(at_once, adds_in_memoryx=adds_in_memoryx)
+                if not following[1].fits:
+                    break
+                best = following
+            break
+    return best
+
+
+def _scheduled(
+    work: WaferWork,
+    profiles: Mapping[int, KernelProfile],
+    sharing: Sharing,
+    numbers: Numbers,
+    order: StepOrder,
+    rounds: Sequence[range],
+) -> tuple[WaferSchedule, MemoryPlan]:
+    """The program of these rounds of an order, and the memory that it needs."""
+    target = work.target
+    wafer = schedule_wafer(work, sharing, numbers, order, rounds)
+    plan = wafer.plan
+    plan.memory_bytes = target.wafer_memory_bytes
+    plan.kernel_library = target.kernel_library.code
+    plan.flops = sum(profiles[i.run.kernel].flops for i in plan.instructions if i.HasField("run"))
+    plan.arena.CopyFrom(lay_out_arena(plan))
+    return wafer, plan_memory(plan, profiles, target.wafer_memory_bytes)
 
 
 def _add_outputs(

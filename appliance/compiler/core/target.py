@@ -144,6 +144,7 @@ class Target:
         wafer_memory_bytes: memory of a wafer.
         prefetch_layers: weights stay on a wafer between two uses if at most so many segments lie between them.
         micro_batches: number of micro-batches of a wafer, or of each replica.
+        recomputes: whether the backward pass computes a layer's activations again, instead of keeping them.
         precision: mixed precision; None: float32 throughout.
         kernel_library: the library that runs the kernels of layers.
         execution_strategy: weight streaming or layer pipelined mode.
@@ -159,6 +160,7 @@ class Target:
     wafer_memory_bytes: int = DEFAULT_WAFER_MEMORY_BYTES
     prefetch_layers: int = 4
     micro_batches: int = 1
+    recomputes: bool = False
     precision: Precision | None = None
     kernel_library: KernelLibrary = KernelLibrary.ATEN
     execution_strategy: ExecutionStrategy = ExecutionStrategy.WEIGHT_STREAMING

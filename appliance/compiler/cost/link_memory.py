@@ -158,5 +158,6 @@ def _sent_bytes(groups: Iterable[plan_pb2.Group]) -> int:
 
 def _most_in_window(sizes: Sequence[int]) -> int:
     """The most bytes in a window of a shard's weights groups, also across the end of a step."""
-    windows = (islice(cycle(sizes), begin, begin + WEIGHTS_WINDOW) for begin in range(len(sizes)))
+    around = list(islice(cycle(sizes), len(sizes) + WEIGHTS_WINDOW))
+    windows = (around[begin : begin + WEIGHTS_WINDOW] for begin in range(len(sizes)))
     return max(map(sum, windows), default=0)

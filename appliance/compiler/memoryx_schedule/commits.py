@@ -4,6 +4,7 @@ Its readers are operations of the shard, messages that are still to be sent, and
 large weights in the shard's memory. A reduction, which each wafer sends after its last read, shows that all have read.
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from appliance.compiler.partition.groups import Bundle
 from appliance.compiler.partition.shards import Sharing
 from waferbox.cirh.dialect.operations import func_of
 from waferbox.links.frame import INLINE_BYTES
+from wsc.v1 import plan_pb2
 
 _WAY_OUT = "make it depend on the step's loss or gradients, or do it in a step that has an output"
 
@@ -62,8 +64,10 @@ class Commits:
         self._cut = cut
         self._reads = reads
         self._loads = loads
-        self._loads_of = _by_value(loads)
-        self._events_of = _by_value([*loads, *others])
+        self._large = {value for event in loads if event.bundle.nbytes > INLINE_BYTES for value in event.bundle.values}
+        # By value: the number of messages with it that are still to be sent.
+        self._unsent = Counter(value for event in (*loads, *others) for value in event.bundle.values)
+        self._unsent_loads = Counter(value for event in loads for value in event.bundle.values)
         self._last_read = last_read
         self._states = set(sharing.states[shard])
         self._updates: dict[SSAValue, list[SSAValue]] = {}
@@ -83,6 +87,13 @@ class Commits:
         if not self.wait_for_wafers:
             return True
         return all(self._is_released(state) for value in op.results for state in self._updates.get(value, ()))
+
+    def sent(self, event: Event) -> None:
+        """Registers a message that the program sends."""
+        event.sent = True
+        self._unsent.subtract(event.bundle.values)
+        if event.bundle.group.kind == plan_pb2.GROUP_KIND_WEIGHTS:
+            self._unsent_loads.subtract(event.bundle.values)
 
     def received(self, values: Sequence[SSAValue]) -> None:
         """Registers received values: those that are states' next values are copied at the end."""
@@ -125,14 +136,12 @@ class Commits:
                     )
 
     def _is_to_be_sent(self, value: SSAValue) -> bool:
-        return any(not event.sent for event in self._events_of.get(value, ()))
+        return self._unsent[value] > 0
 
     def _is_released(self, state: SSAValue) -> bool:
-        events = self._loads_of.get(state, ())
-        if not all(event.sent for event in events):
+        if self._unsent_loads[state]:
             return False
-        in_place = any(event.bundle.nbytes > INLINE_BYTES for event in events)
-        return not in_place or self._last_read.get(state, -1) <= self.released
+        return state not in self._large or self._last_read.get(state, -1) <= self.released
 
     def _is_dead(self, state: SSAValue, todo: Collection[Operation]) -> bool:
         aliases = self._reads.aliases(state)
@@ -143,12 +152,3 @@ class Commits:
     def _name(self, state: SSAValue) -> str:
         arguments = func_of(self._cut.module).block.args
         return next(named.name for named in self._cut.names.states if arguments[named.argument] is state)
-
-
-def _by_value(events: Sequence[Event]) -> Mapping[SSAValue, Sequence[Event]]:
-    """By value, the messages that contain it."""
-    found: dict[SSAValue, list[Event]] = {}
-    for event in events:
-        for value in event.bundle.values:
-            found.setdefault(value, []).append(event)
-    return found

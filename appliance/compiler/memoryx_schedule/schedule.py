@@ -4,6 +4,8 @@ Messages have an order that all roles share, so roles with one thread each canno
 is done as early as possible between the messages.
 """
 
+import itertools
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +21,7 @@ from appliance.compiler.partition.groups import Bundle, KernelTable, Numbers
 from appliance.compiler.partition.layers import inputs_of
 from appliance.compiler.partition.shards import Sharing, order
 from appliance.compiler.wafer_schedule.schedule import WaferSchedule, add_drops
+from appliance.compiler.wafer_schedule.streams import Departure
 from waferbox.cirh.dialect import types
 from waferbox.cirh.dialect.operations import func_of
 from waferbox.cirh.modules.graph import extract
@@ -142,6 +145,7 @@ class ShardScheduler:
         self._loads = [
             Event(load.bundle, load.position) for load in wafer.loads if load.bundle.group.source_shard == shard
         ]
+        self._num_sent = 0  # of the loads, which are sent in order
         outputs = [output] if output is not None and shard == 0 else []
         self._others = [Event(bundle) for bundle in (*exchanges.from_shard(shard), *outputs)]
         self._exchange_inputs = exchanges.to_shard(shard)
@@ -157,10 +161,15 @@ class ShardScheduler:
         for departure in receives:
             # The wafers cannot send this group before they have the weights of all segments up to it.
             self._send_loads(departure.position + self._target.prefetch_layers, needed=departure.position)
-            self._run_ready()
-            self._receive(departure.bundle)
+            if departure.is_last:
+                self._run_ready()
+            if departure.adds_to in self._groups:
+                self._add(departure)
+            else:
+                self._receive(departure.bundle, is_complete=departure.is_last)
             self._commits.released = departure.position
-            self._run_ready()
+            if departure.is_last:
+                self._run_ready()
         self._send_loads(len(self._wafer.work), needed=len(self._wafer.work))
         self._run_ready()
         while self._exchange_inputs:
@@ -170,7 +179,7 @@ class ShardScheduler:
         # wafers may still read a state that they replace.
         self._commits.wait_for_wafers = False
         self._run_ready()
-        if not all(event.sent for event in self._loads):
+        if self._num_sent < len(self._loads):
             raise CompileError(
                 "the wafers would wait for a value that MemoryX cannot make while they wait; use max_wgt_servers=1"
             )
@@ -183,15 +192,29 @@ class ShardScheduler:
         self._finish()
         return self._plan
 
-    def _receive(self, bundle: Bundle) -> None:
+    def _receive(self, bundle: Bundle, *, is_complete: bool = True) -> None:
+        """Receives a group. is_complete: whether its values are; otherwise other groups will be added to them."""
         self._groups[bundle.id] = bundle.group
         self._plan.instructions.add().receive.group = bundle.id
+        if is_complete:
+            self._complete(bundle)
+
+    def _add(self, departure: Departure) -> None:
+        """Receives the gradients of a later round, and adds them to those of the first."""
+        bundle = departure.bundle
+        self._groups[bundle.id] = bundle.group
+        receive = self._plan.instructions.add().receive
+        receive.group, receive.adds_to = bundle.id, departure.adds_to
+        if departure.is_last:
+            self._complete(bundle)
+
+    def _complete(self, bundle: Bundle) -> None:
         self._available.update(bundle.values)
         self._frontier.add(bundle.values)
         self._commits.received(bundle.values)
 
     def _send(self, event: Event) -> None:
-        event.sent = True
+        self._commits.sent(event)
         self._groups[event.bundle.id] = event.bundle.group
         self._plan.instructions.add().send.group = event.bundle.id
 
@@ -204,10 +227,8 @@ class ShardScheduler:
                 shard. At most WEIGHTS_AHEAD groups beyond these are sent: a shard that waits for a full window to empty
                 would not release the gradients for whose buffers the wafers wait.
         """
-        ahead = sum(1 for event in self._loads if event.sent and event.position > needed)
-        for event in self._loads:
-            if event.sent:
-                continue
+        ahead = self._num_sent - bisect_right(self._loads, needed, hi=self._num_sent, key=lambda event: event.position)
+        for event in itertools.islice(self._loads, self._num_sent, None):
             if event.position > up_to or (event.position > needed and ahead >= WEIGHTS_AHEAD):
                 return
             ahead += event.position > needed
@@ -217,6 +238,7 @@ class ShardScheduler:
             if not self._available.issuperset(event.bundle.values):
                 return  # depends on a reduction that has not been received yet
             self._send(event)
+            self._num_sent += 1
 
     def _receive_for(self, values: Sequence[SSAValue]) -> None:
         """Receives what these values need from other shards."""
@@ -231,6 +253,8 @@ class ShardScheduler:
 
     def _compute(self, values: Sequence[SSAValue]) -> None:
         """Runs the operations that these values need, as far as possible now."""
+        if self._available.issuperset(values):
+            return
         behind = self._behind(values)
         self._run_ready(lambda op: any(result in behind for result in op.results))
 

@@ -1,6 +1,6 @@
 """Layers: the wafers' work divided into segments by module, and the reduced values that each operation waits for."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from xdsl.ir import Block, Operation, SSAValue, Use
@@ -14,22 +14,24 @@ from waferbox.cirh.table.lookup import spec
 # --- Waits ------------------------------------------------------------------------------------------------------------
 
 
-def closure(ops: Iterable[Operation], sunk: frozenset[Operation]) -> list[Operation]:
-    """The operations, and the sunk ones that they read, in order of execution."""
+def closure(ops: Iterable[Operation], sunk: Collection[Operation]) -> list[Operation]:
+    """The operations, and those of the sunk ones that they read, in order of execution."""
     ops = list(ops)
     done: set[Operation] = set(ops)
     ordered: list[Operation] = []
-
-    def need(op: Operation) -> None:
-        for operand in op.operands:
-            owner = operand.owner
-            if isinstance(owner, Operation) and owner not in done and owner in sunk:
-                done.add(owner)
-                need(owner)
-        ordered.append(op)
-
     for op in ops:
-        need(op)
+        waiting = [(op, iter(op.operands))]  # a stack, as chains of operations may be long
+        while waiting:
+            last, operands = waiting[-1]
+            for operand in operands:
+                owner = operand.owner
+                if isinstance(owner, Operation) and owner not in done and owner in sunk:
+                    done.add(owner)
+                    waiting.append((owner, iter(owner.operands)))
+                    break
+            else:
+                ordered.append(last)
+                waiting.pop()
     return ordered
 
 

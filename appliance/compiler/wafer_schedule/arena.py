@@ -6,6 +6,7 @@ group waits for another.
 """
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 from waferbox.links.elements import aligned
@@ -53,7 +54,8 @@ def lay_out_arena(plan: plan_pb2.WaferPlan) -> plan_pb2.SendArena:
         burst.offset = end if end + burst.nbytes <= room else 0
         end = burst.offset + burst.nbytes
         arena.nbytes = max(arena.nbytes, end)
-    _find_waits(bursts)
+    if arena.credited:
+        _find_waits(bursts)
     index = 0
     for burst in bursts:
         offset = burst.offset
@@ -95,9 +97,10 @@ def _find_waits(bursts: list[_Burst]) -> None:
     for burst in bursts:
         ends.append((ends[-1] if ends else 0) + len(burst.groups))
     for number, burst in enumerate(bursts):
-        before = [(ends[i], bursts[i]) for i in range(number)]
-        step_before = [(ends[i] - ends[-1], bursts[i]) for i in range(number, len(bursts))]
-        burst.released = max(count for count, other in (*before, *step_before) if other.overlaps(burst))
+        # The latest comes first. It is near, as the ring has room for few bursts; the burst itself is the farthest.
+        before = ((ends[i], bursts[i]) for i in range(number - 1, -1, -1))
+        step_before = ((ends[i] - ends[-1], bursts[i]) for i in range(len(bursts) - 1, number - 1, -1))
+        burst.released = next(count for count, other in chain(before, step_before) if other.overlaps(burst))
     # A burst awaits no smaller count than the burst before it, so that counts are awaited in ascending order. The first
     # pass gives what the last burst of a step has awaited, which is where the first one of the next step begins.
     reached = bursts[-1].released - ends[-1] if bursts else 0

@@ -101,8 +101,7 @@ def plan_memory(plan: plan_pb2.WaferPlan, profiles: Mapping[int, KernelProfile],
     batch_bytes = sum(group.nbytes for group in plan.groups if group.kind == plan_pb2.GROUP_KIND_BATCH)
     dying = _last_uses(plan, groups)
     arriving = _arriving(plan, groups)
-    weights: dict[int, int] = {}
-    made: dict[int, int] = {}
+    weights, made = _Held(), _Held()
     joined: set[int] = set()  # values whose first part is in its buffer: further parts take memory until they are added
     points = []
     for position, instruction in enumerate(plan.instructions):
@@ -111,7 +110,8 @@ def plan_memory(plan: plan_pb2.WaferPlan, profiles: Mapping[int, KernelProfile],
                 group = groups[instruction.receive.group]
                 if group.kind != plan_pb2.GROUP_KIND_BATCH:
                     place = weights if group.kind == plan_pb2.GROUP_KIND_WEIGHTS else made
-                    place.update((member.value, tensor_bytes(member.type)) for member in group.members)
+                    for member in group.members:
+                        place.add(member.value, tensor_bytes(member.type))
             case "run":
                 run = instruction.run
                 profile = profiles[run.kernel]
@@ -125,18 +125,35 @@ def plan_memory(plan: plan_pb2.WaferPlan, profiles: Mapping[int, KernelProfile],
                     MemoryPoint(
                         segment=run.layer,
                         batch_bytes=batch_bytes,
-                        weight_bytes=sum(weights.values()),
-                        activation_bytes=sum(made.values()),
+                        weight_bytes=weights.nbytes,
+                        activation_bytes=made.nbytes,
                         gradient_bytes=gradient_bytes,
                         working_bytes=max(profile.working_bytes - placed, 0),
                         arriving_bytes=arriving[position],
                     )
                 )
-                made.update((value, nbytes) for value, nbytes in new.items() if value not in in_buffers)
+                for value, nbytes in new.items():
+                    if value not in in_buffers:
+                        made.add(value, nbytes)
         for value in dying[position]:
-            weights.pop(value, None)
-            made.pop(value, None)
+            weights.drop(value)
+            made.drop(value)
     return MemoryPlan(capacity_bytes=capacity_bytes, points=tuple(points) or (_idle(batch_bytes),))
+
+
+class _Held:
+    """The values that are held at one moment, and their bytes."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self._sizes: dict[int, int] = {}
+
+    def add(self, value: int, nbytes: int) -> None:
+        self.nbytes += nbytes - self._sizes.get(value, 0)
+        self._sizes[value] = nbytes
+
+    def drop(self, value: int) -> None:
+        self.nbytes -= self._sizes.pop(value, 0)
 
 
 def _other_buffers(plan: plan_pb2.WaferPlan, groups: Groups) -> Iterator[int]:

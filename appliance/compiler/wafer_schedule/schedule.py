@@ -8,16 +8,17 @@ segment's last read of the weights.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from xdsl.ir import SSAValue
+from xdsl.ir import Operation, SSAValue
 
 from appliance.compiler.core.target import Target
 from appliance.compiler.partition.cut import Cut
 from appliance.compiler.partition.groups import Bundle, KernelTable, Numbers
-from appliance.compiler.partition.layers import Segment, Waits, closure, inputs_of, partition
+from appliance.compiler.partition.layers import INPUT, Segment, Waits, closure, inputs_of, partition
 from appliance.compiler.partition.local import Localiser
 from appliance.compiler.partition.shards import Sharing
 from appliance.compiler.wafer_schedule.segment_runs import (
     SegmentRun,
+    StepOrder,
     num_of_whole_batch,
     order_segment_runs,
     take_out_rounding,
@@ -66,6 +67,108 @@ def add_drops(
                 live.update(read)
 
 
+# --- Segments and their kernels ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class WaferWork:
+    """The segments of a wafer with their kernels, which do not depend on the order in which it goes through them.
+
+    Attributes:
+        cut: the step, divided between wafers and MemoryX.
+        target: the cluster.
+        localiser: makes the kernels.
+        waits: the reduced values that each operation waits for.
+        segments: one run for each segment, in order.
+        closing: by segment, a run that rounds the sums of its gradients.
+        whole: number of segments that come first, with all micro-batches.
+        kernels: the kernels.
+        kernel_of: by segment, the number of its kernel.
+        returned: by segment, the reduced values that come back for it.
+    """
+
+    cut: Cut
+    target: Target
+    localiser: Localiser
+    waits: Waits
+    segments: Sequence[SegmentRun]
+    closing: Mapping[Segment, SegmentRun]
+    whole: int
+    kernels: Sequence[plan_pb2.Kernel]
+    kernel_of: Mapping[Segment, int]
+    returned: Mapping[Segment, Sequence[SSAValue]]
+
+    @property
+    def whole_batch_first(self) -> bool:
+        """Whether most segments are run with all micro-batches before the next segment is."""
+        return 2 * self.whole > len(self.segments)
+
+
+def make_wafer_work(cut: Cut, target: Target) -> WaferWork:
+    """Divides the wafers' operations into segments, and makes their kernels."""
+    localiser, waits = Localiser(cut.sharding), Waits(cut)
+    segments = make_segment_runs(cut, waits, recomputes=target.recomputes)
+    # Parts of several micro-batches are added in float32 and rounded once: see `partition/precision.py`.
+    rounding = [op for op in cut.wafer_ops if target.micro_batches > 1 and op.results[0] in cut.sharding.rounded]
+    closing = take_out_rounding(segments, rounding)
+    table = KernelTable()
+    kernel_of, returned = {}, {}
+    # In the order of the runs, so that the numbers of kernels ascend.
+    for run in order_segment_runs(segments, 0, 1, [range(1)], closing):
+        module = localiser.kernel(run.ops, run.inputs, run.outputs)
+        kernel_of[run.segment] = table.number(print_module(module, locations=False))
+        returned[run.segment] = [value for op in run.ops for value in waits.returned(op)]
+    return WaferWork(
+        cut=cut,
+        target=target,
+        localiser=localiser,
+        waits=waits,
+        segments=segments,
+        closing=closing,
+        whole=num_of_whole_batch(segments, waits, closing),
+        kernels=table.messages(),
+        kernel_of=kernel_of,
+        returned=returned,
+    )
+
+
+def make_segment_runs(cut: Cut, waits: Waits, *, recomputes: bool = False) -> list[SegmentRun]:
+    """One segment run for each segment, with the values that it reads, and those that it makes for others.
+
+    recomputes: whether the backward pass computes a layer's activations again, from what the layer reads.
+    """
+    segments = partition(cut, waits)
+    forward = _repeatable(cut, waits, segments) if recomputes else {}
+    work = []
+    for segment in segments:
+        repeated = cut.sunk | forward.get(segment.layer, frozenset()) if segment.backward else cut.sunk
+        ops = closure(segment.ops, repeated)
+        work.append(SegmentRun(segment, ops, inputs_of(ops)))
+    leaving = set(cut.sharding.reduced) | {value for _, value in cut.outputs if cut.sharding.used(value).is_sharded}
+    read = {value for item in work for value in item.inputs}
+    for item in work:
+        made = [result for op in item.segment.ops for result in op.results]
+        item.outputs = [value for value in made if value in leaving or value in read]
+    return work
+
+
+def _repeatable(cut: Cut, waits: Waits, segments: Sequence[Segment]) -> Mapping[str, frozenset[Operation]]:
+    """By layer, the operations of its forward pass that its backward pass may run again.
+
+    Their results depend on the layer's own inputs alone: random numbers on their key. A value that all wafers combine
+    is received once.
+    """
+    found: dict[str, set[Operation]] = {}
+    for segment in segments:
+        if not segment.backward and segment.layer != INPUT:
+            found.setdefault(segment.layer, set()).update(
+                op
+                for op in segment.ops
+                if not waits.awaited(op) and not any(result in cut.sharding.reduced for result in op.results)
+            )
+    return {layer: frozenset(ops) for layer, ops in found.items()}
+
+
 # --- The wafer's program ----------------------------------------------------------------------------------------------
 
 
@@ -80,8 +183,6 @@ class WaferSchedule:
         loads: the receptions of weights groups, in order; tokens at the begin of the step have position -1.
         departures: the sendings of reduction groups, in order.
         last_read: by value, the position of the last segment run that reads it.
-        localiser: makes the kernels.
-        whole_batch_first: whether most segments are run with all micro-batches before the next segment is.
     """
 
     plan: plan_pb2.WaferPlan
@@ -90,87 +191,54 @@ class WaferSchedule:
     loads: list[Load]
     departures: list[Departure]
     last_read: Mapping[SSAValue, int]
-    localiser: Localiser
-    whole_batch_first: bool
 
 
-def schedule_wafer(cut: Cut, sharing: Sharing, target: Target, numbers: Numbers, at_once: int) -> WaferSchedule:
+def schedule_wafer(
+    work: WaferWork, sharing: Sharing, numbers: Numbers, order: StepOrder, rounds: Sequence[range]
+) -> WaferSchedule:
     """Makes the wafer's program.
 
     Args:
-        cut: the step, divided between wafers and MemoryX.
+        work: the segments.
         sharing: the shard of each state and of each operation of MemoryX.
-        target: the cluster.
         numbers: gives numbers to groups and values.
-        at_once: number of micro-batches that go through the layers together.
+        order: how the wafer goes through the segments.
+        rounds: the rounds of `order`; or some of them, whose program shows the memory that the wafer needs in all.
     """
-    localiser = Localiser(cut.sharding)
-    waits = Waits(cut)
-    segments = make_segment_runs(cut, waits)
-    # Parts of several micro-batches are added in float32 and rounded once: see `partition/precision.py`.
-    rounding = [op for op in cut.wafer_ops if target.micro_batches > 1 and op.results[0] in cut.sharding.rounded]
-    closing = take_out_rounding(segments, rounding)
-    whole = num_of_whole_batch(segments, waits, closing)
-    work = order_segment_runs(segments, whole, target.micro_batches, at_once, closing)
-    last_read = last_reads(work)
-    loads = find_loads(cut, sharing, target, numbers, work, waits)
-    tokens, batch = make_tokens(sharing, numbers), make_batch(cut, numbers, localiser, target.micro_batches)
-    departures = find_departures(cut, sharing, target, numbers, localiser, work, waits)
+    cut, target, localiser, waits = work.cut, work.target, work.localiser, work.waits
+    runs = order_segment_runs(work.segments, work.whole, order.micro_batches, rounds, work.closing)
+    last_read = last_reads(runs)
+    loads = find_loads(cut, sharing, target, numbers, runs, waits)
+    tokens, batch = make_tokens(sharing, numbers), make_batch(cut, numbers, localiser, order.micro_batches)
+    departures = find_departures(cut, sharing, target, numbers, localiser, runs, waits, order)
     ensure_releases(cut, sharing, loads, departures, last_read)
     first = [Load(-1, tokens[shard]) for shard in unacknowledged_shards(loads, departures)]
     loads = [*first, *loads]
-    sums = [value for rounded in closing.values() for value in rounded.inputs]
-    assembler = _Assembler(cut, numbers, localiser, waits, target.micro_batches, sums)
-    assembler.assemble(batch, work, loads, departures)
-    assembler.plan.micro_batches, assembler.plan.micro_batches_at_once = target.micro_batches, at_once
+    assembler = _Assembler(work, numbers, {value for d in departures if d.adds_to for value in d.bundle.values})
+    assembler.assemble(batch, runs, loads, departures)
+    assembler.plan.micro_batches, assembler.plan.micro_batches_at_once = order.micro_batches, order.at_once
     return WaferSchedule(
         plan=assembler.plan,
         batch=batch.group,
-        work=work,
+        work=runs,
         loads=loads,
         departures=departures,
         last_read=last_read,
-        localiser=localiser,
-        whole_batch_first=2 * whole > len(segments),
     )
-
-
-def make_segment_runs(cut: Cut, waits: Waits) -> list[SegmentRun]:
-    """One segment run for each segment, with the values that it reads, and those that it makes for others."""
-    work = []
-    for segment in partition(cut, waits):
-        ops = closure(segment.ops, cut.sunk)
-        work.append(SegmentRun(segment, ops, inputs_of(ops)))
-    leaving = set(cut.sharding.reduced) | {value for _, value in cut.outputs if cut.sharding.used(value).is_sharded}
-    read = {value for item in work for value in item.inputs}
-    for item in work:
-        made = [result for op in item.segment.ops for result in op.results]
-        item.outputs = [value for value in made if value in leaving or value in read]
-    return work
 
 
 class _Assembler:
     """Puts the instructions of a wafer in order."""
 
-    def __init__(
-        self,
-        cut: Cut,
-        numbers: Numbers,
-        localiser: Localiser,
-        waits: Waits,
-        micro_batches: int,
-        sums: Collection[SSAValue],
-    ) -> None:
-        """sums: gradients to which all micro-batches add a part before they are rounded."""
-        self._cut = cut
+    def __init__(self, work: WaferWork, numbers: Numbers, of_rounds: Collection[SSAValue]) -> None:
+        """of_rounds: gradients of which each round has a part of its own, which MemoryX adds."""
+        self._cut = work.cut
+        self._work = work
         self._numbers = numbers
-        self._localiser = localiser
-        self._waits = waits
-        self._micro_batches = micro_batches
-        self._sums = sums
-        self._parts = cut.parts.difference(sums)
-        self._kernels = KernelTable()
-        self._numbers_of_kernels: dict[Segment, int] = {}
+        # Gradients to which all micro-batches add a part before they are rounded.
+        self._sums = [value for rounded in work.closing.values() for value in rounded.inputs]
+        self._parts = work.cut.parts.difference(self._sums)
+        self._of_rounds = of_rounds
         self._groups: dict[int, plan_pb2.Group] = {}
         self.plan = plan_pb2.WaferPlan()
 
@@ -187,18 +255,17 @@ class _Assembler:
             for load in loads_at[position]:
                 load.bundle.group.layer = item.segment.label
                 self._receive(load.bundle)
-            for op in item.ops:
-                for value in self._waits.returned(op):
-                    if back[value].id not in received:
-                        received.add(back[value].id)
-                        self._receive(back[value])
+            for value in self._work.returned[item.segment]:
+                if back[value].id not in received:
+                    received.add(back[value].id)
+                    self._receive(back[value])
             self._run(item)
             for departure in departures_at[position]:
                 departure.bundle.group.layer = item.segment.label
                 self._groups[departure.bundle.id] = departure.bundle.group
                 self.plan.instructions.add().send.group = departure.bundle.id
         self.plan.groups.extend(self._groups.values())
-        self.plan.kernels.extend(self._kernels.messages())
+        self.plan.kernels.extend(self._work.kernels)
         for value in self._sums:
             self.plan.joined.add(
                 value=self._numbers.value(value), type=types.to_proto(value), reduction=plan_pb2.REDUCTION_SUM
@@ -206,7 +273,9 @@ class _Assembler:
         kept = {member.value for departure in departures for member in departure.bundle.group.members}
         if self._cut.names.wafers is not None:
             wafers = func_of(self._cut.module).block.args[self._cut.names.wafers]
-            numbers = [self._numbers.value(wafers, micro_batch) for micro_batch in range(self._micro_batches)]
+            numbers = [
+                self._numbers.value(wafers, micro_batch) for micro_batch in range(self._work.target.micro_batches)
+            ]
             self.plan.number_values.extend(numbers)
             kept.update(numbers)
         loaded = {load.bundle.id: self._numbers.values(load.bundle.values) for load in loads}
@@ -217,20 +286,17 @@ class _Assembler:
         self.plan.instructions.add().receive.group = bundle.id
 
     def _run(self, item: SegmentRun) -> None:
-        kernel = self._numbers_of_kernels.get(item.segment)
-        if kernel is None:
-            module = self._localiser.kernel(item.ops, item.inputs, item.outputs)
-            kernel = self._numbers_of_kernels[item.segment] = self._kernels.number(
-                print_module(module, locations=False)
-            )
+        kernel = self._work.kernel_of[item.segment]
         for micro_batch in item.micro_batches:
             # All micro-batches have one shape, so they share the kernel; only the numbers of their parts differ.
             run = self.plan.instructions.add().run
             run.kernel = kernel
-            run.inputs.extend(self._number(value, micro_batch) for value in item.inputs)
-            run.outputs.extend(self._number(value, micro_batch) for value in item.outputs)
+            run.inputs.extend(self._number(value, micro_batch, item.round) for value in item.inputs)
+            run.outputs.extend(self._number(value, micro_batch, item.round) for value in item.outputs)
             run.layer = item.segment.label
             run.micro_batch = micro_batch
 
-    def _number(self, value: SSAValue, micro_batch: int) -> int:
-        return self._numbers.value(value, micro_batch if value in self._parts else 0)
+    def _number(self, value: SSAValue, micro_batch: int, round: int) -> int:
+        if value in self._parts:
+            return self._numbers.value(value, micro_batch)
+        return self._numbers.value(value, round if value in self._of_rounds else 0)

@@ -2,10 +2,12 @@
 
 A segment run is a segment with some of its micro-batches, one after the other. With all micro-batches at once, each
 segment has one run: its weights are streamed once, and the activations of all micro-batches are kept. With fewer at
-once, the wafer goes through the step several times: it keeps the activations of few micro-batches, and streams the
-weights each time. Segments on which values of the whole batch depend, such as a batch's statistics or the number of its
-labels, come first, with all micro-batches. Gradients that travel in half precision are rounded when all micro-batches
-have added their parts: by a segment run after the segment's last, which reads only the sums.
+once, the wafer goes through the step in rounds: it keeps the activations of few micro-batches, and streams the weights
+in each round. Gradients are added on the wafer, and leave it in the last round; or they leave it in each round, so that
+it needs no memory for them in between, and MemoryX adds them. Segments on which values of the whole batch depend, such
+as a batch's statistics or the number of its labels, come first, with all micro-batches. Gradients that travel in half
+precision are rounded when all micro-batches have added their parts: by a segment run after the segment's last, which
+reads only the sums.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -15,6 +17,26 @@ from xdsl.ir import Operation, SSAValue
 
 from appliance.compiler.partition.layers import Segment, Waits, inputs_of
 from wsc.v1 import plan_pb2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOrder:
+    """The order in which a wafer goes through its segments and its micro-batches.
+
+    Attributes:
+        micro_batches: number of micro-batches.
+        at_once: number of micro-batches of a round, which go through the layers together; divides `micro_batches`.
+        adds_in_memoryx: whether gradients leave the wafer in each round, and are added in MemoryX.
+    """
+
+    micro_batches: int
+    at_once: int
+    adds_in_memoryx: bool = False
+
+    @property
+    def rounds(self) -> list[range]:
+        """The micro-batches of each round."""
+        return [range(begin, begin + self.at_once) for begin in range(0, self.micro_batches, self.at_once)]
 
 
 @dataclass(slots=True, eq=False)
@@ -27,6 +49,7 @@ class SegmentRun:
         inputs: values that the kernel reads.
         outputs: values that the kernel makes for others.
         micro_batches: numbers of the micro-batches.
+        round: number of the round; 0 if all micro-batches are run at once.
         is_last: whether all micro-batches of the segment have been computed after this run.
     """
 
@@ -35,11 +58,16 @@ class SegmentRun:
     inputs: list[SSAValue]
     outputs: list[SSAValue] = field(default_factory=list)
     micro_batches: range = range(1)
+    round: int = 0
     is_last: bool = True
 
 
 def order_segment_runs(
-    segments: Sequence[SegmentRun], whole: int, micro_batches: int, at_once: int, closing: Mapping[Segment, SegmentRun]
+    segments: Sequence[SegmentRun],
+    whole: int,
+    micro_batches: int,
+    rounds: Sequence[range],
+    closing: Mapping[Segment, SegmentRun],
 ) -> list[SegmentRun]:
     """Orders the segment runs of a step.
 
@@ -47,13 +75,12 @@ def order_segment_runs(
         segments: one run for each segment, in order.
         whole: number of segments that come first, with all micro-batches.
         micro_batches: number of micro-batches.
-        at_once: number of micro-batches of a run of the other segments; divides `micro_batches`.
+        rounds: the micro-batches of each run of the other segments.
         closing: by segment, a run that follows its last run.
     """
     runs = _segment_runs(segments[:whole], range(micro_batches), is_last=True)
-    for begin in range(0, micro_batches, at_once):
-        now = range(begin, begin + at_once)
-        runs += _segment_runs(segments[whole:], now, is_last=now.stop == micro_batches)
+    for number, now in enumerate(rounds):
+        runs += _segment_runs(segments[whole:], now, number, is_last=now.stop == micro_batches)
     ordered = []
     for run in runs:
         ordered.append(run)
@@ -96,8 +123,10 @@ def is_rounding(run: plan_pb2.Run, sums: Collection[int]) -> bool:
     return bool(run.inputs) and all(value in sums for value in run.inputs)
 
 
-def _segment_runs(segments: Iterable[SegmentRun], micro_batches: range, *, is_last: bool) -> list[SegmentRun]:
-    return [replace(run, micro_batches=micro_batches, is_last=is_last) for run in segments]
+def _segment_runs(
+    segments: Iterable[SegmentRun], micro_batches: range, number: int = 0, *, is_last: bool
+) -> list[SegmentRun]:
+    return [replace(run, micro_batches=micro_batches, round=number, is_last=is_last) for run in segments]
 
 
 def num_of_whole_batch(segments: Sequence[SegmentRun], waits: Waits, closing: Mapping[Segment, SegmentRun]) -> int:

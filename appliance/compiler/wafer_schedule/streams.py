@@ -14,9 +14,10 @@ from appliance.compiler.partition.groups import REDUCTIONS, Bundle, Numbers, has
 from appliance.compiler.partition.layers import Segment, Waits
 from appliance.compiler.partition.local import Localiser
 from appliance.compiler.partition.shards import Sharing
-from appliance.compiler.wafer_schedule.segment_runs import SegmentRun
+from appliance.compiler.wafer_schedule.segment_runs import SegmentRun, StepOrder
 from waferbox.cirh.dialect import types
 from waferbox.cirh.dialect.operations import func_of
+from waferbox.cirh.dialect.types import AnyTensorType
 from waferbox.links.frame import INLINE_BYTES
 from wsc.v1 import plan_pb2
 
@@ -42,11 +43,15 @@ class Departure:
         position: the last run of the segment that makes its values, after which the group is sent.
         bundle: the group.
         begin: the first run of that segment, which begins to write the buffer.
+        adds_to: number of the group of the first round, to whose values MemoryX adds these; 0: to none.
+        is_last: whether its values are complete in MemoryX when this group is there.
     """
 
     position: int
     bundle: Bundle
     begin: int
+    adds_to: int = 0
+    is_last: bool = True
 
 
 Timed = TypeVar("Timed", Load, Departure)
@@ -130,43 +135,74 @@ def find_departures(
     localiser: Localiser,
     work: list[SegmentRun],
     waits: Waits,
+    order: StepOrder,
 ) -> list[Departure]:
     """Puts the values that leave the wafers into reduction groups. Returns their departures, in order."""
     outputs = {value for _, value in cut.outputs}
     waited = {value for op in cut.wafer_ops for value in waits.returned(op)}  # reduced values that come back
+    leaving: dict[Segment, list[_Leaving]] = {}
+    for item in work:
+        if item.segment not in leaving:
+            leaving[item.segment] = [
+                _Leaving(value, localiser.type_of(value), group, order)
+                for value in item.outputs
+                if (group := _reduction_group(cut, sharing, value, value in waited, value in outputs)) is not None
+            ]
     open_groups: dict[tuple[object, ...], Departure] = {}
     found: list[Departure] = []
+    firsts: dict[SSAValue, int] = {}  # by value: its group of the first round
     begins: dict[Segment, int] = {}
     for position, item in enumerate(work):
-        begins.setdefault(item.segment, position)
-        for value in item.outputs if item.is_last else ():
-            group = _reduction_group(cut, sharing, value, value in waited, value in outputs)
-            if group is None:
+        begin = begins.setdefault(item.segment, position)
+        for each in leaving[item.segment]:
+            if not item.is_last and not each.is_of_round:
                 continue
-            type = localiser.type_of(value)
-            gathered = group.reduction == plan_pb2.REDUCTION_GATHER
             # A group has values of one segment only, so that their updates begin while the wafer runs the next
-            # segments. A gathered tensor has a group of its own.
-            key = (
-                types.dtype(type),
-                group.reduction,
-                tuple(group.shards),
-                group.to_wafers,
-                group.to_coordinator,
-                position,
-                value if gathered else None,
-            )
+            # segments.
+            key = (position, *each.key)
             departure = open_groups.get(key)
-            if departure is None or not has_room(departure.bundle, type):
+            if departure is None or not has_room(departure.bundle, each.type):
+                group = plan_pb2.Group()
+                group.CopyFrom(each.group)
                 group.id = numbers.group()
-                departure = open_groups[key] = Departure(position, Bundle(group), begins[item.segment])
+                departure = open_groups[key] = Departure(position, Bundle(group), begin)
+                if each.is_of_round:
+                    departure.begin = position
+                    departure.adds_to, departure.is_last = firsts.get(each.value, 0), item.is_last
                 found.append(departure)
-            if gathered:
-                departure.bundle.add_parts(numbers, value, type, target.micro_batches)
-                group.nbytes *= target.num_csx
+            if each.is_gathered:
+                departure.bundle.add_parts(numbers, each.value, each.type, order.micro_batches)
+                departure.bundle.group.nbytes *= target.num_csx
             else:
-                departure.bundle.add(numbers, value, type)
+                departure.bundle.add(numbers, each.value, each.type, item.round if each.is_of_round else 0)
+                firsts.setdefault(each.value, departure.bundle.id)
     return sorted(found, key=lambda departure: departure.position)
+
+
+class _Leaving:
+    """A value that leaves the wafers.
+
+    Attributes:
+        group: a group with its destinations.
+        is_gathered: whether its parts are put one behind the other.
+        is_of_round: whether each round sends a part of it, which MemoryX adds.
+        key: what the values of one group have in common. A gathered tensor has a group of its own.
+    """
+
+    def __init__(self, value: SSAValue, type: AnyTensorType, group: plan_pb2.Group, order: StepOrder) -> None:
+        self.value, self.type, self.group = value, type, group
+        self.is_gathered = group.reduction == plan_pb2.REDUCTION_GATHER
+        is_gradient = group.reduction == plan_pb2.REDUCTION_SUM and not group.to_wafers and not group.to_coordinator
+        self.is_of_round = order.adds_in_memoryx and is_gradient and types.nbytes(type) > INLINE_BYTES
+        self.key = (
+            types.dtype(type),
+            group.reduction,
+            tuple(group.shards),
+            group.to_wafers,
+            group.to_coordinator,
+            value if self.is_gathered else None,
+            self.is_of_round,
+        )
 
 
 def _reduction_group(
@@ -196,12 +232,13 @@ def ensure_releases(
     reduction gets a copy of the smallest.
     """
     for shard in range(sharing.num_shards):
+        states = set(sharing.states[shard])
         overwritten = [
             last_read[value]
             for load in loads
             if load.bundle.group.source_shard == shard and load.bundle.nbytes > INLINE_BYTES
             for value in load.bundle.values
-            if value in cut.new_states or value not in sharing.states[shard]
+            if value in cut.new_states or value not in states
         ]
         last = max(overwritten, default=-1)
         after = [departure for departure in departures if departure.position >= last]
@@ -219,9 +256,13 @@ def unacknowledged_shards(loads: Iterable[Load], departures: Iterable[Departure]
     Such a shard may still read what was sent from the buffer in the step before. A load from a shard shows that it has
     ended that step; without one the wafer waits for the shard's token.
     """
-    unacknowledged = []
+    first: dict[int, int] = {}  # by shard: the position of its first load
+    for load in loads:
+        shard = load.bundle.group.source_shard
+        first[shard] = min(load.position, first.get(shard, load.position))
+    unacknowledged: dict[int, None] = {}
     for departure in departures:
-        acknowledged = {load.bundle.group.source_shard for load in loads if load.position <= departure.begin}
-        shards = departure.bundle.group.shards
-        unacknowledged += [s for s in shards if s not in acknowledged and s not in unacknowledged]
-    return unacknowledged
+        for shard in departure.bundle.group.shards:
+            if shard not in first or first[shard] > departure.begin:
+                unacknowledged.setdefault(shard)
+    return list(unacknowledged)

@@ -376,23 +376,28 @@ Global___SendArena: _TypeAlias = SendArena  # noqa: Y015
 class Receive(_message.Message):
     """Waits for the group's frame of this step. On MemoryX the values of a gradient group can be read until the shard's
     next Receive or Send, which releases the group; with keep a copy can be read for the rest of the step.
+    adds_to != 0: the members are added, one by one, to those of this group, which was received before with keep; they
+    cannot be read themselves.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     GROUP_FIELD_NUMBER: _builtins.int
     KEEP_FIELD_NUMBER: _builtins.int
+    ADDS_TO_FIELD_NUMBER: _builtins.int
     group: _builtins.int
     keep: _builtins.bool
+    adds_to: _builtins.int
     def __init__(
         self,
         *,
         group: _builtins.int = ...,
         keep: _builtins.bool = ...,
+        adds_to: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "keep", b"keep"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adds_to", b"adds_to", "group", b"group", "keep", b"keep"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -558,6 +563,7 @@ class WaferPlan(_message.Message):
     MICRO_BATCHES_AT_ONCE_FIELD_NUMBER: _builtins.int
     LINK_BYTES_FIELD_NUMBER: _builtins.int
     JOINED_FIELD_NUMBER: _builtins.int
+    RECOMPUTES_FIELD_NUMBER: _builtins.int
     memory_bytes: _builtins.int
     """of the wafer that this was made for; the plan never exceeds it"""
     kernel_library: Global___KernelLibrary.ValueType
@@ -569,6 +575,8 @@ class WaferPlan(_message.Message):
     micro_batches_at_once: _builtins.int
     link_bytes: _builtins.int
     """see LINK MEMORY"""
+    recomputes: _builtins.bool
+    """for display: whether the backward pass computes activations again"""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___Group]: ...
     @_builtins.property
@@ -603,10 +611,11 @@ class WaferPlan(_message.Message):
         micro_batches_at_once: _builtins.int = ...,
         link_bytes: _builtins.int = ...,
         joined: _abc.Iterable[Global___JoinedValue] | None = ...,
+        recomputes: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "flops", b"flops", "groups", b"groups", "instructions", b"instructions", "joined", b"joined", "kernel_library", b"kernel_library", "kernels", b"kernels", "link_bytes", b"link_bytes", "memory_bytes", b"memory_bytes", "micro_batches", b"micro_batches", "micro_batches_at_once", b"micro_batches_at_once", "number_values", b"number_values", "own_bytes", b"own_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "flops", b"flops", "groups", b"groups", "instructions", b"instructions", "joined", b"joined", "kernel_library", b"kernel_library", "kernels", b"kernels", "link_bytes", b"link_bytes", "memory_bytes", b"memory_bytes", "micro_batches", b"micro_batches", "micro_batches_at_once", b"micro_batches_at_once", "number_values", b"number_values", "own_bytes", b"own_bytes", "recomputes", b"recomputes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
