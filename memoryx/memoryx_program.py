@@ -5,7 +5,7 @@ state directly into the buffer of the old one. The results of any other kernel a
 read all its inputs.
 
 A gradient group is read in its sender's memory, and released before the shard's next message. Members that the plan
-keeps for longer are copied.
+keeps for longer are copied. If gradients come in rounds, those of later rounds are added to the copies of the first.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -80,12 +80,18 @@ class MemoryXProgram:
             i.receive.group for i in plan.instructions if i.receive.group in self._counts.offsets.keys() & groups.keys()
         ]
         self._borrowed: plan_pb2.Group | None = None  # the group of the arena that is not released yet
+        summed = {i.receive.adds_to for i in plan.instructions if i.receive.adds_to}
         self._paging = Paging(plan, store, self._program, self._swarmx)
         for instruction in plan.instructions:
             match instruction.WhichOneof("kind"):
                 case "receive":
                     self._add_release()
-                    self._add_receive(groups[instruction.receive.group], keep=instruction.receive.keep)
+                    group = groups[instruction.receive.group]
+                    if instruction.receive.adds_to:
+                        self._add_addition(group, groups[instruction.receive.adds_to])
+                    else:
+                        is_summed = group.id in summed
+                        self._add_receive(group, keep=instruction.receive.keep, is_summed=is_summed)
                 case "run":
                     self._add_run(instruction.run, made[instruction.run.kernel])
                 case "send":
@@ -154,14 +160,35 @@ class MemoryXProgram:
                 {g.id: g.nbytes for g in groups if g.kind == kind and (source is None or g.source_shard == source)}
             )
 
-    def _add_receive(self, group: plan_pb2.Group, *, keep: bool) -> None:
+    def _add_receive(self, group: plan_pb2.Group, *, keep: bool, is_summed: bool) -> None:
         self._origins.update((member.value, group_label(group)) for member in group.members)
         if self._swarmx.lane == "grpc" and group.nbytes > INLINE_BYTES:
             self._bytes_of_messages.update(member.value for member in group.members)
         if group.kind == plan_pb2.GROUP_KIND_EXCHANGE:
             self._program.add_receive(group, [self._links[node_pb2.LINK_PURPOSE_SHARD, group.source_shard]])
         else:
-            self._program.add_receive(group, [self._swarmx], keep=keep)
+            self._program.add_receive(group, [self._swarmx], keep=keep, is_written=is_summed)
+        if group.id in self._from_arena:
+            self._borrowed = group
+
+    def _add_addition(self, group: plan_pb2.Group, first: plan_pb2.Group) -> None:
+        """Adds actions that receive the gradients of a later round, and add them to those of the first."""
+        self._program.add_receive(group, [self._swarmx])
+        tensors, values = self._program.values.tensors, self._program.values
+        pairs = list(
+            zip(
+                values.indices(member.value for member in first.members),
+                values.indices(member.value for member in group.members),
+                strict=True,
+            )
+        )
+
+        def add(step: int) -> None:
+            for total, part in pairs:
+                tensors[total].add_(tensors[part])
+                tensors[part] = None
+
+        self._program.add(add, group_label(group))
         if group.id in self._from_arena:
             self._borrowed = group
 

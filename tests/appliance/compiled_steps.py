@@ -16,7 +16,9 @@ from torch.utils._pytree import tree_leaves
 from appliance.compiler import plan as plan_module
 from appliance.compiler.pipeline import Target, compile_module
 from appliance.compiler.plan_check.check import check_plan
+from appliance.compiler.wafer_schedule import streams
 from appliance.compiler.wafer_schedule.schedule import schedule_wafer
+from appliance.compiler.wafer_schedule.segment_runs import StepOrder
 from cstorch._internal.lowering import lower
 from cstorch._internal.tracing import DEVICE, LazyTensor, move_module, trace_step
 from cstorch.metrics import metric as metric_module
@@ -34,13 +36,20 @@ Build = Callable[[Any], "Step | tuple[Step, Getters]"]
 
 
 @contextlib.contextmanager
-def one_at_a_time() -> Iterator[None]:
-    """Micro-batches go through the layers one by one, though there is memory for all."""
+def one_at_a_time(*, adds_in_memoryx: bool = False) -> Iterator[None]:
+    """Micro-batches go through the layers one by one, though there is memory for all.
 
-    def schedule(cut: Any, sharing: Any, target: Target, numbers: Any, at_once: int) -> Any:
-        return schedule_wafer(cut, sharing, target, numbers, 1)
+    adds_in_memoryx: gradients of any size leave the wafer in each round.
+    """
 
-    with mock.patch.object(plan_module, "schedule_wafer", schedule):
+    def schedule(work: Any, sharing: Any, numbers: Any, order: StepOrder, rounds: Any) -> Any:
+        order = StepOrder(micro_batches=order.micro_batches, at_once=1, adds_in_memoryx=adds_in_memoryx)
+        return schedule_wafer(work, sharing, numbers, order, order.rounds)
+
+    with contextlib.ExitStack() as patches:
+        patches.enter_context(mock.patch.object(plan_module, "schedule_wafer", schedule))
+        if adds_in_memoryx:
+            patches.enter_context(mock.patch.object(streams, "INLINE_BYTES", 0))
         yield
 
 

@@ -220,7 +220,10 @@ class Shard(Role):
                             yield
                         if instruction.receive.keep:
                             frame = dataclasses.replace(frame, tensors=[tensor.clone() for tensor in frame.tensors])
-                        self.accept(frame)
+                        if instruction.receive.adds_to:
+                            self.add(frame, self.groups[instruction.receive.adds_to])
+                        else:
+                            self.accept(frame)
                         self.borrowed = group.id if group.id in self.from_arena else None
                     case "run":
                         self.wires.moves += 1
@@ -243,6 +246,13 @@ class Shard(Role):
                         self.release(step)
                         yield from self.send(self.groups[instruction.send.group], step)
             self.release(step)
+
+    def add(self, frame: Frame, first: plan_pb2.Group) -> None:
+        """Adds the gradients of a later round to those of the first."""
+        check_type(self.groups[frame.group], frame.tensors)
+        frame.check(self.name, frame.tensors)
+        for member, tensor in zip(first.members, frame.tensors, strict=True):
+            self.values[member.value] = Held(self.read(member.value) + tensor)
 
     def release(self, step: int) -> None:
         """Releases the gradients that were received last."""

@@ -44,15 +44,16 @@ class ReceivedGroup:
 
     Frames in shared memory give views, made once for each place, since a group arrives in the same few places. Small
     frames of bytes, and mapped frames with `keep`, are copied into a buffer of this object, whose views are made once.
-    Large frames of bytes, and frames in a file, which is mapped anew for each, give views of the bytes. Tensors are
+    Where members are written, all frames are. Large frames of bytes, and frames in a file, which is mapped anew for each, give views of the bytes. Tensors are
     valid until the next call, unless the sender writes a mapped frame again.
     """
 
-    def __init__(self, group: plan_pb2.Group, *, keep: bool = False) -> None:
+    def __init__(self, group: plan_pb2.Group, *, keep: bool = False, is_written: bool = False) -> None:
         self.members = members(group)
         self._id = group.id
         self._nbytes = group.nbytes
-        self._keep = keep
+        self._keep = keep or is_written
+        self._is_written = is_written
         self._mapped: dict[tuple[SharedMemory, int], list[torch.Tensor]] = {}
         self._is_small = 0 < group.nbytes <= INLINE_BYTES
         self._own = bytearray(0)
@@ -72,7 +73,7 @@ class ReceivedGroup:
                 views = [message.tensor(member.dtype, member.shape, member.offset) for member in self.members]
                 self._mapped[location] = views
             return views
-        if self._is_small or (memory is not None and self._keep):
+        if self._is_small or self._is_written or (memory is not None and self._keep):
             if not self._own_views:
                 self._own = bytearray(self._nbytes)
                 self._own_views = [_view(self._own, member) for member in self.members]

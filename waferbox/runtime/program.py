@@ -102,16 +102,19 @@ class Program:
             progress.end_trace()
         return progress.seconds()
 
-    def add_receive(self, group: plan_pb2.Group, links: Sequence[Link], *, keep: bool = False) -> None:
+    def add_receive(
+        self, group: plan_pb2.Group, links: Sequence[Link], *, keep: bool = False, is_written: bool = False
+    ) -> None:
         """Adds an action that waits for a group and takes its members.
 
         Args:
             group: the group.
             links: the links that it comes over, each for its steps, as from several workers.
             keep: whether the sender may write the group again before its members are read for the last time.
+            is_written: whether a later action writes to the members.
         """
         hub, progress, tensors = self.hub, self.progress, self.values.tensors
-        received = ReceivedGroup(group, keep=keep)
+        received = ReceivedGroup(group, keep=keep, is_written=is_written)
         indices = self.values.indices(member.value for member in received.members)
         group_id, num_links, views_of = group.id, len(links), received.tensors
         now = time.perf_counter

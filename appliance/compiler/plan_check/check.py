@@ -41,10 +41,11 @@ def check_plan(plan: plan_pb2.Plan) -> None:
         _check_sizes(plan)
         groups = Groups(plan)
         wafer = Role("the wafer", plan.wafer.groups, plan.wafer.kernels)
-        _check_wafer(plan.wafer, wafer)
+        rounds = _check_wafer(plan.wafer, wafer)
         shards = [Role(f"shard {p.shard}", p.groups, p.kernels) for p in plan.memoryx]
         for part, shard in zip(plan.memoryx, shards, strict=True):
             _check_shard(part, shard)
+            _check_rounds(plan.wafer, part, shard, rounds)
         _check_states(plan)
         _check_gathered(plan)
         _check_arena(plan)
@@ -77,7 +78,8 @@ def _check_sizes(plan: plan_pb2.Plan) -> None:
     KernelLibrary.from_proto(plan.wafer.kernel_library)
 
 
-def _check_wafer(plan: plan_pb2.WaferPlan, role: Role) -> None:
+def _check_wafer(plan: plan_pb2.WaferPlan, role: Role) -> Mapping[int, int]:
+    """Follows the wafer's program. Returns the values to which one round alone adds its parts, with its number."""
     numbers = set(plan.number_values)
     require(len(plan.number_values) in (0, plan.micro_batches), "not every part of the batch has a number")
     require(0 not in numbers and len(numbers) == len(plan.number_values), "the numbers of parts are not distinct")
@@ -89,7 +91,8 @@ def _check_wafer(plan: plan_pb2.WaferPlan, role: Role) -> None:
     sums = {member.value: from_proto(member.type) for member in plan.joined}
     _check_sums(plan, sums, joined)
     joined |= sums.keys()
-    made: Counter[int] = Counter()
+    made: Counter[int] = Counter()  # by joined value: the number of micro-batches that have made a part
+    first: dict[int, int] = {}  # by joined value: the first of them
     parts = dict(zip(plan.number_values, range(plan.micro_batches), strict=False))  # by value: its micro-batch
     before: plan_pb2.Run | None = None
     for instruction in plan.instructions:
@@ -114,9 +117,8 @@ def _check_wafer(plan: plan_pb2.WaferPlan, role: Role) -> None:
                 require(own, "a micro-batch reads what belongs to another")
                 role.drop(run)
                 for value in joined.intersection(run.outputs):
-                    require(
-                        made[value] == run.micro_batch, "a micro-batch's part of a value is missing, or there twice"
-                    )
+                    follows = run.micro_batch == first.setdefault(value, run.micro_batch) + made[value]
+                    require(follows, "a micro-batch's part of a value is missing, or there twice")
                     require(role.used.isdisjoint((value,)), f"value {value} is read before all its parts are there")
                     made[value] += 1
             case "send":
@@ -124,13 +126,21 @@ def _check_wafer(plan: plan_pb2.WaferPlan, role: Role) -> None:
             case kind:
                 raise PlanError(f"a wafer has no instruction {kind}")
     require(before is None or before.micro_batch == plan.micro_batches - 1, "the last segment run lacks micro-batches")
-    require(set(made.values()) <= {plan.micro_batches}, "a value lacks the parts of some micro-batches")
+    rounds: dict[int, int] = {}
+    for value, count in made.items():
+        if count < plan.micro_batches and value not in sums:
+            rounds[value], rest = divmod(first[value], plan.micro_batches_at_once)
+            whole = not rest and count == plan.micro_batches_at_once
+        else:
+            whole = count == plan.micro_batches
+        require(whole, "a value lacks the parts of some micro-batches")
     if numbers:
         others = {member.value for group in plan.groups for member in group.members} | role.made
         require(
             numbers <= role.used and numbers.isdisjoint(others), "a part's number is something else, or is not read"
         )
     role.finish()
+    return rounds
 
 
 def _check_sums(plan: plan_pb2.WaferPlan, sums: Mapping[int, TensorInfo], sent: Collection[int]) -> None:
@@ -173,7 +183,7 @@ def _check_shard(plan: plan_pb2.MemoryXPlan, role: Role) -> None:
     for instruction in plan.instructions:
         match instruction.WhichOneof("kind"):
             case "receive":
-                role.receive(instruction.receive.group)
+                _check_receive(role, instruction.receive)
             case "run":
                 run = instruction.run
                 require(run.micro_batch == 0, f"{role.name} divides its work into micro-batches")
@@ -199,6 +209,39 @@ def _check_shard(plan: plan_pb2.MemoryXPlan, role: Role) -> None:
                 raise PlanError(f"a shard has no instruction {kind}")
     require(role.made <= role.used, f"{role.name} makes what nothing uses")
     role.finish()
+
+
+def _check_receive(role: Role, receive: plan_pb2.Receive) -> None:
+    if not receive.adds_to:
+        role.receive(receive.group)
+        return
+    require(role.received[receive.adds_to] == 1, f"{role.name} adds to a group that it has not received once")
+    totals = role.group(receive.adds_to).members
+    parts = role.receive(receive.group).members
+    require(not receive.keep and receive.group != receive.adds_to, f"{role.name} keeps what it adds to another group")
+    alike = [part.type for part in parts] == [total.type for total in totals]
+    require(alike, f"{role.name} adds a group to one with other members")
+    role.used.update(part.value for part in parts)
+    for part in parts:
+        del role.values[part.value]  # it is in the sum, and cannot be read alone
+
+
+def _check_rounds(plan: plan_pb2.WaferPlan, part: plan_pb2.MemoryXPlan, role: Role, rounds: Mapping[int, int]) -> None:
+    """Checks that a shard adds the parts of all rounds. rounds: the values that one round makes, with its number."""
+    groups = {group.id: group for group in part.groups}
+    added: dict[int, list[int]] = {}
+    for receive in (i.receive for i in part.instructions if i.HasField("receive")):
+        values = [member.value for member in groups[receive.group].members]
+        numbers = {rounds.get(value) for value in values}
+        # A shard may receive a group whose values it does not read, to know that the wafers have sent it.
+        if receive.adds_to or (numbers != {None} and not role.used.isdisjoint(values)):
+            number = numbers.pop()
+            if number is None or numbers:
+                raise PlanError(f"{role.name} adds values of one round to those of another")
+            added.setdefault(receive.adds_to or receive.group, []).append(number)
+    num_rounds = plan.micro_batches // plan.micro_batches_at_once
+    complete = all(numbers == list(range(num_rounds)) for numbers in added.values())
+    require(complete, f"{role.name} lacks the parts of some rounds")
 
 
 def _check_arena(plan: plan_pb2.Plan) -> None:

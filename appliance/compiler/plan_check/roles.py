@@ -90,13 +90,13 @@ class Role:
 
     def receive(self, number: int) -> plan_pb2.Group:
         """Receives a group: the role has its tensors from now on."""
-        group = self._group(number)
+        group = self.group(number)
         self.received[number] += 1
         self.values.update((member.value, from_proto(member.type)) for member in group.members)
         return group
 
     def send(self, number: int) -> plan_pb2.Group:
-        group = self._group(number)
+        group = self.group(number)
         self.sent[number] += 1
         for member in group.members:
             self.read(member.value, from_proto(member.type))
@@ -138,7 +138,8 @@ class Role:
         require(self._run == set(self._kernels), f"{self.name} has kernels that it does not run")
         require(set(self.received) | set(self.sent) == set(self._groups), f"{self.name} has groups that do not travel")
 
-    def _group(self, number: int) -> plan_pb2.Group:
+    def group(self, number: int) -> plan_pb2.Group:
+        """The group with this number; PlanError if the role has none."""
         require(number in self._groups, f"{self.name} has no group {number}")
         return self._groups[number]
 

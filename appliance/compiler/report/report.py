@@ -46,7 +46,14 @@ def micro_batch_notes(plan: plan_pb2.Plan) -> list[str]:
                 f"{at_once} at a time, as the activations of more do not fit its memory: weights are streamed "
                 f"{count // at_once} times"
             )
+            if any(i.receive.adds_to for part in plan.memoryx for i in part.instructions):
+                how += ", and MemoryX adds the gradients of each time"
         notes.append(f"Each wafer computes its {plan.worker.local_rows} rows in {count} micro-batches of {rows}, {how}")
+    if plan.wafer.recomputes:
+        notes.append(
+            "The backward pass computes each layer's activations again, from what the layer reads: those of the whole "
+            "forward pass do not fit a wafer's memory"
+        )
     return notes
 
 

@@ -1,6 +1,7 @@
 """The sharding rules: random programs are right on any number of wafers, and a rule that is broken is noticed."""
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -104,12 +105,22 @@ def test_random_programs_on_a_pipelined_wafer(number: int, parts: tuple[int, int
     )
 
 
-@random_programs(st.sampled_from([(1, 2), (1, 3), (2, 2), (2, 3), (3, 4)]), st.booleans())
-def test_random_programs_in_micro_batches(number: int, cut: tuple[int, int], rounds: bool) -> None:
+ORDERS = {
+    "all at once": contextlib.nullcontext,
+    "in rounds": one_at_a_time,
+    "in rounds that MemoryX adds": functools.partial(one_at_a_time, adds_in_memoryx=True),
+}
+
+
+@random_programs(
+    st.sampled_from([(1, 2), (1, 3), (2, 2), (2, 3), (3, 4)]), st.sampled_from(list(ORDERS)), st.booleans()
+)
+def test_random_programs_in_micro_batches(number: int, cut: tuple[int, int], order: str, recomputes: bool) -> None:
     wafers, micro_batches = cut
     traced, batch = lowered(number)
-    with one_at_a_time() if rounds else contextlib.nullcontext():
-        traced.check([batch], [(wafers, 1 + number % 2)], seeds=[number % 5], micro_batches=micro_batches)
+    settings = {"micro_batches": micro_batches, "recomputes": recomputes}
+    with ORDERS[order]():
+        traced.check([batch], [(wafers, 1 + number % 2)], seeds=[number % 5], **settings)
 
 
 # -- mutations

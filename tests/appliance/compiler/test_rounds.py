@@ -1,0 +1,146 @@
+"""A wafer that goes through a step in rounds: gradients that MemoryX adds, and activations that are computed again."""
+
+from typing import Any
+
+import pytest
+import torch
+from compiled_steps import BATCH, Traced, one_at_a_time, simulate
+from torch import nn
+from wide_steps import WIDE, Wide, rows, sgd, trained
+
+from appliance.compiler.core.errors import WaferMemoryError
+from appliance.compiler.core.target import MicroBatching, Target
+from appliance.compiler.micro_batches import compile_in_micro_batches
+from appliance.compiler.plan_check.check import PlanError, check_plan
+from appliance.compiler.report.report import micro_batch_notes
+from appliance.compiler.wafer_schedule import arena
+from wsc.v1 import plan_pb2
+
+CLUSTERS = [(1, 1), (1, 2), (3, 3)]
+MICRO_BATCHES = 4
+
+
+class Deep(nn.Module):
+    """Layers with activations of several kinds, of which each keeps more than it reads."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(WIDE), nn.Linear(WIDE, 4 * WIDE), nn.GELU(), nn.Linear(4 * WIDE, WIDE))
+            for _ in range(layers)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+def mean_step(model: Any) -> Any:
+    return lambda batch: trained(model, model(batch).square().mean())
+
+
+def clipped_step(model: Any) -> Any:
+    """Reads all gradients before the first update."""
+
+    def step(batch: torch.Tensor) -> torch.Tensor:
+        loss = model(batch).square().mean()
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        sgd(model.parameters())
+        return loss.detach() + norm
+
+    return step
+
+
+def deep(layers: int = 3, batch: int = BATCH) -> Traced:
+    torch.manual_seed(0)
+    return Traced(mean_step, Deep(layers), torch.randn(batch, WIDE, dtype=torch.float64))
+
+
+def additions(plan: plan_pb2.Plan) -> int:
+    return sum(i.receive.adds_to > 0 for part in plan.memoryx for i in part.instructions)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("recomputes", [False, True])
+@pytest.mark.parametrize("step", [mean_step, clipped_step])
+def test_gradients_of_rounds_are_those_of_the_batch(step: Any, recomputes: bool) -> None:
+    traced = Traced(step, Wide(layers=2, state=False), rows()[0])
+    with one_at_a_time(adds_in_memoryx=True):
+        assert additions(traced.plan(1, micro_batches=MICRO_BATCHES)) >= 2 * (MICRO_BATCHES - 1)
+        traced.check(rows(), CLUSTERS, seeds=[0, 3, 7], micro_batches=MICRO_BATCHES, recomputes=recomputes)
+
+
+@pytest.mark.parity
+def test_what_is_computed_again_is_what_was_computed() -> None:
+    traced = deep()
+    traced.check(rows(), CLUSTERS, recomputes=True)
+    kept, again = traced.plan(1), traced.plan(1, recomputes=True)
+    assert again.wafer.recomputes
+    assert kept.wafer.flops < again.wafer.flops < 1.4 * kept.wafer.flops
+    assert again.wafer.own_bytes < kept.wafer.own_bytes
+
+
+def test_random_numbers_are_drawn_again_as_they_were() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(WIDE, WIDE), nn.Dropout(0.5), nn.GELU(), nn.Dropout(0.2), nn.Linear(WIDE, WIDE))
+    traced, batches = Traced(mean_step, model, rows()[0]), rows()
+    results = []
+    for recomputes in (False, True):
+        simulation = simulate(traced.plan(2, micro_batches=2, recomputes=recomputes), traced.initial)
+        results.append((simulation.run([[batch] for batch in batches]), simulation.states))
+    torch.testing.assert_close(*results, rtol=1e-12, atol=1e-12)
+
+
+def compiled(text: str, memory: int, asked: MicroBatching | None = None) -> plan_pb2.Plan:
+    target = Target(num_csx=1, num_shards=1, wafer_memory_bytes=memory)
+    plan = compile_in_micro_batches(text, target, asked or MicroBatching(), lambda: pytest.fail("no time is predicted"))
+    check_plan(plan)
+    return plan
+
+
+def test_memory_decides_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With less and less memory: all at once, in rounds, gradients added in MemoryX, activations computed again."""
+    monkeypatch.setattr(arena, "SLACK_BYTES", 0)
+    text = deep(layers=12, batch=192).text
+    memory, seen = 128 << 20, []
+    while True:
+        try:
+            plan = compiled(text, memory)
+        except WaferMemoryError:
+            break
+        assert plan.wafer.own_bytes <= memory
+        done = {"divided": plan.wafer.micro_batches > 1, "added": additions(plan) > 0, "again": plan.wafer.recomputes}
+        seen.append({name for name, is_done in done.items() if is_done})
+        memory = round(0.85 * memory)
+    print(seen)
+    assert seen[0] == set()
+    assert {"divided"} in seen
+    assert {"divided", "added"} in seen
+    assert any("again" in what for what in seen)
+
+
+def test_notes_say_what_is_done() -> None:
+    with one_at_a_time(adds_in_memoryx=True):
+        notes = " ".join(micro_batch_notes(deep().plan(1, micro_batches=2, recomputes=True)))
+    assert "MemoryX adds" in notes
+    assert "again" in notes
+
+
+@pytest.mark.parametrize("fault", ["lost", "twice", "read alone"])
+def test_a_plan_that_lacks_a_round_is_refused(fault: str) -> None:
+    with one_at_a_time(adds_in_memoryx=True):
+        plan = deep().plan(1, micro_batches=3)
+    part = plan.memoryx[0]
+    last = next(i.receive for i in reversed(part.instructions) if i.receive.adds_to)
+    match fault:
+        case "lost":
+            last.adds_to = 0
+        case "twice":
+            other = next(i.receive for i in part.instructions if i.receive.adds_to == last.adds_to)
+            other.group, last.group = last.group, other.group
+        case "read alone":
+            last.keep = True
+    with pytest.raises(PlanError):
+        check_plan(plan)
