@@ -17,7 +17,7 @@ from wsc.v1 import node_pb2, plan_pb2
 MAX_STEPS: Final = 1 << 40
 MAX_CHECKPOINTS: Final = 1 << 20
 MAX_RUN_AHEAD_STEPS: Final = 1 << 16
-MAX_GROUPS: Final = 1 << 16
+MAX_GROUPS: Final = 1 << 20
 
 
 def check_steps(num_steps: int, activation_steps: int, checkpoint_steps: Sequence[int]) -> None:

@@ -107,8 +107,10 @@ def test_activations_of_eight_times_the_memory_are_divided(deep: Traced) -> None
     assert plan.wafer.micro_batches > 8
     assert plan.wafer.own_bytes <= memory
     larger = min(size for size in range(rows + 1, ROWS + 1) if ROWS % size == 0)
+    target = Target(num_csx=1, num_shards=1, micro_batches=ROWS // larger, wafer_memory_bytes=memory)
     with pytest.raises(WaferMemoryError):
-        compiled(deep.text, MicroBatching(size=larger), memory)
+        CompiledStep(deep.text).plan(target)
+    assert compiled(deep.text, MicroBatching(size=larger), memory).wafer.recomputes
     (note,) = micro_batch_notes(plan)
     assert f"{plan.wafer.micro_batches} micro-batches of {rows}" in note
     deep.check([torch.randn(ROWS, WIDTH)], [(1, 1)], rtol=1e-5, micro_batches=ROWS // rows, wafer_memory_bytes=memory)
