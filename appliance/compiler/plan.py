@@ -20,7 +20,7 @@ from waferbox.cirh.dialect.locations import source_of
 from wsc.v1 import plan_pb2
 
 # Version of the messages in plan.proto and of their meaning. A cached plan of another format is compiled again.
-PLAN_FORMAT = 11
+PLAN_FORMAT = 12
 
 
 def make_plan(cut: Cut, target: Target) -> plan_pb2.Plan:
