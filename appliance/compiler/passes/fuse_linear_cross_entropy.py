@@ -5,7 +5,7 @@ small logits stay. If anything else reads the logits, such as the accuracy of a 
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,9 +13,10 @@ import torch
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation, SSAValue
 
-from appliance.compiler.core.rewriter import NONE, Rewriter
+from appliance.compiler.core.rewriter import Rewriter
 from appliance.compiler.passes.dce import eliminate_dead_code
-from appliance.compiler.passes.matching import broadcast_source, fuse_each, made_by, number
+from appliance.compiler.passes.fuse_cross_entropy import counted_labels, reduced, row_gradients
+from appliance.compiler.passes.matching import broadcast_dims, commuted, fuse_each, made_by, number
 from appliance.compiler.passes.matrices import swap_last
 from waferbox.cirh.dialect import types
 from waferbox.cirh.dialect.attributes import AttrValue, attrs
@@ -26,6 +27,8 @@ from waferbox.cirh.table.lookup import SEGMENTS
 LEAST_BYTES: Final = 1 << 30
 _MOST_STEPS: Final = 6
 _SPARSE: Final = "cirh.SparseSoftmaxCrossEntropyWithLogits"
+_FORWARD: Final = "aten.nll_loss_forward"
+_BACKWARD: Final = frozenset({"aten._log_softmax_backward_data", "aten.nll_loss_backward"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,17 +51,37 @@ class _Logits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Loss:
+    """What is made from logits.
+
+    Attributes:
+        root: cross entropy with its gradient, or the nll_loss_forward behind a log softmax.
+        probabilities: the log softmax, if there is one.
+        sums: sums of the log-probabilities of each row, as label smoothing reads them.
+        logsumexps: operations that make the logsumexp of each row.
+    """
+
+    root: Operation
+    probabilities: Operation | None
+    sums: list[Operation]
+    logsumexps: list[Operation]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Backward:
     """The backward pass.
 
     Attributes:
-        row_gradients: the gradient of each row's loss.
+        losses: the gradient of each row's loss; or the nll_loss_backward that would spread it.
+        sums, logsumexps: gradients of the sums and of the logsumexp, of one dimension or of two.
         first: its first operation.
         results: the operation that makes each gradient, by name.
         has_classes_first: whether the gradient of the weight has a row for each class.
     """
 
-    row_gradients: SSAValue
+    losses: SSAValue | Operation
+    sums: list[SSAValue]
+    logsumexps: list[SSAValue]
     first: Operation
     results: dict[str, Operation]
     has_classes_first: bool
@@ -66,68 +89,96 @@ class _Backward:
 
 def fuse_linear_cross_entropy(module: ModuleOp) -> bool:
     """Fuses products with losses of labels and their gradients. Returns whether there was any."""
-    if not any(op.name in (_SPARSE, "aten.nll_loss_forward") for op in body_ops(module)):
+    if not any(op.name in (_SPARSE, _FORWARD) for op in body_ops(module)):
         return False
     eliminate_dead_code(module)  # which would count as a reader
-    changed = fuse_each(module, (_SPARSE,), _fuse_training)
-    return fuse_each(module, ("aten.nll_loss_forward",), _fuse_loss) or changed
+    changed = fuse_each(module, (_SPARSE, _FORWARD), _fuse_training)
+    return fuse_each(module, (_FORWARD,), _fuse_loss) or changed
 
 
 def _fuse_training(op: Operation) -> bool:
     """Fuses a loss with its gradient."""
-    logits = _logits_of(op.operands[0], op)
-    if logits is None or attrs(op)["axis"] not in (1, -1) or not _is_large(op.operands[0]):
+    found = _loss_of(op)
+    if found is None:
         return False
-    backward = _backward_of(op.results[1], logits)
-    if backward is None:
+    loss, value = found
+    readers = {loss.probabilities or loss.root, *loss.logsumexps, *_differences(value)}
+    logits = _logits_of(value, readers) if _is_large(value) else None
+    backward = _backward_of(loss, value, logits) if logits is not None else None
+    if logits is None or backward is None or not _is_first(loss):
         return False
     rewriter = Rewriter(op)
+    counts, labels = (None, op.operands[1]) if op.name == _SPARSE else counted_labels(rewriter, op)
     weight = logits.weight if logits.has_classes_first else swap_last(rewriter, logits.weight)
-    labels = _as_int64(rewriter, op.operands[1])
+    labels = _as_int64(rewriter, labels)
+    losses, spread, logsumexp = _emit_loss(rewriter, logits, weight, labels)
+    for other in loss.logsumexps:
+        Rewriter(other).replace([_as(rewriter, logsumexp, other)])
+    (negated,) = rewriter.emit("cirh.Neg", [spread])
+    for other in loss.sums:
+        Rewriter(other).replace([_as(rewriter, negated, other)])
+    rewriter_of_gradients = Rewriter(backward.first)
+    if counts is None:
+        op.results[0].replace_all_uses_with(losses)
+    else:
+        rewriter.replace(reduced(rewriter, op, counts, losses))
+    _emit_gradients(rewriter_of_gradients, backward, logits, [logsumexp, logits.rows, weight, labels], counts)
+    return True
+
+
+def _emit_gradients(
+    rewriter: Rewriter, backward: _Backward, logits: _Logits, saved: list[SSAValue], counts: SSAValue | None
+) -> None:
+    """Replaces the gradients. saved: the logsumexp, and the operands of the forward pass without the bias."""
+    rows, dtype = types.info(saved[0])
+    losses = backward.losses
+    if isinstance(losses, Operation):
+        assert counts is not None
+        losses = row_gradients(rewriter, losses, counts)
+    spread = _sum_of_rows(rewriter, backward.sums, rows, dtype)
+    if backward.sums:
+        (spread,) = rewriter.emit("cirh.Neg", [spread])
+    logsumexp = _sum_of_rows(rewriter, backward.logsumexps, rows, dtype)
     bias = [] if logits.bias is None else [logits.bias]
-    loss, _, logsumexp = _emit_loss(rewriter, logits, weight, labels)
-    op.results[0].replace_all_uses_with(loss)
-    rewriter = Rewriter(backward.first)
-    nothing = rewriter.splat(0.0, *types.info(loss))
     is_trained = "weight" in backward.results or "bias" in backward.results
     attributes: dict[str, AttrValue] = {"is_trained": is_trained, SEGMENTS: [1] * 7 + [len(bias)]}
     if logits.scale != 1:
         attributes["scale"] = logits.scale
-    made = rewriter.emit(
-        "cirh.LinearCrossEntropyGrad",
-        [backward.row_gradients, nothing, nothing, logsumexp, logits.rows, weight, labels, *bias],
-        attributes,
-    )
+    made = rewriter.emit("cirh.LinearCrossEntropyGrad", [losses, spread, logsumexp, *saved, *bias], attributes)
     for name, gradient in zip(("rows", "weight", "bias"), made, strict=False):
-        if name not in backward.results:
-            continue
-        rewriter = Rewriter(backward.results[name])
-        if name == "weight" and not backward.has_classes_first:
-            gradient = swap_last(rewriter, gradient)
-        rewriter.replace([gradient])
-    return True
+        if name in backward.results:
+            last = Rewriter(backward.results[name])
+            is_swapped = name == "weight" and not backward.has_classes_first
+            last.replace([swap_last(last, gradient) if is_swapped else gradient])
+
+
+def _sum_of_rows(rewriter: Rewriter, values: list[SSAValue], rows: tuple[int, ...], dtype: torch.dtype) -> SSAValue:
+    """The sum of values of one number for each row; zeros if there are none."""
+    total = None
+    for value in values:
+        row = value
+        if types.shape(value) != rows:
+            (row,) = rewriter.emit("cirh.Reshape", [value], types=[types.tensor_type(rows, dtype)])
+        total = row if total is None else rewriter.emit("cirh.Add", [total, row])[0]
+    return rewriter.splat(0.0, rows, dtype) if total is None else total
 
 
 def _fuse_loss(op: Operation) -> bool:
     """Fuses a loss without a gradient."""
     probabilities = made_by(op.operands[0], "aten._log_softmax")
-    if probabilities is None or len(op.operands) != 2 or attrs(op)["reduction"] != NONE:
+    if probabilities is None or len(op.operands) != 2:
         return False
     dims = attrs(probabilities)["dim"], len(types.shape(op.operands[0]))
-    if dims not in ((1, 2), (-1, 2)) or len(list(probabilities.results[0].uses)) != 1 or op.results[1].uses:
+    if dims not in ((1, 2), (-1, 2)) or len(list(probabilities.results[0].uses)) != 1:
         return False
-    logits = _logits_of(probabilities.operands[0], probabilities)
+    logits = _logits_of(probabilities.operands[0], {probabilities})
     if logits is None or not _is_large(probabilities.operands[0]):
         return False
-    rewriter, labels = Rewriter(op), op.operands[1]
-    rows, dtype = types.info(op.results[0])
-    ignored = rewriter.splat(int(attrs(op)["ignore_index"]), *types.info(labels))  # type: ignore[arg-type]
-    (counts,) = rewriter.emit("cirh.Compare", [labels, ignored], {"comparison_direction": "NE"})
-    (known,) = rewriter.emit("cirh.Select", [counts, labels, rewriter.splat(0, *types.info(labels))])
+    rewriter = Rewriter(op)
+    counts, known = counted_labels(rewriter, op)
     weight = logits.weight if logits.has_classes_first else swap_last(rewriter, logits.weight)
-    loss = _emit_loss(rewriter, logits, weight, _as_int64(rewriter, known))[0]
-    (kept,) = rewriter.emit("cirh.Select", [counts, loss, rewriter.splat(0.0, rows, dtype)])
-    rewriter.replace([kept, rewriter.splat(0.0, (), dtype)])
+    losses = _emit_loss(rewriter, logits, weight, _as_int64(rewriter, known))[0]
+    rewriter.replace(reduced(rewriter, op, counts, losses))
     return True
 
 
@@ -149,15 +200,89 @@ def _is_large(logits: SSAValue) -> bool:
     return types.nbytes(logits) >= LEAST_BYTES
 
 
+def _as(rewriter: Rewriter, value: SSAValue, op: Operation) -> SSAValue:
+    """A number for each row in the shape of an operation's result."""
+    kind = types.tensor_type(*types.info(op.results[0]))
+    return value if value.type == kind else rewriter.emit("cirh.Reshape", [value], types=[kind])[0]
+
+
 # --- The pattern ------------------------------------------------------------------------------------------------------
 
 
-def _logits_of(value: SSAValue, reader: Operation) -> _Logits | None:
-    """The product that makes logits, which only `reader` reads, behind views, casts from halves, and factors."""
+def _loss_of(root: Operation) -> tuple[_Loss, SSAValue] | None:
+    """The loss that ends with an operation, and its logits; None for a loss of another kind."""
+    sums: list[Operation] = []
+    if root.name == _SPARSE:
+        value, probabilities = root.operands[0], None
+        if attrs(root)["axis"] not in (1, -1):
+            return None
+    else:
+        probabilities = made_by(root.operands[0], "aten._log_softmax")
+        if probabilities is None or len(root.operands) != 2 or attrs(probabilities)["half_to_float"]:
+            return None
+        value = probabilities.operands[0]
+        if attrs(probabilities)["dim"] not in (1, -1):
+            return None
+        for use in probabilities.results[0].uses:
+            if _sums_rows(use.operation):
+                sums.append(use.operation)
+            elif use.operation is not root and use.operation.name not in _BACKWARD:
+                return None
+    if len(types.shape(value)) != 2:
+        return None
+    logsumexps = [use.operation for use in value.uses if _is_logsumexp(use.operation)]
+    return _Loss(root=root, probabilities=probabilities, sums=sums, logsumexps=logsumexps), value
+
+
+def _sums_rows(op: Operation) -> bool:
+    return op.name == "cirh.Reduce" and attrs(op)["reduce_kind"] == "ADD" and attrs(op)["dimensions"] == [1]
+
+
+def _is_logsumexp(op: Operation) -> bool:
+    return op.name == "aten.logsumexp" and attrs(op)["dim"] in ([1], [-1])
+
+
+def _differences(value: SSAValue) -> set[Operation]:
+    """Logits minus the logsumexp of their rows, as the gradient of the logsumexp reads them."""
+    found = set()
+    for use in value.uses:
+        op = use.operation
+        if op.name == "cirh.Sub" and use.index == 0:
+            source = _row_source(op.operands[1])
+            view = made_by(source, "cirh.Reshape") if source is not None else None
+            source = view.operands[0] if view is not None else source
+            made = made_by(source, "aten.logsumexp") if source is not None else None
+            if made is not None and made.operands[0] is value and _is_logsumexp(made):
+                found.add(op)
+    return found
+
+
+def _row_source(value: SSAValue) -> SSAValue | None:
+    """The source of a broadcast of one number for each row; None for other values."""
+    op = made_by(value, "cirh.BroadcastInDim")
+    if op is None:
+        return None
+    source, dims = op.operands[0], broadcast_dims(op)
+    shape, rows = types.shape(source), types.shape(value)[0]
+    return source if (shape, dims) in (((rows,), [0]), ((rows, 1), [0, 1])) else None
+
+
+def _is_first(loss: _Loss) -> bool:
+    """Whether all that reads sums and logsumexps comes behind the loss, so that they can be made there."""
+    later, op = set(), loss.root.next_op
+    while op is not None:
+        later.add(op)
+        op = op.next_op
+    others = [*loss.sums, *loss.logsumexps]
+    return all(use.operation in later for other in others for result in other.results for use in result.uses)
+
+
+def _logits_of(value: SSAValue, readers: Collection[Operation]) -> _Logits | None:
+    """The product that makes logits, which only `readers` read, behind views, casts from halves, and factors."""
     scale = 1.0
     for _ in range(_MOST_STEPS):
         op = value.owner
-        if not isinstance(op, Operation) or any(use.operation is not reader for use in value.uses):
+        if not isinstance(op, Operation) or any(use.operation not in readers for use in value.uses):
             return None
         product = _product(op, scale)
         if product is not None:
@@ -166,7 +291,7 @@ def _logits_of(value: SSAValue, reader: Operation) -> _Logits | None:
         if step is None:
             return None
         value, factor = step
-        scale, reader = scale * factor, op
+        scale, readers = scale * factor, {op}
     return None
 
 
@@ -200,38 +325,112 @@ def _product(op: Operation, scale: float) -> _Logits | None:
     return None
 
 
-def _backward_of(backprop: SSAValue, logits: _Logits) -> _Backward | None:
-    """The backward pass of logits, if it alone reads the gradient of each row's loss."""
-    uses = list(backprop.uses)
-    scaled = uses[0].operation if len(uses) == 1 and uses[0].operation.name == "cirh.Mul" else None
-    if scaled is None:
+def _backward_of(loss: _Loss, value: SSAValue, logits: _Logits) -> _Backward | None:
+    """The backward pass of logits, if it alone reads what the loss made for it."""
+    if loss.probabilities is None:
+        uses = list(loss.root.results[1].uses)
+    else:
+        uses = [
+            use for use in loss.probabilities.results[0].uses if use.operation.name == "aten._log_softmax_backward_data"
+        ]
+    if len(uses) != 1:
         return None
-    row_gradients = broadcast_source(scaled.operands[1 - uses[0].index], [0])
-    if row_gradients is None:
+    total = uses[0].operation.results[0]
+    while (op := _only_reader(total)) is not None and op.name == "cirh.Add":
+        total = op.results[0]
+    terms = _Terms(loss, value)
+    if not terms.add(total) or terms.losses is None or terms.differences != _differences(value):
         return None
-    value, scale = scaled.results[0], 1.0
+    scale = 1.0
     for _ in range(_MOST_STEPS):
-        found = list(_gradients(value, logits))
+        found = list(_gradients(total, logits))
         if all(name is not None for name, _, _ in found):
             break
         step = _step(found[0][1]) if len(found) == 1 else None
-        if step is None or step[0] is not value:
+        if step is None or step[0] is not total:
             return None
         scale *= step[1]
-        value = found[0][1].results[0]
+        total = found[0][1].results[0]
     else:
         return None
     results = {name: op for name, op, _ in found if name is not None}
-    block = scaled.parent_block()
+    block = loss.root.parent_block()
     if not found or len(results) < len(found) or not math.isclose(scale, logits.scale, rel_tol=1e-6) or block is None:
         return None
     made = set(results.values())
     return _Backward(
-        row_gradients=row_gradients,
+        losses=terms.losses,
+        sums=terms.sums,
+        logsumexps=terms.logsumexps,
         first=next(op for op in block.ops if op in made),
         results=results,
         has_classes_first=next((first for name, _, first in found if name == "weight"), True),
     )
+
+
+def _only_reader(value: SSAValue) -> Operation | None:
+    uses = list(value.uses)
+    return uses[0].operation if len(uses) == 1 else None
+
+
+class _Terms:
+    """The terms of the logits' gradient: what is multiplied by the gradients of losses, sums and logsumexps."""
+
+    def __init__(self, loss: _Loss, value: SSAValue) -> None:
+        self._loss = loss
+        self._value = value
+        self.losses: SSAValue | Operation | None = None
+        self.sums: list[SSAValue] = []
+        self.logsumexps: list[SSAValue] = []
+        self.differences: set[Operation] = set()
+
+    def add(self, value: SSAValue) -> bool:
+        """Adds the terms of a sum. Returns False if one is of another kind."""
+        op = value.owner
+        if not isinstance(op, Operation):
+            return False
+        if op.name == "cirh.Add":
+            return all(_only_reader(operand) is op and self.add(operand) for operand in op.operands)
+        if op.name == "cirh.Mul":
+            return any(self._of_rows(scaled, spread) for scaled, spread in commuted(op))
+        probabilities = self._loss.probabilities
+        is_softmax = op.name == "aten._log_softmax_backward_data" and probabilities is not None
+        return is_softmax and op.operands[1] is probabilities.results[0] and self._ahead(op.operands[0], op)  # type: ignore[union-attr]
+
+    def _of_rows(self, scaled: SSAValue, spread: SSAValue) -> bool:
+        """Adds a term that is multiplied by one number for each row."""
+        rows = _row_source(spread)
+        if rows is None or len(list(scaled.uses)) != 1:
+            return False
+        if self._loss.probabilities is None and scaled is self._loss.root.results[1] and self.losses is None:
+            self.losses = rows
+            return types.shape(rows) == types.shape(spread)[:1]
+        exponential = made_by(scaled, "cirh.Exp")
+        difference = made_by(exponential.operands[0], "cirh.Sub") if exponential is not None else None
+        if difference is None or difference not in _differences(self._value) or difference in self.differences:
+            return False
+        self.differences.add(difference)
+        self.logsumexps.append(rows)
+        return _only_reader(difference.results[0]) is exponential
+
+    def _ahead(self, value: SSAValue, reader: Operation) -> bool:
+        """Adds the terms of the gradient of the log-probabilities."""
+        op = value.owner
+        if not isinstance(op, Operation) or _only_reader(value) is not reader:
+            return False
+        if op.name == "cirh.Add":
+            return all(self._ahead(operand, op) for operand in op.operands)
+        root = self._loss.root
+        if op.name == "aten.nll_loss_backward" and len(op.operands) == 4 and self.losses is None:
+            self.losses = op
+            said, again = attrs(root), attrs(op)
+            same = all(said[name] == again[name] for name in ("reduction", "ignore_index"))
+            return same and list(op.operands[1:]) == [*root.operands, root.results[1]]
+        rows = _row_source(value)
+        if rows is None:
+            return False
+        self.sums.append(rows)
+        return True
 
 
 def _gradients(value: SSAValue, logits: _Logits) -> Iterator[tuple[str | None, Operation, bool]]:

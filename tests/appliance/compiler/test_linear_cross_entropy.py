@@ -59,6 +59,10 @@ LOSSES: dict[str, Loss] = {
     "sum": lambda logits, labels: F.cross_entropy(logits, labels, reduction="sum"),
     "ignored": lambda logits, labels: F.cross_entropy(logits, labels, ignore_index=2),
     "weighted": weighted,
+    "smoothed": lambda logits, labels: F.cross_entropy(logits, labels, label_smoothing=0.1, ignore_index=2),
+    "with z loss": lambda logits, labels: (
+        F.cross_entropy(logits, labels) + 1e-2 * logits.logsumexp(-1, keepdim=True).square().mean()
+    ),
     "of log probabilities": lambda logits, labels: F.nll_loss(F.log_softmax(logits, -1), labels),
 }
 
