@@ -8,7 +8,11 @@ from waferbox.cirh.table.lookup import ANNOTATIONS, REFUSED, names
 FILE: Final = Path(__file__).with_suffix(".md")
 # Rows of the table that the vendor's dialect lacks.
 _OURS: Final = frozenset(
-    f"cirh.{name}" for name in ("Attention", "AttentionGrad", "Neg", "RandomBernoulli", "RandomInteger", "RoundCb16")
+    f"cirh.{name}"
+    for name in (
+        *("Attention", "AttentionGrad", "LinearCrossEntropy", "LinearCrossEntropyGrad", "Neg"),
+        *("RandomBernoulli", "RandomInteger", "RoundCb16"),
+    )
 )
 _REMARKS: Final = {
     "cirh.Convolution": "channels in dimension 1; equal padding on both sides; transposed ones too",

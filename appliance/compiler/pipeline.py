@@ -25,6 +25,7 @@ from appliance.compiler.passes.fuse_attention import fuse_attention
 from appliance.compiler.passes.fuse_bias import fuse_bias
 from appliance.compiler.passes.fuse_cross_entropy import fuse_cross_entropy
 from appliance.compiler.passes.fuse_layer_norm import fuse_layer_norm
+from appliance.compiler.passes.fuse_linear_cross_entropy import fuse_linear_cross_entropy
 from appliance.compiler.passes.pass_through import copy_passed_values
 from appliance.compiler.passes.sink_broadcasts import sink_broadcasts
 from appliance.compiler.passes.vendor.norms import replace_norms
@@ -208,7 +209,8 @@ PASSES: Final = tuple(
         ("fuse-bias", fuse_bias, "product + bias -> aten.addmm"),
         ("fuse-layer-norm", fuse_layer_norm, "layer norm that is written out -> aten.native_layer_norm"),
         ("fuse-cross-entropy", fuse_cross_entropy, "softmax cross entropy and its gradient -> one operation"),
-        ("fuse-attention", fuse_attention, "attention that is written out, forward only -> cirh.Attention"),
+        ("fuse-linear-cross-entropy", fuse_linear_cross_entropy, "product + cross entropy -> cirh.LinearCrossEntropy"),
+        ("fuse-attention", fuse_attention, "attention that is written out -> cirh.Attention"),
         ("dce", eliminate_dead_code, "drop what no result depends on"),
         ("pass-through", copy_passed_values, "give results that are arguments or constants a copy of their own"),
     )

@@ -20,7 +20,7 @@ At every level, operations that are not in this table compute in float32, and so
 are the sums over samples that become gradients.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import Enum
 from typing import Final
 
@@ -43,9 +43,12 @@ class Compute(Enum):
 _PRODUCTS = """
     cirh.MatMul cirh.DotGeneral aten.mm aten.bmm aten.addmm aten.baddbmm aten.mv aten.addmv aten.dot
     cirh.Convolution aten.convolution aten.convolution_backward cirh.Attention cirh.AttentionGrad
+    cirh.LinearCrossEntropy cirh.LinearCrossEntropyGrad
 """
-# By operation in half, the index of a result that stays float32, as its gradient reads it so.
-STATISTICS: Final[Mapping[str, int]] = {"cirh.Attention": 1}
+# By operation in half, the results that stay float32.
+FLOAT_RESULTS: Final[Mapping[str, Collection[int]]] = {"cirh.Attention": (1,), "cirh.LinearCrossEntropy": (0, 1, 2)}
+# By operation in half, the operands that stay float32, beside results of other operations that do.
+FLOAT_OPERANDS: Final[Mapping[str, Collection[int]]] = {"cirh.LinearCrossEntropyGrad": (0, 1, 2, 3)}
 _EMBEDDING = "aten.embedding"
 _LAYER_NORMS = "aten.native_layer_norm aten.native_layer_norm_backward cirh.LayerNorm cirh.LayerNormGrad"
 _BATCH_NORMS = """

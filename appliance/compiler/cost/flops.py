@@ -131,6 +131,16 @@ def _attention(first: int, products: int) -> Count:
     return count
 
 
+def _linear_cross_entropy(operands: Shapes, results: Shapes, attributes: dict[str, Any]) -> int:
+    (rows, features), (classes, _) = operands[:2]
+    return 2 * rows * features * classes
+
+
+def _linear_cross_entropy_grad(operands: Shapes, results: Shapes, attributes: dict[str, Any]) -> int:
+    """The logits again, the gradient of the input, and that of the weight if it is asked for."""
+    return (3 if attributes["is_trained"] else 2) * _linear_cross_entropy(operands[4:], results, attributes)
+
+
 # Forward: the scores, and their product with the values. Backward: the scores again, and four gradients.
 _FORWARD, _BACKWARD = 2, 5
 _PRODUCTS: Final[dict[str, Count]] = {
@@ -147,6 +157,8 @@ _PRODUCTS: Final[dict[str, Count]] = {
     "aten.convolution": _convolution_forward,
     "aten.convolution_backward": _convolution_backward,
     "cirh.Attention": _attention(0, _FORWARD),
+    "cirh.LinearCrossEntropy": _linear_cross_entropy,
+    "cirh.LinearCrossEntropyGrad": _linear_cross_entropy_grad,
     "cirh.AttentionGrad": _attention(1, _BACKWARD),
     "aten._scaled_dot_product_flash_attention_for_cpu": _attention(0, _FORWARD),
     "aten._scaled_dot_product_flash_attention_for_cpu_backward": _attention(1, _BACKWARD),

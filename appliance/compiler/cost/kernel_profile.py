@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
 from typing import Final
 
 from xdsl.dialects.builtin import ModuleOp
@@ -11,7 +10,8 @@ from xdsl.ir import Operation, SSAValue
 
 from appliance.compiler.cost.flops import VIEWS, flops
 from appliance.compiler.cost.machine_model import MachineModel
-from waferbox.cirh.calls.attention import choose
+from waferbox.cirh.calls import linear_cross_entropy
+from waferbox.cirh.calls.attention import block_bytes, choose
 from waferbox.cirh.calls.products import is_by_float32, is_large_product
 from waferbox.cirh.dialect import types
 from waferbox.cirh.dialect.operations import Const, body_ops, func_of, return_of
@@ -22,7 +22,7 @@ from wsc.v1 import plan_pb2
 # --- Temporary memory of torch's kernels, beside operands and results -------------------------------------------------
 
 _PRODUCTS = frozenset(
-    ["cirh.MatMul", "cirh.DotGeneral", "cirh.AttentionGrad"]
+    ["cirh.MatMul", "cirh.DotGeneral", "cirh.AttentionGrad", "cirh.LinearCrossEntropyGrad"]
     + [f"aten.{name}" for name in ("addmm", "bmm", "baddbmm", "mm", "convolution", "convolution_backward")]
 )
 
@@ -47,18 +47,14 @@ def _library_bytes(op: Operation) -> int:
         case "cirh.MatMul" | "aten.addmm" | "aten.mm" if is_large_product(site_of(op)):
             # Both operands in the library's own layout, on processors for which the wafer chooses that library.
             return sum(map(types.nbytes, op.operands[-2:]))
+        case "cirh.LinearCrossEntropy" | "cirh.LinearCrossEntropyGrad":
+            return linear_cross_entropy.temporary_bytes(site_of(op))
         case "cirh.Attention" if choose(site_of(op)).kernel == "products":
-            query, key = op.operands[:2]
-            return 2 * _scores_bytes(query, key) + types.nbytes(query)
+            return 2 * block_bytes(site_of(op)) + types.nbytes(op.operands[0])
         case "cirh.AttentionGrad" if choose(site_of(op)).kernel == "products":
             query, key = op.operands[1:3]
-            return 3 * _scores_bytes(query, key) + types.nbytes(query) + types.nbytes(key)
+            return 3 * block_bytes(site_of(op)) + types.nbytes(query) + types.nbytes(key)
     return 0
-
-
-def _scores_bytes(query: SSAValue, key: SSAValue) -> int:
-    """The bytes of the scores: one for each query and key."""
-    return prod(types.shape(query)[:3]) * types.shape(key)[2] * types.dtype(query).itemsize
 
 
 # --- Profiles ---------------------------------------------------------------------------------------------------------

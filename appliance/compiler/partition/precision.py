@@ -13,7 +13,7 @@ import torch
 from xdsl.ir import Block, Operation, SSAValue
 
 from appliance.compiler.core.errors import CompileError
-from appliance.compiler.core.precision_table import EXACT, STATISTICS, Compute, reduction, row_of
+from appliance.compiler.core.precision_table import EXACT, FLOAT_OPERANDS, FLOAT_RESULTS, Compute, reduction, row_of
 from appliance.compiler.core.rewriter import Rewriter
 from appliance.compiler.core.target import ExecutionStrategy, Half, Precision, Target
 from appliance.compiler.partition.cut import VIEWS, Cut, num_elements, touches_cut
@@ -140,7 +140,8 @@ class _Caster:
     def _compute_in_half(self, op: Operation) -> None:
         """Replaces an operation by one on halves; the readers of its results read float32 copies."""
         rewriter = Rewriter(op)
-        operands = [self._half(op, operand) for operand in op.operands]
+        wide = FLOAT_OPERANDS.get(op.name, ())
+        operands = [operand if index in wide else self._half(op, operand) for index, operand in enumerate(op.operands)]
         attributes = attrs(op)
         if attributes.get("input_dtype") == "f32":
             attributes["input_dtype"] = elements.element_name(self._dtype)
@@ -150,7 +151,7 @@ class _Caster:
         made = rewriter.emit(op.name, operands, attributes, types=given)
         copies = list(made)
         for index, (result, value) in enumerate(zip(op.results, made, strict=True)):
-            if STATISTICS.get(op.name) == index:
+            if index in FLOAT_RESULTS.get(op.name, ()):
                 self._statistics.add(value)
                 continue
             # In cbfloat16, rounded parts of a sum would not add up to the rounded sum.

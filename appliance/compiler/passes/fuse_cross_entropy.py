@@ -33,10 +33,6 @@ class _Loss:
     ahead: Operation
     backward: Operation
 
-    @property
-    def labels(self) -> SSAValue:
-        return self.forward.operands[1]
-
 
 def fuse_cross_entropy(module: ModuleOp) -> bool:
     """Fuses log softmax, a loss of labels without class weights, and both gradients. Returns whether there was any."""
@@ -78,45 +74,56 @@ def _fuse(backward: Operation) -> bool:
 
 def _fuse_forward(loss: _Loss) -> tuple[SSAValue, SSAValue]:
     """Inserts the fused operation in the forward pass. Returns which rows count, and the gradients of rows' losses."""
-    rewriter, labels = Rewriter(loss.forward), loss.labels
-    rows, label_dtype = types.info(labels)
-    dtype = types.dtype(loss.forward.results[0])
-    attributes = attrs(loss.forward)
-    ignored = rewriter.splat(int(attributes["ignore_index"]), rows, label_dtype)  # type: ignore[arg-type]
-    (counts,) = rewriter.emit("cirh.Compare", [labels, ignored], {"comparison_direction": "NE"})
-    (known,) = rewriter.emit("cirh.Select", [counts, labels, rewriter.splat(0, rows, label_dtype)])
+    rewriter = Rewriter(loss.forward)
+    counts, known = counted_labels(rewriter, loss.forward)
     losses, gradients = rewriter.emit(
         "cirh.SparseSoftmaxCrossEntropyWithLogits", [loss.probabilities.operands[0], known], {"axis": 1}
     )
+    rewriter.replace(reduced(rewriter, loss.forward, counts, losses))
+    return counts, gradients
+
+
+def counted_labels(rewriter: Rewriter, forward: Operation) -> tuple[SSAValue, SSAValue]:
+    """Which rows of an nll_loss_forward are not ignored, and labels that are classes in all rows."""
+    labels = forward.operands[1]
+    rows, dtype = types.info(labels)
+    ignored = rewriter.splat(int(attrs(forward)["ignore_index"]), rows, dtype)  # type: ignore[arg-type]
+    (counts,) = rewriter.emit("cirh.Compare", [labels, ignored], {"comparison_direction": "NE"})
+    return counts, rewriter.emit("cirh.Select", [counts, labels, rewriter.splat(0, rows, dtype)])[0]
+
+
+def reduced(rewriter: Rewriter, forward: Operation, counts: SSAValue, losses: SSAValue) -> list[SSAValue]:
+    """The results of an nll_loss_forward, from the losses of its rows."""
+    rows, dtype = types.info(losses)
+    reduction = attrs(forward)["reduction"]
     (kept,) = rewriter.emit("cirh.Select", [counts, losses, rewriter.splat(0.0, rows, dtype)])
-    if attributes["reduction"] == NONE:
-        rewriter.replace([kept, rewriter.splat(0.0, (), dtype)])  # there is no count without a reduction
-        return counts, gradients
+    if reduction == NONE:
+        return [kept, rewriter.splat(0.0, (), dtype)]  # there is no count without a reduction
     (numbers,) = rewriter.emit("cirh.Cast", [counts], types=[types.tensor_type(rows, dtype)])
     total, count = _sum(rewriter, kept), _sum(rewriter, numbers)
-    mean = attributes["reduction"] == MEAN
-    rewriter.replace([rewriter.emit("cirh.Div", [total, count])[0] if mean else total, count])
-    return counts, gradients
+    return [rewriter.emit("cirh.Div", [total, count])[0] if reduction == MEAN else total, count]
 
 
 def _sum(rewriter: Rewriter, value: SSAValue) -> SSAValue:
     return rewriter.emit("cirh.Reduce", [value], {"dimensions": [0], "keep_dims": [], "reduce_kind": "ADD"})[0]
 
 
-def _fuse_backward(loss: _Loss, counts: SSAValue, gradients: SSAValue) -> None:
-    """Scales the gradient of each row by that of the loss. Ignored rows get zero."""
-    rewriter = Rewriter(loss.backward)
-    scale, count = loss.ahead.operands[0], loss.ahead.operands[3]
-    if attrs(loss.ahead)["reduction"] == MEAN:
+def row_gradients(rewriter: Rewriter, ahead: Operation, counts: SSAValue) -> SSAValue:
+    """The gradient of each row's loss, from the operands of an nll_loss_backward. Ignored rows get zero."""
+    scale, count = ahead.operands[0], ahead.operands[3]
+    rows, dtype = types.shape(counts), types.dtype(scale)
+    if attrs(ahead)["reduction"] == MEAN:
         (scale,) = rewriter.emit("cirh.Div", [scale, count])
-    shape, dtype = types.info(gradients)
-    spread = scale
-    if attrs(loss.ahead)["reduction"] != NONE:
-        (spread,) = rewriter.emit(
-            "cirh.BroadcastInDim", [scale], {"broadcast_dimensions": []}, types=[types.tensor_type(shape[:1], dtype)]
-        )
-    (scales,) = rewriter.emit("cirh.Select", [counts, spread, rewriter.splat(0.0, shape[:1], dtype)])
-    (whole,) = rewriter.emit(
-        "cirh.BroadcastInDim", [scales], {"broadcast_dimensions": [0]}, types=[types.tensor_type(shape, dtype)]
-    )
+    if attrs(ahead)["reduction"] != NONE:
+        kind = types.tensor_type(rows, dtype)
+        (scale,) = rewriter.emit("cirh.BroadcastInDim", [scale], {"broadcast_dimensions": []}, types=[kind])
+    return rewriter.emit("cirh.Select", [counts, scale, rewriter.splat(0.0, rows, dtype)])[0]
+
+
+def _fuse_backward(loss: _Loss, counts: SSAValue, gradients: SSAValue) -> None:
+    """Scales the gradient of each row by that of the loss."""
+    rewriter = Rewriter(loss.backward)
+    scales = row_gradients(rewriter, loss.ahead, counts)
+    kind = types.tensor_type(*types.info(gradients))
+    (whole,) = rewriter.emit("cirh.BroadcastInDim", [scales], {"broadcast_dimensions": [0]}, types=[kind])
     rewriter.replace(rewriter.emit("cirh.Mul", [gradients, whole]))

@@ -107,6 +107,11 @@ def examples() -> Iterator[Example]:
     arange = [torch.tensor(0.0), torch.tensor(8.0), torch.tensor(1.0)]
     yield Example("cirh.Arange", arange, {"dim": 0}, constants=[0, 1, 2])
     yield Example("cirh.SparseSoftmaxCrossEntropyWithLogits", [r(3, 4), torch.tensor([0, 3, 1])], {"axis": 1})
+    linear = [r(3, 2), r(4, 2), torch.tensor([0, 3, 1])]
+    yield Example("cirh.LinearCrossEntropy", linear, {"scale": 0.5})
+    yield Example("cirh.LinearCrossEntropy", [*linear, r(4)], {})
+    yield Example("cirh.LinearCrossEntropyGrad", [r(3)] * 4 + linear, {"is_trained": False})
+    yield Example("cirh.LinearCrossEntropyGrad", [r(3)] * 4 + [*linear, r(4)], {"is_trained": True, "scale": 0.5})
     yield Example("cirh.LayerNorm", [r(3, 4), r(4), r(4)], {"epsilon": 1e-5})
     yield from _attention_examples()
     yield Example("cirh.LayerNormGrad", [r(3, 4), r(3, 4) ** 2, r(4), r(4)], {"epsilon": 1e-5})
@@ -341,11 +346,17 @@ def _pointwise_examples(e: Any) -> Iterator[Example]:
 def _attention_examples() -> Iterator[Example]:
     for dtype in (F32, F64, torch.bfloat16, torch.float16):
         heads = [_random(2, 3, 4, 8, dtype=dtype)] * 3
-        plain = {"is_causal": True, "operand_segments": [1, 1, 1, 0]}
+        plain = {"is_causal": True, "operand_segments": [1, 1, 1, 0, 0]}
         yield Example("cirh.Attention", heads, plain)
         yield Example("cirh.Attention", [*heads, _random(4, 4, dtype=dtype)], {"is_causal": False, "scale": 0.5})
         statistics = _random(2, 3, 4, dtype=F64 if dtype is F64 else F32)
         saved = [heads[0], *heads, heads[0], statistics]
-        yield Example("cirh.AttentionGrad", saved, {**plain, "operand_segments": [1] * 6 + [0]})
+        yield Example("cirh.AttentionGrad", saved, {**plain, "operand_segments": [1] * 6 + [0, 0]})
         mask = _random(2, 1, 1, 4, dtype=dtype)
         yield Example("cirh.AttentionGrad", [*saved, mask], {"is_causal": False})
+        kept = _random(2, 3, 4, 4) > 0
+        more = [_random(4, 4, dtype=dtype), _random(2, 1, 1, 4, dtype=dtype), kept]
+        dropped = {"is_causal": False, "dropout": 2.0}
+        yield Example("cirh.Attention", [*heads, *more], {**dropped, "operand_segments": [1, 1, 1, 2, 1]})
+        segments = {"operand_segments": [1] * 6 + [2, 1]}
+        yield Example("cirh.AttentionGrad", [*saved, *more], {**dropped, **segments, "mask_grad": 1})

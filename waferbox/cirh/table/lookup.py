@@ -34,7 +34,7 @@ _NORMALISED = {
 }
 _HALVES = (torch.float16, torch.bfloat16)
 # Operations whose prepared call checks the type of each operand.
-_CHECKED = frozenset({"cirh.AttentionGrad"})
+_CHECKED = frozenset({"cirh.AttentionGrad", "cirh.LinearCrossEntropyGrad"})
 # The index of the operand with class numbers.
 _LABELS = {
     "aten.nll_loss_forward": 1,
@@ -139,9 +139,11 @@ def _segments(row: OpSpec, operands: int, attributes: Mapping[str, AttrValue]) -
     """The number of operands that stand for each tensor argument."""
     given = next((attributes[name] for name in _ALL_SEGMENTS if name in attributes), None)
     if given is None:
-        lists = [s for s in row.operands if s.count is Count.LIST]
-        extra = operands - len(row.operands) + 1
-        segments = tuple(extra if s.count is Count.LIST and len(lists) == 1 else 1 for s in row.operands)
+        counts = [s.count for s in row.operands]
+        lists = counts.count(Count.LIST)
+        # Beside a list, optional arguments are left out.
+        plain = {Count.ONE: 1, Count.OPTIONAL: 0, Count.LIST: operands - counts.count(Count.ONE) if lists == 1 else 1}
+        segments = tuple(plain[count] for count in counts)
         if not lists:
             # Optional arguments at the end may be left out.
             segments = tuple(int(position < operands) for position in range(len(row.operands)))

@@ -9,6 +9,11 @@ import torch
 from waferbox.cirh import CirhError
 from waferbox.cirh.calls.attention import attention_types, prepare_attention, prepare_attention_grad
 from waferbox.cirh.calls.cbfloat16 import round_to_cbfloat16, round_to_cbfloat16_out
+from waferbox.cirh.calls.linear_cross_entropy import (
+    linear_cross_entropy_types,
+    prepare_linear_cross_entropy,
+    prepare_linear_cross_entropy_grad,
+)
 from waferbox.cirh.calls.mask_from_topk import mask_types, prepare_mask_from_topk
 from waferbox.cirh.calls.network import (
     prepare_cross_entropy,
@@ -199,6 +204,25 @@ row(
     rule=rules.cross_entropy,
     result_names="loss backprop",
 )
+_LINEAR_CROSS_ENTROPY = "scale=FLOAT?"
+row(
+    "LinearCrossEntropy",
+    "input weight labels bias?",
+    prepare_linear_cross_entropy,
+    attributes=_LINEAR_CROSS_ENTROPY,
+    results=3,
+    rule=linear_cross_entropy_types,
+    result_names="loss spread logsumexp",
+)
+row(
+    "LinearCrossEntropyGrad",
+    "loss_grad spread_grad logsumexp_grad logsumexp input weight labels bias?",
+    in_float32(prepare_linear_cross_entropy_grad),
+    attributes=f"{_LINEAR_CROSS_ENTROPY} is_trained=BOOL",
+    results=None,
+    rule=linear_cross_entropy_types,
+    result_names="input_grad weight_grad bias_grad",
+)
 row("LayerNorm", "input beta gamma", prepare_layer_norm, attributes="epsilon=FLOAT?")
 row(
     "LayerNormGrad",
@@ -208,10 +232,10 @@ row(
     results=3,
     result_names="result beta_grad gamma_grad",
 )
-_ATTENTION = "is_causal=BOOL scale=FLOAT?"
+_ATTENTION = "is_causal=BOOL scale=FLOAT? dropout=FLOAT?"
 row(
     "Attention",
-    "query key value mask?",
+    "query key value mask* kept?",
     prepare_attention,
     attributes=_ATTENTION,
     results=2,
@@ -220,12 +244,12 @@ row(
 )
 row(
     "AttentionGrad",
-    "gradient query key value output logsumexp mask?",
+    "gradient query key value output logsumexp mask* kept?",
     in_float32(prepare_attention_grad),
-    attributes=_ATTENTION,
-    results=3,
+    attributes=f"{_ATTENTION} mask_grad=INT?",
+    results=None,
     rule=attention_types,
-    result_names="query_grad key_grad value_grad",
+    result_names="query_grad key_grad value_grad mask_grad",
 )
 row("L2Norm", "input", prepare_l2_norm, attributes="dims=INTS keepdim=BOOL?")
 for _name, _taken, _prepare, _more in (

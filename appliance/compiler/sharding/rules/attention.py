@@ -1,6 +1,6 @@
 """Sharding rules: attention. It mixes tokens, but neither samples nor heads."""
 
-from appliance.compiler.sharding.rules.rule import Outcome, Placement, Query, R, rule
+from appliance.compiler.sharding.rules.rule import SUM, Outcome, Placement, Query, R, rule
 
 _FIRST_TOKENS = 2  # query, key and value: (batch, heads, tokens, features)
 
@@ -15,31 +15,38 @@ def attention(query: Query) -> Outcome:
 
 @rule("cirh.AttentionGrad")
 def attention_grad(query: Query) -> Outcome:
-    return _along_samples(query, 6, 3)
+    outcome = _along_samples(query, 6, 3)
+    number = query.get("mask_grad")
+    if number is None or not query.sharded:
+        return outcome
+    # The gradient of a mask that is the same for all samples is a sum over them.
+    placement = outcome.operands[6 + number]
+    return Outcome(operands=outcome.operands, results=[*outcome.results, placement if placement.is_sharded else SUM])
 
 
 def _along_queries(query: Query, cut: Placement) -> Outcome:
     """The samples are the query's tokens; keys and values are the same for all of them."""
-    masks = [cut.at(len(query.shape(3)) - 2) if query.shape(3)[-2] > 1 else R for _ in query.operands[3:]]
+    others = range(3, len(query.operands))
+    masks = [cut.at(len(query.shape(index)) - 2) if query.shape(index)[-2] > 1 else R for index in others]
     return Outcome(operands=[cut, R, R, *masks], results=[cut, cut])
 
 
 def _along_samples(query: Query, tensors: int, results: int) -> Outcome:
-    """All operands are sharded alike, but for the mask, which is the last if there is one."""
+    """All operands are sharded alike, but for masks, which come last."""
     if not query.sharded:
         return query.replicated()
-    needs = [_cut(query, tensors)] * tensors
-    if len(query.operands) > tensors:
-        needs.append(_of_mask(query, tensors, needs[0]))
-    return Outcome(operands=needs, results=needs[:1] * results)
+    cut = _cut(query, tensors)
+    needs = [cut] * tensors + [_of_mask(query, index, cut) for index in range(tensors, len(query.operands))]
+    return Outcome(operands=needs, results=[cut] * results)
 
 
 def _cut(query: Query, tensors: int) -> Placement:
     cut = next((placement for placement in query.placements[:tensors] if placement.is_sharded), None)
     if cut is None:
-        # Only the mask is sharded: it alone differs from sample to sample.
-        cut = query.placements[tensors]
-        cut = cut.at(cut.dim + 4 - len(query.shape(tensors)))
+        # Only masks are sharded: they alone differ from sample to sample.
+        index = next(index for index, placement in enumerate(query.placements) if placement.is_sharded)
+        cut = query.placements[index]
+        cut = cut.at(cut.dim + 4 - len(query.shape(index)))
     if cut.dim >= _FIRST_TOKENS:
         raise query.mixes(f"attends over the samples ({cut})")
     return cut

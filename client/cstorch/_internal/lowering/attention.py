@@ -29,8 +29,7 @@ def _attention(lowering: Lowering, node: fx.Node, name: str, operands: list[str]
         attributes["scale"] = float(arguments["scale"])
     if arguments["attn_mask"] is not None:
         values.append(lowering.value(arguments["attn_mask"]))
-    else:
-        attributes["operand_segments"] = [1] * len(values) + [0]
+    attributes["operand_segments"] = [*[1] * len(operands), len(values) - len(operands), 0]
     return lowering.builder.op(name, values, attributes, lowering.source)
 
 

@@ -197,6 +197,15 @@ class Cell:
         self._fetch = fetch
         self._initialisation = None
 
+    def moved(self) -> "Cell | None":
+        """Moves a value that is not in the spool to a new cell; None if it is there."""
+        if self._offset is not None:
+            return None
+        other = Cell(self.shape, self.dtype)
+        other._fetch, other._initialisation, other._memory = self._fetch, self._initialisation, self._memory
+        self._fetch = self._initialisation = self._memory = None
+        return other
+
     def forget(self) -> None:
         """Discards the value before it is overwritten as a whole, so that it is not fetched or made."""
         self._fetch = None

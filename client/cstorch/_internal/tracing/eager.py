@@ -8,6 +8,7 @@ from torch._ops import OpOverload
 
 from cstorch._internal.tracing import generator, messages
 from cstorch._internal.tracing.cell import RAM_BYTES, Cell
+from cstorch._internal.tracing.context import purpose
 from cstorch._internal.tracing.initialisation import Call, Initialisation, Operand
 from cstorch._internal.tracing.operators import (
     TAKES_CPU_TENSORS,
@@ -18,6 +19,7 @@ from cstorch._internal.tracing.operators import (
     moves_to_host,
     operator,
 )
+from cstorch._internal.tracing.postponed import postpone
 from cstorch._internal.tracing.step_values import deferred_result, without_values
 from cstorch._internal.tracing.tensor import META, Handle, LazyTensor, follow_meta, is_device, new_tensor
 from cstorch._internal.tracing.truncated_normal import state_after
@@ -250,6 +252,8 @@ def run(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> A
             return new_tensor(Cell(tuple(meta.shape), meta.dtype))
     if (deferred := defer(func, args, kwargs)) is not None:
         return deferred
+    if not purpose.runs_steps and (postponed := postpone(func, args, kwargs)) is not NotImplemented:
+        return postponed
     if func in _OVERWRITES and isinstance(args[0], LazyTensor):
         handle = args[0]._handle
         is_read = any(_is_of(handle.cell, argument) for argument in args[1:])
