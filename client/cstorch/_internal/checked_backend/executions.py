@@ -37,7 +37,6 @@ class CheckedExecution(ClusterExecution):
     _run: CheckedRun
     _asked_csx = 1
     _number = 0
-    _name = ""
     _result: Any = None  # of the current step, with CPU tensors; None: it is not known
     _began_call = 0.0
     _trains = False
@@ -73,7 +72,7 @@ class CheckedExecution(ClusterExecution):
             Program(
                 execution=self._number,
                 path=str(self.executor.artifact_dir / "cirh.mlir"),
-                function=self._name,
+                function=self.step_name,
                 trains=self._trains,
                 half=get_half_dtype_str() if is_half else "",
                 optimization_level=backends.csx.precision.optimization_level,
@@ -97,7 +96,6 @@ class CheckedFunctionExecution(CheckedExecution, FunctionExecution):
     """An execution on the cluster, recorded, whose step is a function of the script."""
 
     def run_step(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._name = self._name or _described(function)
         self._began_call = time.monotonic()
         self._run.in_step = True
         result = super().run_step(function, args, kwargs)
@@ -112,14 +110,6 @@ class CheckedFunctionExecution(CheckedExecution, FunctionExecution):
 
 class CheckedLoopExecution(CheckedExecution, LoopExecution):
     """An execution on the cluster, recorded, whose steps are bodies of the script's loop, without results."""
-
-    _name = "the loop's body"
-
-
-def _described(function: Callable[..., Any]) -> str:
-    code = getattr(function, "__code__", None)
-    name = getattr(function, "__name__", "the traced function")
-    return name if code is None else f"{name} ({code.co_filename}:{code.co_firstlineno})"
 
 
 def _state_tensors() -> dict[str, torch.Tensor]:
