@@ -26,7 +26,6 @@ TRACED = {Question.TRACE, Question.PROGRAM, Question.WAFERS, Question.MEMORY}
 FAULTY = {
     "batch_not_divided": Question.WAFERS,
     "changed_in_loop": Question.TRACE,
-    "dynamic_shape": Question.TRACE,
     "every_second_call": Question.PROGRAM,
     "half_overflow": Question.HALF,
     "half_underflow": Question.HALF,
@@ -34,7 +33,7 @@ FAULTY = {
     "loop_changes_rate": Question.PROGRAM,
     "loop_freezes": Question.PROGRAM,
     "lost_buffer": Question.RESUME,
-    "mixed_devices": Question.TRACE,
+    "not_traceable": Question.TRACE,
     "optimizer_not_saved": Question.RESUME,
     "partial_batch": Question.INPUT,
     "python_argument": Question.PROGRAM,
@@ -45,8 +44,6 @@ FAULTY = {
     "slow_loader": Question.INPUT,
     "tensor_kept": Question.PROGRAM,
     "too_large": Question.MEMORY,
-    "unsupported_operation": Question.TRACE,
-    "value_read": Question.TRACE,
 }
 
 

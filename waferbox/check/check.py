@@ -131,7 +131,8 @@ class Check:
     # --- Does it trace? Is it one program? ----------------------------------------------------------------------------
 
     def _trace_answers(self, run: Run, programs: Sequence[Program]) -> Iterator[Answer]:
-        refusals = [_finding(each) for each in _of(run, Found) if each.question is Question.TRACE]
+        found = [_finding(each) for each in _of(run, Found) if each.question is Question.TRACE]
+        refusals = sorted(found, key=_by_line)
         failure = run.failure
         is_traced = bool(programs)
         if failure is not None and failure.is_ours and not _is_of_input(failure) and not refusals:
@@ -238,8 +239,7 @@ class Check:
         source = found.source
         layer = f" of {source.module}" if source.module else ""
         passed = "the backward pass of " if source.backward else ""
-        line = f"{source.file}:{source.line}" if source.file else ""
-        return Finding(line=line, message=f"the first value that differs is that of {passed}{source.op}{layer}")
+        return Finding(line=source.place, message=f"the first value that differs is that of {passed}{source.op}{layer}")
 
     # --- For several wafers, in memory, and in time -------------------------------------------------------------------
 
@@ -283,6 +283,11 @@ def _of(run: Run, kind: type[_E]) -> list[_E]:
 
 def _finding(found: Found) -> Finding:
     return Finding(line=found.line, message=found.message)
+
+
+def _by_line(finding: Finding) -> tuple[str, int]:
+    file, _, line = finding.line.rpartition(":")
+    return file, int(line) if line.isdecimal() else 0
 
 
 def _counted(count: int, noun: str) -> str:

@@ -49,7 +49,7 @@ def largest_value(program: Program) -> tuple[str, int]:
         source = source_of(operation)
         for result in operation.results if source.file else ():
             if nbytes(result) > most:
-                line, most = f"{source.file}:{source.line}", nbytes(result)
+                line, most = source.place, nbytes(result)
     return line, most
 
 

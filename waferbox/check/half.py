@@ -118,7 +118,7 @@ def _lines_of_states(program: Program) -> dict[str, str]:
         source = source_of(operation)
         for operand in operation.operands:
             if operand in names and source.file:
-                lines.setdefault(names[operand], f"{source.file}:{source.line}")
+                lines.setdefault(names[operand], source.place)
     return lines
 
 

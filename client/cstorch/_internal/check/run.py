@@ -22,7 +22,7 @@ from cstorch._internal import state
 from cstorch._internal.tracing import Cell, LazyTensor, cell_of, user_line
 from cstorch._internal.tracing.context import context
 from cstorch._internal.tracing.provenance import line_of
-from cstorch.errors import CstorchError, TraceError
+from cstorch.errors import CstorchError
 from waferbox import settings
 from waferbox.checked_run.record import (
     Event,
@@ -61,7 +61,8 @@ class CheckedRun:
         self._found: set[tuple[Question, str, str]] = set()
         self._show_warning = warnings.showwarning
         self._show_error = sys.excepthook
-        self.is_refused = False  # whether the step has read values that are not known
+        self.is_refused = False  # whether the step does what cannot be traced or lowered
+        self._refused_lines: set[str] = set()
         context.on_refusal = self._refused
         warnings.showwarning = self._warned
         sys.excepthook = self._failed
@@ -119,10 +120,12 @@ class CheckedRun:
 
     # --- Refusals, warnings and errors --------------------------------------------------------------------------------
 
-    def _refused(self, error: TraceError) -> None:
-        """Records a read of an unknown value. The trace goes on with zeros, to find the next such line."""
+    def _refused(self, error: CstorchError, line: str) -> None:
+        """Records what cannot be traced or lowered, once for a line. The step goes on with zeros, to find the next."""
         self.is_refused = True
-        self.found(Question.TRACE, str(error), user_line(), is_error=True)
+        if line not in self._refused_lines:
+            self._refused_lines.add(line)
+            self.found(Question.TRACE, str(error), line, is_error=True)
 
     def _warned(self, message: Warning | str, category: type[Warning], *arguments: Any, **named: Any) -> None:
         """Records a warning of the client library; shows every warning as before."""

@@ -8,6 +8,7 @@ from typing import Any, Self
 import torch
 from safetensors.torch import save_file
 from torch.utils import _pytree as pytree
+from xdsl.dialects.builtin import ModuleOp
 
 from cstorch import backends
 from cstorch._internal import state
@@ -62,8 +63,6 @@ class CheckedExecution(ClusterExecution):
         self._run.end_execution()
 
     def _launch(self) -> None:
-        if self._run.is_refused:
-            raise SystemExit(0)  # the program has stand-ins for values
         seconds = time.monotonic() - self._began_call
         super()._launch()
         is_half = mixed_precision()
@@ -82,6 +81,17 @@ class CheckedExecution(ClusterExecution):
                 input_line=line_of_function(self.executor.dataloader.input_fn),
             )
         )
+
+    def _lower(self) -> ModuleOp:
+        try:
+            module = super()._lower()
+        except Exception:
+            if self._run.is_refused:  # the trace has stand-ins, which need not fit together
+                raise SystemExit(0) from None
+            raise
+        if self._run.is_refused:
+            raise SystemExit(0)  # the program has stand-ins for values
+        return module
 
     def _at_snapshot(self, step: int) -> None:
         states = {name: tensor.detach().cpu() for name, tensor in _state_tensors().items()}

@@ -134,7 +134,8 @@ class Scopes:
             module = self._stack[-1] if self._stack else ""
             file, line = user_frame()
             if torch.is_grad_enabled():
-                self._forward[_get_sequence_nr() - 1] = (module, file, line)
+                # Operations without gradients, which come after one with them, have its number too.
+                self._forward.setdefault(_get_sequence_nr() - 1, (module, file, line))
             return Source(module=module, backward=False, op=name, file=file, line=line)
         variable = getattr(node, "variable", None)
         if variable is not None:  # AccumulateGrad

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from xdsl.dialects.builtin import ModuleOp
 
 from cstorch import backends
 from cstorch._internal import state, step_clock
@@ -102,7 +103,7 @@ class ClusterExecution(Execution):
         """Lowers the step, then compiles and starts it, unless the target ends the execution before."""
         folder = self.executor.artifact_dir
         path = folder / execution_folders.CIRH
-        module = self._step.lower()
+        module = self._lower()
         path.write_text(self._step.text)
         record = self._record()
         record.write(folder)
@@ -121,6 +122,9 @@ class ClusterExecution(Execution):
         self._start(job, compiled, self._staged)
         self.executor.profiler.start()
         logger.info("Beginning the run")
+
+    def _lower(self) -> ModuleOp:
+        return self._step.lower()
 
     def _record(self) -> ExecutionRecord:
         """Returns what the execution is, for those who look for it in the artifact folder."""
