@@ -131,8 +131,7 @@ class Check:
     # --- Does it trace? Is it one program? ----------------------------------------------------------------------------
 
     def _trace_answers(self, run: Run, programs: Sequence[Program]) -> Iterator[Answer]:
-        found = [_finding(each) for each in _of(run, Found) if each.question is Question.TRACE]
-        refusals = sorted(found, key=_by_line)
+        refusals = sorted((_finding(each) for each in _of(run, Found) if each.question is Question.TRACE), key=_by_line)
         failure = run.failure
         is_traced = bool(programs)
         if failure is not None and failure.is_ours and not _is_of_input(failure) and not refusals:
