@@ -68,10 +68,10 @@ def checked(tmp_path, monkeypatch):
     return check
 
 
-def printed(script: Path) -> tuple[int, Mapping[str, Any]]:
-    """Returns the exit status of the command for a script, and what it prints as JSON."""
-    command = [sys.executable, "-m", "waferbox", "check", "--json", "--steps", "3", "--wafers", "1", script.name]
-    done = subprocess.run(command, cwd=script.parent, capture_output=True, text=True, check=False)
+def printed(folder: Path, *script: str) -> tuple[int, Mapping[str, Any]]:
+    """Returns the exit status of the command for a script in a folder, and what it prints as JSON."""
+    command = [sys.executable, "-m", "waferbox", "check", "--json", "--steps", "3", "--wafers", "1", *script]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     return done.returncode, json.loads(done.stdout)
 
 
@@ -119,15 +119,24 @@ def test_script_that_fails_before_its_first_step(tmp_path):
     script = tmp_path / "fails.py"
     lines = ("import cerebras.pytorch as cstorch", 'backend = cstorch.backend("CSX")', 'raise ValueError("no data")')
     script.write_text("\n".join(lines))
-    status, verdict = printed(script)
+    status, verdict = printed(tmp_path, script.name)
     assert status == verdict["status"] == 2
     (answer,) = verdict["answers"]
     assert answer["summary"] == "the script ended at fails.py:3 with ValueError: no data"
 
 
 def test_script_without_a_step(tmp_path):
-    script = tmp_path / "empty.py"
-    script.write_text("print(1)\n")
-    status, verdict = printed(script)
+    module = tmp_path / "package" / "empty.py"
+    module.parent.mkdir()
+    lines = (
+        "import argparse, sys",
+        "parser = argparse.ArgumentParser()",
+        'parser.add_argument("--steps", type=int)',
+        'parser.add_argument("--json", action="store_true")',
+        "options = parser.parse_args()",
+        "sys.exit(0 if options.steps == 7 and options.json else 9)",
+    )
+    module.write_text("\n".join(lines))
+    status, verdict = printed(tmp_path, "-m", "package.empty", "--steps", "7", "--json")
     assert status == verdict["status"] == 2
     assert "ran no step on CSX" in verdict["answers"][0]["summary"]

@@ -88,7 +88,7 @@ class Check:
         settings = self._settings
         first, eager = self._first_runs()
         programs = _of(first, Program)
-        answers = [*self._trace_answers(first, programs)]
+        answers = [*trace_answers(first, eager, programs)]
         if programs:
             answers += self._values_answers(first, eager, programs)
             answers += self._compile_answers(programs, first, eager)
@@ -127,39 +127,6 @@ class Check:
             with _closed_on_error(processes):
                 waits = [pool.submit(process.wait, settings.timeout_seconds) for process in processes]
                 return [wait.result() for wait in waits]
-
-    # --- Does it trace? Is it one program? ----------------------------------------------------------------------------
-
-    def _trace_answers(self, run: Run, programs: Sequence[Program]) -> Iterator[Answer]:
-        refusals = sorted((_finding(each) for each in _of(run, Found) if each.question is Question.TRACE), key=_by_line)
-        failure = run.failure
-        is_traced = bool(programs)
-        if failure is not None and failure.is_ours and not _is_of_input(failure) and not refusals:
-            named = _LINE.search(failure.message)
-            refusals.append(Finding(line=named[1] if named else failure.line, message=failure.message))
-        if not is_traced and not refusals:
-            yield Answer(question=Question.TRACE, state=State.OPEN, summary=_why_open(run))
-            return
-        if refusals:
-            summary = f"No: {_counted(len(refusals), 'line')} of the script cannot be traced or run."
-            yield Answer(question=Question.TRACE, state=State.FOUND, summary=summary, findings=tuple(refusals))
-        else:
-            seconds = max(program.trace_seconds for program in programs)
-            functions = list(dict.fromkeys(program.function.partition(" (")[0] for program in programs))
-            ended = f" Then {_why_open(run)}." if failure is not None and not _is_of_input(failure) else ""
-            summary = f"Yes: {', '.join(functions)}; the trace takes {seconds_text(seconds)}.{ended}"
-            yield Answer(question=Question.TRACE, state=State.GOOD, summary=summary)
-        if not is_traced:
-            return
-        found = tuple(_finding(each) for each in _of(run, Found) if each.question is Question.PROGRAM)
-        yield Answer(
-            question=Question.PROGRAM,
-            state=State.FOUND if found else State.GOOD,
-            summary="No: the cluster would train otherwise than the script says."
-            if found
-            else "Yes: later calls of the step are the program of the first.",
-            findings=found,
-        )
 
     # --- Does it compute what PyTorch computes? -----------------------------------------------------------------------
 
@@ -273,6 +240,53 @@ def _closed_on_error(processes: Sequence[ScriptProcess]) -> Iterator[None]:
         raise
 
 
+# --- Does it trace? Is it one program? --------------------------------------------------------------------------------
+
+
+def trace_answers(run: Run, eager: Run | None, programs: Sequence[Program]) -> Iterator[Answer]:
+    """Yields the answers to whether the script traces, and is one program.
+
+    Args:
+        run: the run on the cluster, or the one that only traces.
+        eager: the run by plain PyTorch; None: there is none.
+        programs: the steps that were traced.
+    """
+    refusals = sorted((_finding(each) for each in _of(run, Found) if each.question is Question.TRACE), key=_by_line)
+    failure = run.failure
+    is_traced = bool(programs)
+    if failure is not None and failure.is_ours and not _is_of_input(failure) and not refusals:
+        named = _LINE.search(failure.message)
+        refusals.append(Finding(line=named[1] if named else failure.line, message=failure.message))
+    ends_here_alone = run.has_failed and eager is not None and not eager.has_failed
+    if is_traced and ends_here_alone and not refusals:
+        line = "" if failure is None else failure.line
+        message = f"{_why_open(run)}. By plain PyTorch it goes on"
+        refusals.append(Finding(line=line, message=message))
+    if not is_traced and not refusals:
+        yield Answer(question=Question.TRACE, state=State.OPEN, summary=_why_open(run))
+        return
+    if refusals:
+        summary = f"No: {_counted(len(refusals), 'line')} of the script cannot be traced or run."
+        yield Answer(question=Question.TRACE, state=State.FOUND, summary=summary, findings=tuple(refusals))
+    else:
+        seconds = max(program.trace_seconds for program in programs)
+        functions = list(dict.fromkeys(program.function.partition(" (")[0] for program in programs))
+        ended = f" Then {_why_ended(run)}." if run.has_failed and not _is_of_input(failure) else ""
+        summary = f"Yes: {', '.join(functions)}; the trace takes {seconds_text(seconds)}.{ended}"
+        yield Answer(question=Question.TRACE, state=State.GOOD, summary=summary)
+    if not is_traced:
+        return
+    found = tuple(_finding(each) for each in _of(run, Found) if each.question is Question.PROGRAM)
+    yield Answer(
+        question=Question.PROGRAM,
+        state=State.FOUND if found else State.GOOD,
+        summary="No: the cluster would train otherwise than the script says."
+        if found
+        else "Yes: later calls of the step are the program of the first.",
+        findings=found,
+    )
+
+
 # --- Parts of answers -------------------------------------------------------------------------------------------------
 
 
@@ -296,12 +310,16 @@ def _counted(count: int, noun: str) -> str:
 def _why_open(*runs: Run) -> str:
     """Says why the script did not come to a step."""
     for run in runs:
-        if run.failure is not None:
-            failure = run.failure
-            return f"the script ended at {failure.line} with {failure.type}: {failure.message}"
-        if run.status:
-            return f"the script ended with status {run.status}; it wrote last:\n{run.log_tail}"
+        if run.has_failed:
+            return _why_ended(run) if run.failure else f"{_why_ended(run)}; it wrote last:\n{run.log_tail}"
     return "the script ran no step on CSX: it iterates no DataExecutor, or its backend is the CPU"
+
+
+def _why_ended(run: Run) -> str:
+    """Says how the script ended, other than with exit status 0."""
+    if (failure := run.failure) is not None:
+        return f"the script ended at {failure.line} with {failure.type}: {failure.message}"
+    return f"the script ended with status {run.status}"
 
 
 def _different(comparison: Comparison, has_judge: bool, first_line: Finding | None) -> Answer:
@@ -345,7 +363,8 @@ def _wafers_answer(compiled: Sequence[tuple[Program, Sequence[Compiled]]]) -> An
                 findings.append(Finding(line=line, message=message))
     counts = ", ".join(str(one.wafers) for one in compiled[0][1])
     if findings:
-        summary = f"No: {_counted(len(findings), 'compile')} of those for {counts} wafers is refused."
+        verb = "is" if len(findings) == 1 else "are"
+        summary = f"No: {_counted(len(findings), 'compile')} of those for {counts} wafers {verb} refused."
         return Answer(question=Question.WAFERS, state=State.FOUND, summary=summary, findings=tuple(findings))
     summary = f"Yes: compiled for {counts} wafer{'' if counts == '1' else 's'}."
     table = _gathers(compiled)
@@ -466,9 +485,9 @@ def _input_answer(
     return Answer(question=question, state=state, summary=f"{summary}.{resumed}", findings=tuple(findings))
 
 
-def _is_of_input(failure: RunFailed) -> bool:
-    """Whether an error is one of the input_fn or its loader."""
-    return failure.type == "InputError"
+def _is_of_input(failure: RunFailed | None) -> bool:
+    """Whether there is an error, of the input_fn or its loader."""
+    return failure is not None and failure.type == "InputError"
 
 
 def _resume_answer(run: Run, programs: Sequence[Program]) -> Answer:

@@ -16,6 +16,9 @@ WIDTH: Final = 120  # of the verdict, which has sentences
 def check(
     script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A Python script, or a program such as cszoo.")],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="What the script is given.")] = None,
+    module: Annotated[
+        bool, typer.Option("-m", "--module", metavar="", help="SCRIPT is a module, as in `python -m`.")
+    ] = False,
     wafers: Annotated[str, typer.Option(metavar="N,N", help="The numbers of wafers to compile for.")] = "1,2",
     steps: Annotated[int, typer.Option(min=2, max=1000, help="The most steps of each execution.")] = 5,
     full_size: Annotated[
@@ -48,7 +51,7 @@ def check(
     if not counts or min(counts) < 1 or max(counts) > 1 << 16:
         raise typer.BadParameter("--wafers: each number is from 1 to 65536")
     try:
-        command = command_of(script, arguments or [])
+        command = command_of(script, arguments or [], is_module=module)
     except NoScript as error:
         fail(str(error), Status.USAGE)
     if keep is not None and keep.exists():

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn.modules.module import register_module_buffer_registration_hook
 from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader
 
 from cstorch._internal import state
 from cstorch._internal.tracing import Cell, LazyTensor, cell_of, user_line
@@ -66,7 +67,9 @@ class CheckedRun:
         context.on_refusal = self._refused
         warnings.showwarning = self._warned
         sys.excepthook = self._failed
+        self.loader_lines: WeakKeyDictionary[DataLoader[Any], str] = WeakKeyDictionary()  # where they were made
         register_module_buffer_registration_hook(self._buffer_registered)
+        self._note_loaders()
 
     # --- Events -------------------------------------------------------------------------------------------------------
 
@@ -117,6 +120,17 @@ class CheckedRun:
 
     def _buffer_registered(self, module: nn.Module, name: str, buffer: torch.Tensor | None) -> None:
         self.buffer_lines.setdefault(module, {})[name] = user_line()
+
+    def _note_loaders(self) -> None:
+        """Has the line noted at which each torch DataLoader is made."""
+        initialise = DataLoader.__init__
+
+        @functools.wraps(initialise)
+        def noted(loader: DataLoader[Any], *args: Any, **kwargs: Any) -> None:
+            self.loader_lines[loader] = user_line()
+            initialise(loader, *args, **kwargs)
+
+        DataLoader.__init__ = noted  # type: ignore[method-assign, assignment]
 
     # --- Refusals, warnings and errors --------------------------------------------------------------------------------
 

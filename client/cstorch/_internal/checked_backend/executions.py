@@ -16,7 +16,7 @@ from cstorch._internal.backend.cpu import CpuExecution
 from cstorch._internal.batch import num_samples
 from cstorch._internal.check.counted_random import CountedRandom
 from cstorch._internal.check.half_range import HalfRange
-from cstorch._internal.check.loader import BusyLines, partial_batch, shared_samples
+from cstorch._internal.check.loader import BusyLines, line_of_input, partial_batch, shared_samples
 from cstorch._internal.check.resumption import report_lost_states
 from cstorch._internal.check.run import CheckedRun
 from cstorch._internal.execution import Closure, Executor
@@ -24,7 +24,6 @@ from cstorch._internal.random_state import random_state, set_random_state
 from cstorch._internal.session.execution.cluster_execution import ClusterExecution
 from cstorch._internal.session.execution.function import FunctionExecution
 from cstorch._internal.session.execution.loop import LoopExecution
-from cstorch._internal.tracing.provenance import line_of_function
 from cstorch.backends.mixed_precision import get_half_dtype, get_half_dtype_str, mixed_precision
 from waferbox.checked_run.moments import WIDTH, moments
 from waferbox.checked_run.record import InputMeasured, Program, Question, StepObserved, Way
@@ -78,7 +77,7 @@ class CheckedExecution(ClusterExecution):
                 half_gradients=is_half and backends.csx.precision.half_gradients,
                 trace_seconds=seconds,
                 num_csx=self._asked_csx,
-                input_line=line_of_function(self.executor.dataloader.input_fn),
+                input_line=line_of_input(self.executor.dataloader, self._run.loader_lines),
             )
         )
 
@@ -212,7 +211,7 @@ class CheckedEagerExecution(CpuExecution):
         loader = self.executor.dataloader
         for what in (partial_batch(loader.dataloader, self.executor.asked_steps), shared_samples(loader, rows)):
             if what:
-                self._run.found(Question.INPUT, what, line_of_function(loader.input_fn))
+                self._run.found(Question.INPUT, what, line_of_input(loader, self._run.loader_lines))
 
     def run_step(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with self._step_modes():

@@ -95,8 +95,8 @@ def user_line_of(frame: FrameType | None) -> str:
 
 def line_of_function(function: Callable[..., Any]) -> str:
     """Returns the line at which a function begins, such as "train.py:20"; empty: it is not the user's."""
-    while isinstance(function, functools.partial):
-        function = function.func
+    while isinstance(function, functools.partial) or hasattr(function, "__wrapped__"):
+        function = function.func if isinstance(function, functools.partial) else function.__wrapped__
     code = getattr(function, "__code__", None)
     shown = None if code is None else _shown_name(code.co_filename)
     return "" if code is None or shown is None else f"{shown}:{code.co_firstlineno}"
