@@ -6,15 +6,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeVar
 
+from appliance.compiler.core.target import Precision
 from appliance.drawing.number_text import bytes_text, count_text, seconds_text
 from waferbox.check.bisection import first_difference
 from waferbox.check.comparison import CLOSE, CLOSE_IN_HALF, Comparison, Steps, compare, needs_judge, step_values
 from waferbox.check.compiles import Compiled, compile_for, largest_value
-from waferbox.check.half import half_answer, steps_before_skip
+from waferbox.check.half import first_not_finite, half_answer, steps_before_skip
+from waferbox.check.half_errors import HalfErrors, half_errors
 from waferbox.check.runs import Run, ScriptProcess
 from waferbox.check.verdict import Answer, Finding, State, Verdict
 from waferbox.checked_run.record import (
@@ -35,6 +37,7 @@ _JUDGES: Final = {Way.DOUBLE: "float64", Way.HALF: "half precision by PyTorch"}
 # The numbers of wafers for which the time of a step is predicted, besides those that are checked.
 _SCALES: Final = (1, 4, 16, 64, 256, 1024)
 _MOST_NAMED: Final = 4
+_MOST_LAYERS: Final = 32
 # A loader is slow if this many workers for each wafer, together, keep it waiting, and a batch is longer on its way than
 # the outputs of a step: steps of small models take microseconds, and no loader keeps up with them.
 _MOST_WORKERS: Final = 16
@@ -137,13 +140,26 @@ class Check:
             return
         ours, theirs = step_values(cluster.folder, cluster.events), step_values(eager.folder, eager.events)
         half = next((program for program in programs if program.half), None)
-        yield self._values_answer(cluster, eager, ours, theirs, is_half=half is not None)
+        yield self._values_answer(cluster, eager, ours, theirs, programs, is_half=half is not None)
         if half is not None:
             training = next((program for program in programs if program.half and program.trains), half)
             beyond = [each for each in _of(eager, Found) if each.question is Question.HALF]
-            yield half_answer(training, ours, theirs, beyond)
+            answer = half_answer(training, ours, theirs, beyond)
+            if answer.state is State.FOUND:
+                step = first_not_finite(training, ours, theirs) or 1
+                answer = _with_errors(answer, training, self._half_errors(training, step))
+            yield answer
 
-    def _values_answer(self, cluster: Run, eager: Run, ours: Steps, theirs: Steps, *, is_half: bool) -> Answer:
+    def _values_answer(
+        self,
+        cluster: Run,
+        eager: Run,
+        ours: Steps,
+        theirs: Steps,
+        programs: Sequence[Program],
+        *,
+        is_half: bool,
+    ) -> Answer:
         question = Question.VALUES
         if not ours.keys() & theirs.keys():
             return Answer(question=question, state=State.OPEN, summary=f"Not compared: {_why_open(cluster, eager)}")
@@ -168,7 +184,8 @@ class Check:
                     state=State.OPEN,
                     summary=f"Not compared beyond chance: {notes[0].message}.",
                 )
-            return _different(comparison, bool(judge), self._first_line(cluster, comparison))
+            first_line = self._first_in_half(programs, comparison) if is_half else self._first_line(cluster, comparison)
+            return _different(comparison, bool(judge), first_line)
         rounding = f"the largest relative difference is {comparison.largest:.1g}"
         summary = (
             f"Yes: {_counted(comparison.steps, 'step')}, {_counted(comparison.tensors, 'tensor')} each; {rounding}."
@@ -206,6 +223,27 @@ class Check:
         layer = f" of {source.module}" if source.module else ""
         passed = "the backward pass of " if source.backward else ""
         return Finding(line=source.place, message=f"the first value that differs is that of {passed}{source.op}{layer}")
+
+    def _first_in_half(self, programs: Sequence[Program], comparison: Comparison) -> Finding | None:
+        """Returns the first operation of a step in half precision whose result is far from that in float32."""
+        first = (comparison.not_finite or comparison.differences)[0]
+        program = next((each for each in programs if each.execution == first.execution), None)
+        if program is None or not first.step:
+            return None
+        errors = self._half_errors(program, first.step)
+        return None if errors is None else _first_finding(errors, program)
+
+    def _half_errors(self, program: Program, step: int) -> HalfErrors | None:
+        """Returns the errors of a step in half precision, by a run that keeps what the step begins with."""
+        precision = Precision.of_options(program.half, program.optimization_level, program.half_gradients)
+        if precision is None:
+            return None
+        self._progress("looking for the first value that is far from float32")
+        (run,) = self._runs(Way.TORCH, observed=[(program.execution, step)])
+        observed = next(iter(_of(run, StepObserved)), None)
+        if observed is None:
+            return None
+        return half_errors(Path(program.path).read_text(encoding="utf-8"), precision, run.folder, observed)
 
     # --- For several wafers, in memory, and in time -------------------------------------------------------------------
 
@@ -313,6 +351,36 @@ def _why_open(*runs: Run) -> str:
         if run.has_failed:
             return _why_ended(run) if run.failure else f"{_why_ended(run)}; it wrote last:\n{run.log_tail}"
     return "the script ran no step on CSX: it iterates no DataExecutor, or its backend is the CPU"
+
+
+def _first_finding(errors: HalfErrors, program: Program) -> Finding | None:
+    if errors.first is None:
+        return None
+    source = errors.first
+    layer = f" of {source.module}" if source.module else ""
+    passed = "the backward pass of " if source.backward else ""
+    message = (
+        f"the first value that is far from float32 is that of {passed}{source.op}{layer}: in {program.half} it "
+        f"{_error_text(errors.first_error)}"
+    )
+    return Finding(line=source.place, message=message)
+
+
+def _error_text(error: float) -> str:
+    return "is not finite" if math.isinf(error) else f"is off by {error:.0%} of its largest element"
+
+
+def _with_errors(answer: Answer, program: Program, errors: HalfErrors | None) -> Answer:
+    """The answer with the first value that is far from float32, and the largest error of each layer."""
+    if errors is None:
+        return answer
+    first = _first_finding(errors, program)
+    rows = [
+        (name, *("not finite" if math.isinf(error) else f"{error:.1%}" for error in both))
+        for name, both in errors.layers.items()
+    ]
+    table = (("layer", "forward", "backward"), *rows[:_MOST_LAYERS])
+    return replace(answer, findings=answer.findings if first is None else (*answer.findings, first), table=table)
 
 
 def _why_ended(run: Run) -> str:
