@@ -21,7 +21,8 @@ SCRIPTS = Path(__file__).parent / "scripts"
 RIGHT = sorted((SCRIPTS / "right").glob("*.py"), key=lambda path: path.name)
 
 # Questions that need no run on a cluster, nor one by PyTorch.
-TRACED = {Question.TRACE, Question.PROGRAM, Question.WAFERS, Question.MEMORY}
+TRACED = {Question.TRACE, Question.PROGRAM, Question.WAFERS, Question.MEMORY, Question.INPUT}
+TRACED_TOO = {"lost_buffer"}
 # The question whose answer is the fault.
 FAULTY = {
     "batch_not_divided": Question.WAFERS,
@@ -95,7 +96,8 @@ def test_every_script_is_named():
 def test_fault_is_found(name, checked):
     script = SCRIPTS / "faulty" / f"{name}.py"
     question = FAULTY[name]
-    verdict = checked(script, wafers=(1, 2) if question is Question.WAFERS else (1,), full_size=question in TRACED)
+    is_traced = question in TRACED or name in TRACED_TOO
+    verdict = checked(script, wafers=(1, 2) if question is Question.WAFERS else (1,), full_size=is_traced)
     assert verdict.status == 1
     found = findings(verdict)
     assert faults(script) <= set(found[question])

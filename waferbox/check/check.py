@@ -31,6 +31,7 @@ from waferbox.checked_run.record import (
     Way,
 )
 from waferbox.prediction.machines import Machine
+from waferbox.prediction.prediction import predict_scales
 
 EXECUTIONS: Final = 4
 _JUDGES: Final = {Way.DOUBLE: "float64", Way.HALF: "half precision by PyTorch"}
@@ -489,8 +490,6 @@ def _memory_answer(compiled: Sequence[tuple[Program, Sequence[Compiled]]], machi
 
 
 def _time_answer(training: tuple[Program, Sequence[Compiled]], machine: Machine) -> Answer:
-    from waferbox.prediction.prediction import predict_scaled
-
     program, each = training
     done = [one for one in each if one.plan is not None]
     if not done:
@@ -500,7 +499,7 @@ def _time_answer(training: tuple[Program, Sequence[Compiled]], machine: Machine)
     last = done[-1]
     assert last.plan is not None
     predictions = [one.prediction for one in done if one.prediction is not None]
-    predictions += [predict_scaled(last.plan, count, machine.rates).best for count in _SCALES if count > last.wafers]
+    predictions += predict_scales(last.plan, [count for count in _SCALES if count > last.wafers], machine.rates)
     for prediction in predictions:
         table.append(
             (
@@ -528,7 +527,7 @@ def _input_answer(
     findings = [_finding(one) for run in runs for one in _of(run, Found) if one.question is question]
     if first.failure is not None and _is_of_input(first.failure) and not findings:
         findings.append(Finding(line=program.input_line, message=first.failure.message))
-    measured = [] if eager is None else [one for one in _of(eager, InputMeasured) if one.execution == program.execution]
+    measured = [one for run in runs for one in _of(run, InputMeasured) if one.execution == program.execution]
     if not measured or not measured[0].batches:
         summary = "Not measured: there was no second batch."
         state = State.FOUND if findings else State.OPEN
@@ -564,6 +563,8 @@ def _resume_answer(run: Run, programs: Sequence[Program]) -> Answer:
     if found:
         summary = f"No: a checkpoint lacks {_counted(len(found), 'state')}."
         return Answer(question=question, state=State.FOUND, summary=summary, findings=found)
+    if run.way is Way.TRACE:
+        return Answer(question=question, state=State.OPEN, summary="Not known: with --full-size nothing is saved.")
     if not _of(run, ExecutionEnded) or not any(program.trains for program in programs):
         return Answer(question=question, state=State.OPEN, summary="Not known: no training has ended.")
     return Answer(question=question, state=State.GOOD, summary="Yes: every state that changes is in a state_dict.")

@@ -20,7 +20,7 @@ from cstorch._internal.check.loader import BusyLines, line_of_input, partial_bat
 from cstorch._internal.check.resumption import report_lost_states
 from cstorch._internal.check.run import CheckedRun
 from cstorch._internal.execution import Closure, Executor
-from cstorch._internal.random_state import random_state, set_random_state
+from cstorch._internal.random_state import random_state, random_state_kept, set_random_state
 from cstorch._internal.session.execution.cluster_execution import ClusterExecution
 from cstorch._internal.session.execution.function import FunctionExecution
 from cstorch._internal.session.execution.loop import LoopExecution
@@ -57,15 +57,33 @@ class CheckedExecution(ClusterExecution):
         self._number = self._run.begin_execution(self.executor.num_steps, self.executor.asked_steps)
         self._began_call = time.monotonic()
         yield from super().batches()  # type: ignore[safe-super]  # a subclass has the execution as its next class
+        if self._run.settings.way is Way.TRACE:
+            self._measure_input()  # no run by plain PyTorch does
         if self._trains:
             report_lost_states(self._run, self._changed)
         self._run.end_execution()
+
+    def _measure_input(self) -> None:
+        """Times the batches after the first, and records what is wrong with the loader."""
+        executor = self.executor
+        busy = BusyLines()
+        with random_state_kept():
+            passes = executor.dataloader.passes()
+            batch = next(passes)
+            began = time.perf_counter()
+            with busy:
+                for _ in range(1, executor.num_steps):
+                    batch = next(passes)
+            seconds = time.perf_counter() - began
+        _record_input(self._run, self._number, executor, batch, seconds, busy.busiest)
 
     def _launch(self) -> None:
         seconds = time.monotonic() - self._began_call
         super()._launch()
         is_half = mixed_precision()
         self._trains = self._step.trains
+        if self._run.settings.way is Way.TRACE:
+            self._changed = {info.name for info in self._step.trace.states if info.changed}
         self._run.add(
             Program(
                 execution=self._number,
@@ -125,6 +143,30 @@ def _state_tensors() -> dict[str, torch.Tensor]:
     return {name: getter() for name, getter in state.named_getters().items()}
 
 
+# --- The input --------------------------------------------------------------------------------------------------------
+
+
+def _record_input(
+    run: CheckedRun, execution: int, executor: Executor, batch: Any, seconds: float, busiest_line: str
+) -> None:
+    """Records how long the batches after the first took, and what is wrong with the loader."""
+    loader, rows = executor.dataloader, num_samples(batch)
+    run.add(
+        InputMeasured(
+            execution=execution,
+            batches=executor.num_steps - 1,
+            rows=rows,
+            seconds=seconds,
+            line=busiest_line,
+            nbytes=sum(leaf.nbytes for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)),
+            is_restartable=loader.is_restartable,
+        )
+    )
+    for what in (partial_batch(loader.dataloader, executor.asked_steps), shared_samples(loader, rows)):
+        if what:
+            run.found(Question.INPUT, what, line_of_input(loader, run.loader_lines))
+
+
 # --- By plain PyTorch -------------------------------------------------------------------------------------------------
 
 
@@ -160,7 +202,7 @@ class CheckedEagerExecution(CpuExecution):
         own_random = random_state()
         self._run.record_step(number, 0, None, _detached_states())
         busy = BusyLines()
-        seconds, rows, nbytes = 0.0, 0, 0
+        seconds = 0.0
         passes = executor.dataloader.passes()
         for step in range(1, executor.num_steps + 1):
             set_random_state(loader_random)
@@ -173,7 +215,6 @@ class CheckedEagerExecution(CpuExecution):
             loader_random = random_state()
             set_random_state(own_random)
             rows = num_samples(batch)
-            nbytes = sum(t.nbytes for t in pytree.tree_leaves(batch) if isinstance(t, torch.Tensor))
             self._samples += rows
             executor.profiler.step(rows)
             self._result = None
@@ -186,18 +227,7 @@ class CheckedEagerExecution(CpuExecution):
             self._run.record_step(number, step, self._result, _detached_states())
         if executor.dataloader.is_restartable:
             executor.dataloader.completed(self.input_states())
-        self._run.add(
-            InputMeasured(
-                execution=number,
-                batches=executor.num_steps - 1,
-                rows=rows,
-                seconds=seconds,
-                line=busy.busiest,
-                nbytes=nbytes,
-                is_restartable=executor.dataloader.is_restartable,
-            )
-        )
-        self._check_input(rows)
+        _record_input(self._run, number, executor, self._batch, seconds, busy.busiest)
         if self._range is not None:
             for line, what in self._range.beyond.items():
                 self._run.found(Question.HALF, what, line)
@@ -206,12 +236,6 @@ class CheckedEagerExecution(CpuExecution):
     def _around_body(self) -> AbstractContextManager[Any]:
         """Returns the context in which the body of the script's loop runs."""
         return nullcontext()
-
-    def _check_input(self, rows: int) -> None:
-        loader = self.executor.dataloader
-        for what in (partial_batch(loader.dataloader, self.executor.asked_steps), shared_samples(loader, rows)):
-            if what:
-                self._run.found(Question.INPUT, what, line_of_input(loader, self._run.loader_lines))
 
     def run_step(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with self._step_modes():
