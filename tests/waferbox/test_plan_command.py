@@ -1,7 +1,9 @@
 """`waferbox plan`: a small step on many wafers, and what it refuses."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from waferbox.cirh.text.printer import print_module
 from waferbox.commands.cli import app
 from waferbox.execution_folders import CIRH, ExecutionRecord, Stage
 from waferbox.prediction import quantities
+from wsc.v1 import management_pb2
 
 RATES = ("--wafer-rate", "1Gflop/s", "--link", "1Gb/s")
 
@@ -124,6 +127,23 @@ def test_a_plan_is_not_made_again(training: Path, tmp_path: Path) -> None:
     assert "name the artifact folder" in " ".join(refused.stderr.split())
     (folder / CIRH).write_text(text)
     assert call(folder, "--wafers", "4", "--half", "bfloat16").exit_code == 0
+
+
+def test_the_plan_of_a_job_that_trains_is_taken(
+    step: Path, training: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artifacts = Artifacts(tmp_path / "plans", tmp_path / "root")
+    names = [artifacts.compile(file.read_text(), Target(num_csx=1, num_shards=1))[0] for file in (training, step)]
+    job = management_pb2.JobInfo(job="job-47c96e93", artifacts=[str(tmp_path / "plans" / name) for name in names])
+    other = management_pb2.JobInfo(job="job-11111111")
+    cluster = SimpleNamespace(jobs=lambda: [job, other], job=lambda name: {job.job: job, other.job: other}[name])
+    monkeypatch.setattr("waferbox.commands.step_source.connect", lambda management: nullcontext(cluster))
+    result = call("47c", "--wafers", "1", "--json")
+    assert result.exit_code == 0, result.output
+    assert f"job-47c96e93: {names[0]} is taken, with the most gradients of 2 plans" in " ".join(result.stderr.split())
+    assert names[0] in json.loads(result.stdout)["step"]
+    assert "it has compiled none yet" in " ".join(call("11", "--wafers", "1").stderr.split())
+    assert call("22").exit_code == 3
 
 
 def test_an_argument_that_is_nothing(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Finds the step that an argument of a command means: an execution of a script, a compile, a job, or a file."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +66,7 @@ def find_source(argument: str, execution: str | None, management: str | None) ->
     plans = _plans_of(path)
     if not plans:
         fail(f"{argument} is no artifact and contains none: name {SOURCE_HELP[0].lower()}{SOURCE_HELP[1:]}")
-    return StepSource(name=_taken(plans[-1].stem, len(plans) - 1, "older plans"), plan=plans[-1])
+    return StepSource(name=_taken(plans[-1].stem, len(plans), "the newest"), plan=plans[-1])
 
 
 def _execution_source(argument: str, executions: Sequence[ExecutionFolder], wanted: str | None) -> StepSource:
@@ -117,23 +116,21 @@ def _job_source(name: str, management: str | None) -> StepSource:
     if not plans:
         where = f"they are on the cluster's host: {', '.join(artifacts)}" if artifacts else "it has compiled none yet"
         fail(f"no plan of {job.job} can be read here: {where}")
-    training = [plan for plan in plans if _has_gradients(plan)]
-    chosen = (training or plans)[-1]
-    kind = "train" if training else "eval"
-    return StepSource(name=_taken(f"{job.job}, {kind}: {chosen.stem}", len(plans) - 1, "other plans"), plan=chosen)
+    # The last is often an evaluation's, which sends no gradients.
+    chosen = max(reversed(plans), key=_gradient_bytes)
+    return StepSource(name=_taken(f"{job.job}: {chosen.stem}", len(plans), "with the most gradients"), plan=chosen)
 
 
-def _has_gradients(plan: Path) -> bool:
-    """Whether the report beside a plan has gradients, as that of a training step."""
-    try:
-        report = json.loads((plan.with_suffix("") / "report.json").read_text(encoding="utf-8"))
-        return any(layer["gradient_bytes"] for layer in report["layers"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+def _gradient_bytes(plan: Path) -> int:
+    """The bytes of gradients that a wafer sends in a step of a plan."""
+    from appliance.compiler.artifacts import read_plan
+
+    read = read_plan(plan)
+    return 0 if read is None else read.wafer.arena.nbytes
 
 
-def _taken(name: str, others: int, what: str) -> str:
-    """Says which of several is taken, and returns its name."""
-    if others:
-        errors.print(f"{name} is taken; there are {others} {what}", markup=False, highlight=False, soft_wrap=True)
+def _taken(name: str, count: int, which: str) -> str:
+    """Says which of several plans is taken, and returns its name."""
+    if count > 1:
+        errors.print(f"{name} is taken, {which} of {count} plans", markup=False, highlight=False, soft_wrap=True)
     return name

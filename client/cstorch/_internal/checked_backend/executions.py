@@ -65,17 +65,18 @@ class CheckedExecution(ClusterExecution):
 
     def _measure_input(self) -> None:
         """Times the batches after the first, and records what is wrong with the loader."""
-        executor = self.executor
+        # A trainer asks for a single step if nothing is to run.
+        count = self._run.settings.steps - 1
         busy = BusyLines()
         with random_state_kept():
-            passes = executor.dataloader.passes()
+            passes = self.executor.dataloader.passes()
             batch = next(passes)
             began = time.perf_counter()
             with busy:
-                for _ in range(1, executor.num_steps):
+                for _ in range(count):
                     batch = next(passes)
             seconds = time.perf_counter() - began
-        _record_input(self._run, self._number, executor, batch, seconds, busy.busiest)
+        _record_input(self._run, self._number, self.executor, batch, count, seconds, busy.busiest)
 
     def _launch(self) -> None:
         seconds = time.monotonic() - self._began_call
@@ -147,14 +148,14 @@ def _state_tensors() -> dict[str, torch.Tensor]:
 
 
 def _record_input(
-    run: CheckedRun, execution: int, executor: Executor, batch: Any, seconds: float, busiest_line: str
+    run: CheckedRun, execution: int, executor: Executor, batch: Any, timed: int, seconds: float, busiest_line: str
 ) -> None:
-    """Records how long the batches after the first took, and what is wrong with the loader."""
+    """Records how long some batches took, and what is wrong with the loader."""
     loader, rows = executor.dataloader, num_samples(batch)
     run.add(
         InputMeasured(
             execution=execution,
-            batches=executor.num_steps - 1,
+            batches=timed,
             rows=rows,
             seconds=seconds,
             line=busiest_line,
@@ -227,7 +228,7 @@ class CheckedEagerExecution(CpuExecution):
             self._run.record_step(number, step, self._result, _detached_states())
         if executor.dataloader.is_restartable:
             executor.dataloader.completed(self.input_states())
-        _record_input(self._run, number, executor, self._batch, seconds, busy.busiest)
+        _record_input(self._run, number, executor, self._batch, executor.num_steps - 1, seconds, busy.busiest)
         if self._range is not None:
             for line, what in self._range.beyond.items():
                 self._run.found(Question.HALF, what, line)
