@@ -21,12 +21,12 @@ SCRIPTS = Path(__file__).parent / "scripts"
 RIGHT = sorted((SCRIPTS / "right").glob("*.py"), key=lambda path: path.name)
 
 # Questions that need no run on a cluster, nor one by PyTorch.
-TRACED = {Question.TRACE, Question.PROGRAM, Question.WAFERS, Question.MEMORY}
+TRACED = {Question.TRACE, Question.PROGRAM, Question.WAFERS, Question.MEMORY, Question.INPUT}
+TRACED_TOO = {"lost_buffer"}
 # The question whose answer is the fault.
 FAULTY = {
     "batch_not_divided": Question.WAFERS,
     "changed_in_loop": Question.TRACE,
-    "dynamic_shape": Question.TRACE,
     "every_second_call": Question.PROGRAM,
     "half_overflow": Question.HALF,
     "half_underflow": Question.HALF,
@@ -34,7 +34,7 @@ FAULTY = {
     "loop_changes_rate": Question.PROGRAM,
     "loop_freezes": Question.PROGRAM,
     "lost_buffer": Question.RESUME,
-    "mixed_devices": Question.TRACE,
+    "not_traceable": Question.TRACE,
     "optimizer_not_saved": Question.RESUME,
     "partial_batch": Question.INPUT,
     "python_argument": Question.PROGRAM,
@@ -45,8 +45,6 @@ FAULTY = {
     "slow_loader": Question.INPUT,
     "tensor_kept": Question.PROGRAM,
     "too_large": Question.MEMORY,
-    "unsupported_operation": Question.TRACE,
-    "value_read": Question.TRACE,
 }
 
 
@@ -71,10 +69,10 @@ def checked(tmp_path, monkeypatch):
     return check
 
 
-def printed(script: Path) -> tuple[int, Mapping[str, Any]]:
-    """Returns the exit status of the command for a script, and what it prints as JSON."""
-    command = [sys.executable, "-m", "waferbox", "check", "--json", "--steps", "3", "--wafers", "1", script.name]
-    done = subprocess.run(command, cwd=script.parent, capture_output=True, text=True, check=False)
+def printed(folder: Path, *script: str) -> tuple[int, Mapping[str, Any]]:
+    """Returns the exit status of the command for a script in a folder, and what it prints as JSON."""
+    command = [sys.executable, "-m", "waferbox", "check", "--json", "--steps", "3", "--wafers", "1", *script]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     return done.returncode, json.loads(done.stdout)
 
 
@@ -98,7 +96,8 @@ def test_every_script_is_named():
 def test_fault_is_found(name, checked):
     script = SCRIPTS / "faulty" / f"{name}.py"
     question = FAULTY[name]
-    verdict = checked(script, wafers=(1, 2) if question is Question.WAFERS else (1,), full_size=question in TRACED)
+    is_traced = question in TRACED or name in TRACED_TOO
+    verdict = checked(script, wafers=(1, 2) if question is Question.WAFERS else (1,), full_size=is_traced)
     assert verdict.status == 1
     found = findings(verdict)
     assert faults(script) <= set(found[question])
@@ -122,15 +121,24 @@ def test_script_that_fails_before_its_first_step(tmp_path):
     script = tmp_path / "fails.py"
     lines = ("import cerebras.pytorch as cstorch", 'backend = cstorch.backend("CSX")', 'raise ValueError("no data")')
     script.write_text("\n".join(lines))
-    status, verdict = printed(script)
+    status, verdict = printed(tmp_path, script.name)
     assert status == verdict["status"] == 2
     (answer,) = verdict["answers"]
     assert answer["summary"] == "the script ended at fails.py:3 with ValueError: no data"
 
 
 def test_script_without_a_step(tmp_path):
-    script = tmp_path / "empty.py"
-    script.write_text("print(1)\n")
-    status, verdict = printed(script)
+    module = tmp_path / "package" / "empty.py"
+    module.parent.mkdir()
+    lines = (
+        "import argparse, sys",
+        "parser = argparse.ArgumentParser()",
+        'parser.add_argument("--steps", type=int)',
+        'parser.add_argument("--json", action="store_true")',
+        "options = parser.parse_args()",
+        "sys.exit(0 if options.steps == 7 and options.json else 9)",
+    )
+    module.write_text("\n".join(lines))
+    status, verdict = printed(tmp_path, "-m", "package.empty", "--steps", "7", "--json")
     assert status == verdict["status"] == 2
     assert "ran no step on CSX" in verdict["answers"][0]["summary"]

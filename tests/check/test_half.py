@@ -1,14 +1,21 @@
 """The answer of what half precision does, from the values of steps on the cluster and by PyTorch in float32."""
 
+import math
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from appliance.compiler.core.target import Precision
 from waferbox.check.half import half_answer, steps_before_skip
+from waferbox.check.half_errors import half_errors
 from waferbox.check.verdict import State
-from waferbox.checked_run.record import Found, Program, Question
+from waferbox.checked_run.record import Found, Program, Question, StepObserved
+from waferbox.cirh.dialect.source import Source
+from waferbox.cirh.dialect.types import tensor_type
+from waferbox.cirh.modules.builder import GraphBuilder
+from waferbox.cirh.text.printer import print_module
 
 NAME = "state.model.fc.weight"
 TEXT = """\
@@ -97,3 +104,29 @@ def test_skipped_steps(answer, tmp_path):
         (1, 1),
         (1, 2),
     ]
+
+
+def test_errors_by_layer(tmp_path):
+    def layer(name, line):
+        return Source(module=name, op="aten::mm", file="train.py", line=line)
+
+    builder = GraphBuilder()
+    weight = builder.argument(tensor_type((4, 4), torch.float32), state=NAME)
+    batch = builder.argument(tensor_type((2, 4), torch.float32), input="input_0")
+    (hidden,) = builder.op("cirh.MatMul", [batch, weight], loc=layer("first", 7))
+    (large,) = builder.op("cirh.MatMul", [hidden, weight], loc=layer("second", 8))
+    (after,) = builder.op("cirh.MatMul", [large, weight], loc=layer("third", 9))
+    text = print_module(builder.finish([(after, "output_0")]))
+    tensors = {NAME: torch.full((4, 4), 200.0), "input.0": torch.ones(2, 4), "moments": torch.zeros(0, 2)}
+    save_file(tensors, tmp_path / "observed")
+    observed = StepObserved(execution=1, step=1, path="observed", counter=0)
+
+    def errors_in(half):
+        return half_errors(text, Precision.of_options(half, 1, False), tmp_path, observed)
+
+    found = errors_in("float16")  # 200 * 4 = 800; 800 * 800 is beyond 65504
+    assert (found.first.place, found.first.module, found.first_error) == ("train.py:8", "second", math.inf)
+    assert list(found.layers.items()) == [("first", (0, 0)), ("second", (math.inf, 0)), ("third", (math.inf, 0))]
+    good = errors_in("bfloat16")
+    assert good.first is None
+    assert all(forward < 0.01 for forward, _ in good.layers.values())

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import cstorch
-from cstorch._internal.check.loader import BusyLines, partial_batch, shared_samples
+from cstorch._internal.check.loader import BusyLines, line_of_input, partial_batch, shared_samples
 
 SAMPLES = TensorDataset(torch.arange(70))
 
@@ -41,6 +41,33 @@ def test_no_partial_batch(loader):
 
 def test_no_partial_batch_within_the_steps():
     assert partial_batch(DataLoader(SAMPLES, batch_size=16), 4) == ""
+
+
+def made_in_two_lines():
+    samples = TensorDataset(torch.arange(64))
+    return DataLoader(samples, batch_size=16)  # of the torch DataLoader
+
+
+def generated():
+    while True:
+        yield torch.zeros(16)  # of the generator
+
+
+def listed():  # of a list
+    return [torch.zeros(16)]
+
+
+@pytest.mark.parametrize(
+    ("input_fn", "which"),
+    [(made_in_two_lines, "of the torch DataLoader"), (generated, "of the generator"), (listed, "of a list")],
+)
+def test_line_of_input(input_fn, which):
+    loader = cstorch.utils.data.DataLoader(input_fn)
+    loader.first_batch()
+    lines = Path(__file__).read_text().splitlines()
+    (expected,) = [number for number, line in enumerate(lines, 1) if line.endswith(f"# {which}")]
+    made_at = {loader.dataloader: f"made.py:{expected}"} if which == "of the torch DataLoader" else {}
+    assert line_of_input(loader, made_at).endswith(f".py:{expected}")
 
 
 def test_busiest_line():

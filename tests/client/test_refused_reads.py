@@ -15,7 +15,7 @@ from cstorch.errors import TraceError
 @pytest.fixture
 def refusals(monkeypatch):
     found: list[TraceError] = []
-    monkeypatch.setattr(context, "on_refusal", found.append)
+    monkeypatch.setattr(context, "on_refusal", lambda error, line: found.append(error))
     return found
 
 

@@ -1,17 +1,24 @@
 """`waferbox plan`: a small step on many wafers, and what it refuses."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from typer.testing import CliRunner, Result
 
+from appliance.compiler.artifacts import Artifacts
+from appliance.compiler.core.target import Target
 from waferbox.cirh.dialect.types import tensor_type
 from waferbox.cirh.modules.builder import GraphBuilder
 from waferbox.cirh.text.printer import print_module
 from waferbox.commands.cli import app
+from waferbox.execution_folders import CIRH, ExecutionRecord, Stage
 from waferbox.prediction import quantities
+from wsc.v1 import management_pb2
 
 RATES = ("--wafer-rate", "1Gflop/s", "--link", "1Gb/s")
 
@@ -53,9 +60,105 @@ def test_a_thousand_wafers(step: Path) -> None:
     assert "Limited by: SwarmX's link, out" in result.output
 
 
+def test_no_option_is_needed(step: Path) -> None:
+    result = call(step)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("CS-3 (public figures: 44 GB")
+    assert "Each wafer has 8 rows" in result.stdout
+    assert [line.split()[0] for line in result.stdout.splitlines() if "SwarmX" in line] == ["1", "16", "1,024"]
+
+
+def test_machines(step: Path) -> None:
+    seconds = [
+        json.loads(call(step, "--machine", name, "--wafers", "1", "--wafer-rate", "1Gflop/s", "--json").stdout)
+        for name in ("cs2", "cs3")
+    ]
+    assert [each["machine"] for each in seconds] == ["CS-2", "CS-3"]
+    assert seconds[0]["best"]["step_seconds"] == pytest.approx(seconds[1]["best"]["step_seconds"], rel=1e-3)
+
+
+def execution(folder: Path, text: str, **fields: Any) -> Path:
+    """Makes the folder of an execution whose step has this text."""
+    folder.mkdir(parents=True)
+    (folder / CIRH).write_text(text)
+    record = ExecutionRecord(
+        **{"stage": Stage.TRAIN, "function": "f (a.py:1)", "model": "M", "loader": "data", "steps": 9, "rows": 8}
+        | {"num_csx": 1}
+        | fields
+    )
+    record.write(folder)
+    return folder
+
+
+def test_the_last_execution_that_trains_is_taken(step: Path, training: Path, tmp_path: Path) -> None:
+    root = tmp_path / "model" / "cerebras_logs" / "20261126"
+    execution(root / "executors" / "000001", training.read_text(), half="bfloat16", num_csx=2)
+    execution(root / "executors" / "000002", step.read_text(), stage=Stage.EVAL, model="")
+    (root / "executors" / "latest").symlink_to("000002")
+    (root.parent / "latest").symlink_to(root.name)
+    for folder in (root, root / "executors", root.parent, tmp_path / "model"):
+        result = call(folder, "--wafers", "1")
+        assert result.exit_code == 0, result.output
+        told = " ".join(result.stderr.split())
+        assert told.startswith("Execution 1, train: f (a.py:1) of M in bfloat16, 9 steps of 8 rows from data"), told
+        assert "not execution 2, eval: f (a.py:1), 9 steps" in told
+        assert "Each wafer has 4 rows" in result.stdout  # as the script divides them
+    for wanted in ("2", "eval"):
+        assert call(root, "--wafers", "1", "--execution", wanted).stderr.startswith("Execution 2, eval")
+    assert call(root / "executors" / "latest", "--wafers", "1").stderr.startswith("Execution 2, eval")
+    result = call(root, "--execution", "3")
+    assert result.exit_code == 2
+    assert "has no execution '3'" in result.stderr
+
+
+def test_a_plan_is_not_made_again(training: Path, tmp_path: Path) -> None:
+    text = training.read_text()
+    artifacts = Artifacts(tmp_path / "plans", tmp_path / "root")
+    name, plan, _ = artifacts.compile(text, Target(num_csx=2, num_shards=1), None)
+    file = tmp_path / "plans" / f"{name}.plan"
+    folder = execution(tmp_path / "executors" / "000001", "no step", plan=str(file), num_csx=2)
+    told = [call(where, "--wafers", "4", "--json") for where in (folder, file, file.with_suffix(""), file.parent)]
+    predicted = [json.loads(each.stdout)["best"] for each in told]
+    assert predicted[1:] == predicted[:-1]
+    assert predicted[0]["rows_per_second"] == pytest.approx(16 / predicted[0]["step_seconds"])
+    assert plan.num_csx == 2
+    refused = call(file, "--wafers", "4", "--half", "bfloat16")
+    assert refused.exit_code == 1
+    assert "name the artifact folder" in " ".join(refused.stderr.split())
+    (folder / CIRH).write_text(text)
+    assert call(folder, "--wafers", "4", "--half", "bfloat16").exit_code == 0
+
+
+def test_the_plan_of_a_job_that_trains_is_taken(
+    step: Path, training: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artifacts = Artifacts(tmp_path / "plans", tmp_path / "root")
+    names = [artifacts.compile(file.read_text(), Target(num_csx=1, num_shards=1))[0] for file in (training, step)]
+    job = management_pb2.JobInfo(job="job-47c96e93", artifacts=[str(tmp_path / "plans" / name) for name in names])
+    other = management_pb2.JobInfo(job="job-11111111")
+    cluster = SimpleNamespace(jobs=lambda: [job, other], job=lambda name: {job.job: job, other.job: other}[name])
+    monkeypatch.setattr("waferbox.commands.step_source.connect", lambda management: nullcontext(cluster))
+    result = call("47c", "--wafers", "1", "--json")
+    assert result.exit_code == 0, result.output
+    assert f"job-47c96e93: {names[0]} is taken, with the most gradients of 2 plans" in " ".join(result.stderr.split())
+    assert names[0] in json.loads(result.stdout)["step"]
+    assert "it has compiled none yet" in " ".join(call("11", "--wafers", "1").stderr.split())
+    assert call("22").exit_code == 3
+
+
+def test_an_argument_that_is_nothing(tmp_path: Path) -> None:
+    result = call(tmp_path / "nothing.mlir")
+    assert result.exit_code == 2
+    assert "there is no file or folder" in " ".join(result.stderr.split())
+    result = call(tmp_path)
+    assert result.exit_code == 1
+    assert "is no artifact" in " ".join(result.stderr.split())
+
+
 def test_json_has_the_rates_to_be_expected(step: Path) -> None:
-    result = call(step, *RATES, "--wafers", "2", "--json")
+    result = call(step, *RATES, "--wafers", "2", "--divided-over", "2", "--memoryx-rate", "200GB/s", "--json")
     told = json.loads(result.stdout)
+    assert told["machine"] == "CS-3"
     single = told["single"]
     # 0.96 MB at 125 MB/s are 7.68 ms; a wafer's part is 4 rows: 1.92 Mflop are 1.92 ms.
     shares = {load["name"]: load["share"] for load in single["loads"]}
@@ -68,7 +171,9 @@ def test_json_has_the_rates_to_be_expected(step: Path) -> None:
 def test_gradients_in_half_are_half_as_many_bytes(training: Path) -> None:
     seconds = []
     for options in ((), ("--half-gradients",)):
-        result = call(training, *RATES, "--wafers", "2", "--half", "bfloat16", "--json", *options)
+        result = call(
+            training, *RATES, "--wafers", "2", "--divided-over", "2", "--half", "bfloat16", "--json", *options
+        )
         assert result.exit_code == 0, result.output
         best = json.loads(result.stdout)["best"]
         seconds.append({load["name"]: load["share"] * best["step_seconds"] for load in best["loads"]})
@@ -79,7 +184,7 @@ def test_gradients_in_half_are_half_as_many_bytes(training: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (("--wafers", "3"), 1, "--divided-over"),
+        (("--divided-over", "3"), 1, "--divided-over"),
         (("--link", "100"), 2, "a unit is missing"),
         (("--link", "100Gbit/s"), 2, "100Gb/s"),
         (("--link", "0Gb/s"), 2, "more than zero"),
@@ -89,6 +194,8 @@ def test_gradients_in_half_are_half_as_many_bytes(training: Path) -> None:
         (("--half-gradients", "--json"), 1, "without --half"),
         (("--half=cbfloat16", "--half-gradients"), 1, "cbfloat16 is emulated"),
         (("--wafers", "0"), 2, "--wafers"),
+        (("--wafers", "1,many"), 2, "--wafers"),
+        (("--machine", "cs1"), 2, "cs3"),
         (("--wafer-memory", "1kB"), 1, "step.mlir"),
     ],
 )

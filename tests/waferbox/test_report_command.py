@@ -49,7 +49,7 @@ def test_table_json_and_page(key: str, tmp_path: Path) -> None:
 
 def test_what_is_no_artifact(key: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    assert "name a .plan file" in call(tmp_path / "empty").stderr
+    assert "name an artifact folder" in call(tmp_path / "empty").stderr
     (tmp_path / f"{key}.plan").write_bytes(b"nothing")
     result = call(tmp_path / key)
     assert result.exit_code == 1

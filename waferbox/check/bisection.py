@@ -74,21 +74,23 @@ def _found_operations(module: ModuleOp, folder: Path, observed: StepObserved) ->
     """Says of each operation with a floating point result whether PyTorch made the same; None: the step cannot run."""
     kept = load_file(folder / observed.path)
     known = kept["moments"]
-    values = _arguments(module, kept, observed.counter)
+    values = argument_tensors(module, kept, observed.counter)
     if values is None:
         return None
     found: dict[int, bool] = {}
     with torch.no_grad():
         for op in body_ops(module):
-            for value, tensor in zip(op.results, _results(op, values), strict=True):
+            for value, tensor in zip(op.results, result_tensors(op, values), strict=True):
                 values[value] = tensor
                 if not isinstance(op, Const) and tensor.is_floating_point() and tensor.numel():
                     found[id(op)] = found.get(id(op), True) and is_among(moments(tensor), known)
     return found
 
 
-def _arguments(module: ModuleOp, kept: Mapping[str, torch.Tensor], counter: int) -> dict[SSAValue, torch.Tensor] | None:
-    """Returns the tensors of the function's arguments; None: the record lacks one."""
+def argument_tensors(
+    module: ModuleOp, kept: Mapping[str, torch.Tensor], counter: int
+) -> dict[SSAValue, torch.Tensor] | None:
+    """Returns the tensors of the arguments of a step, from a record; None: the record lacks one."""
     arguments = list(func_of(module).block.args)
     meaning = signature(module)
     tensors: dict[int, torch.Tensor | None] = {state.argument: kept.get(state.name) for state in meaning.states}
@@ -105,7 +107,8 @@ def _arguments(module: ModuleOp, kept: Mapping[str, torch.Tensor], counter: int)
     return values
 
 
-def _results(op: Operation, values: Mapping[SSAValue, torch.Tensor]) -> list[torch.Tensor]:
+def result_tensors(op: Operation, values: Mapping[SSAValue, torch.Tensor]) -> list[torch.Tensor]:
+    """Runs an operation of a step on the CPU."""
     if isinstance(op, Const):
         return [op.value.tensor()]
     result = build(op).function(*(values[operand] for operand in runtime_operands(op)))

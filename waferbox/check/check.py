@@ -6,15 +6,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeVar
 
+from appliance.compiler.core.target import Precision
 from appliance.drawing.number_text import bytes_text, count_text, seconds_text
 from waferbox.check.bisection import first_difference
 from waferbox.check.comparison import CLOSE, CLOSE_IN_HALF, Comparison, Steps, compare, needs_judge, step_values
 from waferbox.check.compiles import Compiled, compile_for, largest_value
-from waferbox.check.half import half_answer, steps_before_skip
+from waferbox.check.half import first_not_finite, half_answer, steps_before_skip
+from waferbox.check.half_errors import HalfErrors, half_errors
 from waferbox.check.runs import Run, ScriptProcess
 from waferbox.check.verdict import Answer, Finding, State, Verdict
 from waferbox.checked_run.record import (
@@ -29,12 +31,14 @@ from waferbox.checked_run.record import (
     Way,
 )
 from waferbox.prediction.machines import Machine
+from waferbox.prediction.prediction import predict_scales
 
 EXECUTIONS: Final = 4
 _JUDGES: Final = {Way.DOUBLE: "float64", Way.HALF: "half precision by PyTorch"}
 # The numbers of wafers for which the time of a step is predicted, besides those that are checked.
 _SCALES: Final = (1, 4, 16, 64, 256, 1024)
 _MOST_NAMED: Final = 4
+_MOST_LAYERS: Final = 32
 # A loader is slow if this many workers for each wafer, together, keep it waiting, and a batch is longer on its way than
 # the outputs of a step: steps of small models take microseconds, and no loader keeps up with them.
 _MOST_WORKERS: Final = 16
@@ -88,7 +92,7 @@ class Check:
         settings = self._settings
         first, eager = self._first_runs()
         programs = _of(first, Program)
-        answers = [*self._trace_answers(first, programs)]
+        answers = [*trace_answers(first, eager, programs)]
         if programs:
             answers += self._values_answers(first, eager, programs)
             answers += self._compile_answers(programs, first, eager)
@@ -128,39 +132,6 @@ class Check:
                 waits = [pool.submit(process.wait, settings.timeout_seconds) for process in processes]
                 return [wait.result() for wait in waits]
 
-    # --- Does it trace? Is it one program? ----------------------------------------------------------------------------
-
-    def _trace_answers(self, run: Run, programs: Sequence[Program]) -> Iterator[Answer]:
-        refusals = [_finding(each) for each in _of(run, Found) if each.question is Question.TRACE]
-        failure = run.failure
-        is_traced = bool(programs)
-        if failure is not None and failure.is_ours and not _is_of_input(failure) and not refusals:
-            named = _LINE.search(failure.message)
-            refusals.append(Finding(line=named[1] if named else failure.line, message=failure.message))
-        if not is_traced and not refusals:
-            yield Answer(question=Question.TRACE, state=State.OPEN, summary=_why_open(run))
-            return
-        if refusals:
-            summary = f"No: {_counted(len(refusals), 'line')} of the script cannot be traced or run."
-            yield Answer(question=Question.TRACE, state=State.FOUND, summary=summary, findings=tuple(refusals))
-        else:
-            seconds = max(program.trace_seconds for program in programs)
-            functions = list(dict.fromkeys(program.function.partition(" (")[0] for program in programs))
-            ended = f" Then {_why_open(run)}." if failure is not None and not _is_of_input(failure) else ""
-            summary = f"Yes: {', '.join(functions)}; the trace takes {seconds_text(seconds)}.{ended}"
-            yield Answer(question=Question.TRACE, state=State.GOOD, summary=summary)
-        if not is_traced:
-            return
-        found = tuple(_finding(each) for each in _of(run, Found) if each.question is Question.PROGRAM)
-        yield Answer(
-            question=Question.PROGRAM,
-            state=State.FOUND if found else State.GOOD,
-            summary="No: the cluster would train otherwise than the script says."
-            if found
-            else "Yes: later calls of the step are the program of the first.",
-            findings=found,
-        )
-
     # --- Does it compute what PyTorch computes? -----------------------------------------------------------------------
 
     def _values_answers(self, cluster: Run, eager: Run | None, programs: Sequence[Program]) -> Iterator[Answer]:
@@ -170,13 +141,26 @@ class Check:
             return
         ours, theirs = step_values(cluster.folder, cluster.events), step_values(eager.folder, eager.events)
         half = next((program for program in programs if program.half), None)
-        yield self._values_answer(cluster, eager, ours, theirs, is_half=half is not None)
+        yield self._values_answer(cluster, eager, ours, theirs, programs, is_half=half is not None)
         if half is not None:
             training = next((program for program in programs if program.half and program.trains), half)
             beyond = [each for each in _of(eager, Found) if each.question is Question.HALF]
-            yield half_answer(training, ours, theirs, beyond)
+            answer = half_answer(training, ours, theirs, beyond)
+            if answer.state is State.FOUND:
+                step = first_not_finite(training, ours, theirs) or 1
+                answer = _with_errors(answer, training, self._half_errors(training, step))
+            yield answer
 
-    def _values_answer(self, cluster: Run, eager: Run, ours: Steps, theirs: Steps, *, is_half: bool) -> Answer:
+    def _values_answer(
+        self,
+        cluster: Run,
+        eager: Run,
+        ours: Steps,
+        theirs: Steps,
+        programs: Sequence[Program],
+        *,
+        is_half: bool,
+    ) -> Answer:
         question = Question.VALUES
         if not ours.keys() & theirs.keys():
             return Answer(question=question, state=State.OPEN, summary=f"Not compared: {_why_open(cluster, eager)}")
@@ -201,7 +185,8 @@ class Check:
                     state=State.OPEN,
                     summary=f"Not compared beyond chance: {notes[0].message}.",
                 )
-            return _different(comparison, bool(judge), self._first_line(cluster, comparison))
+            first_line = self._first_in_half(programs, comparison) if is_half else self._first_line(cluster, comparison)
+            return _different(comparison, bool(judge), first_line)
         rounding = f"the largest relative difference is {comparison.largest:.1g}"
         summary = (
             f"Yes: {_counted(comparison.steps, 'step')}, {_counted(comparison.tensors, 'tensor')} each; {rounding}."
@@ -238,8 +223,28 @@ class Check:
         source = found.source
         layer = f" of {source.module}" if source.module else ""
         passed = "the backward pass of " if source.backward else ""
-        line = f"{source.file}:{source.line}" if source.file else ""
-        return Finding(line=line, message=f"the first value that differs is that of {passed}{source.op}{layer}")
+        return Finding(line=source.place, message=f"the first value that differs is that of {passed}{source.op}{layer}")
+
+    def _first_in_half(self, programs: Sequence[Program], comparison: Comparison) -> Finding | None:
+        """Returns the first operation of a step in half precision whose result is far from that in float32."""
+        first = (comparison.not_finite or comparison.differences)[0]
+        program = next((each for each in programs if each.execution == first.execution), None)
+        if program is None or not first.step:
+            return None
+        errors = self._half_errors(program, first.step)
+        return None if errors is None else _first_finding(errors, program)
+
+    def _half_errors(self, program: Program, step: int) -> HalfErrors | None:
+        """Returns the errors of a step in half precision, by a run that keeps what the step begins with."""
+        precision = Precision.of_options(program.half, program.optimization_level, program.half_gradients)
+        if precision is None:
+            return None
+        self._progress("looking for the first value that is far from float32")
+        (run,) = self._runs(Way.TORCH, observed=[(program.execution, step)])
+        observed = next(iter(_of(run, StepObserved)), None)
+        if observed is None:
+            return None
+        return half_errors(Path(program.path).read_text(encoding="utf-8"), precision, run.folder, observed)
 
     # --- For several wafers, in memory, and in time -------------------------------------------------------------------
 
@@ -274,6 +279,53 @@ def _closed_on_error(processes: Sequence[ScriptProcess]) -> Iterator[None]:
         raise
 
 
+# --- Does it trace? Is it one program? --------------------------------------------------------------------------------
+
+
+def trace_answers(run: Run, eager: Run | None, programs: Sequence[Program]) -> Iterator[Answer]:
+    """Yields the answers to whether the script traces, and is one program.
+
+    Args:
+        run: the run on the cluster, or the one that only traces.
+        eager: the run by plain PyTorch; None: there is none.
+        programs: the steps that were traced.
+    """
+    refusals = sorted((_finding(each) for each in _of(run, Found) if each.question is Question.TRACE), key=_by_line)
+    failure = run.failure
+    is_traced = bool(programs)
+    if failure is not None and failure.is_ours and not _is_of_input(failure) and not refusals:
+        named = _LINE.search(failure.message)
+        refusals.append(Finding(line=named[1] if named else failure.line, message=failure.message))
+    ends_here_alone = run.has_failed and eager is not None and not eager.has_failed
+    if is_traced and ends_here_alone and not refusals:
+        line = "" if failure is None else failure.line
+        message = f"{_why_open(run)}. By plain PyTorch it goes on"
+        refusals.append(Finding(line=line, message=message))
+    if not is_traced and not refusals:
+        yield Answer(question=Question.TRACE, state=State.OPEN, summary=_why_open(run))
+        return
+    if refusals:
+        summary = f"No: {_counted(len(refusals), 'line')} of the script cannot be traced or run."
+        yield Answer(question=Question.TRACE, state=State.FOUND, summary=summary, findings=tuple(refusals))
+    else:
+        seconds = max(program.trace_seconds for program in programs)
+        functions = list(dict.fromkeys(program.function.partition(" (")[0] for program in programs))
+        ended = f" Then {_why_ended(run)}." if run.has_failed and not _is_of_input(failure) else ""
+        summary = f"Yes: {', '.join(functions)}; the trace takes {seconds_text(seconds)}.{ended}"
+        yield Answer(question=Question.TRACE, state=State.GOOD, summary=summary)
+    if not is_traced:
+        return
+    found = tuple(_finding(each) for each in _of(run, Found) if each.question is Question.PROGRAM)
+    yield Answer(
+        question=Question.PROGRAM,
+        state=State.FOUND if found else State.GOOD,
+        summary="No: the cluster would train otherwise than the script says."
+        if found
+        else "Yes: later calls of the step are the program of the first.",
+        findings=found,
+    )
+
+
 # --- Parts of answers -------------------------------------------------------------------------------------------------
 
 
@@ -285,6 +337,11 @@ def _finding(found: Found) -> Finding:
     return Finding(line=found.line, message=found.message)
 
 
+def _by_line(finding: Finding) -> tuple[str, int]:
+    file, _, line = finding.line.rpartition(":")
+    return file, int(line) if line.isdecimal() else 0
+
+
 def _counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
@@ -292,12 +349,46 @@ def _counted(count: int, noun: str) -> str:
 def _why_open(*runs: Run) -> str:
     """Says why the script did not come to a step."""
     for run in runs:
-        if run.failure is not None:
-            failure = run.failure
-            return f"the script ended at {failure.line} with {failure.type}: {failure.message}"
-        if run.status:
-            return f"the script ended with status {run.status}; it wrote last:\n{run.log_tail}"
+        if run.has_failed:
+            return _why_ended(run) if run.failure else f"{_why_ended(run)}; it wrote last:\n{run.log_tail}"
     return "the script ran no step on CSX: it iterates no DataExecutor, or its backend is the CPU"
+
+
+def _first_finding(errors: HalfErrors, program: Program) -> Finding | None:
+    if errors.first is None:
+        return None
+    source = errors.first
+    layer = f" of {source.module}" if source.module else ""
+    passed = "the backward pass of " if source.backward else ""
+    message = (
+        f"the first value that is far from float32 is that of {passed}{source.op}{layer}: in {program.half} it "
+        f"{_error_text(errors.first_error)}"
+    )
+    return Finding(line=source.place, message=message)
+
+
+def _error_text(error: float) -> str:
+    return "is not finite" if math.isinf(error) else f"is off by {error:.0%} of its largest element"
+
+
+def _with_errors(answer: Answer, program: Program, errors: HalfErrors | None) -> Answer:
+    """The answer with the first value that is far from float32, and the largest error of each layer."""
+    if errors is None:
+        return answer
+    first = _first_finding(errors, program)
+    rows = [
+        (name, *("not finite" if math.isinf(error) else f"{error:.1%}" for error in both))
+        for name, both in errors.layers.items()
+    ]
+    table = (("layer", "forward", "backward"), *rows[:_MOST_LAYERS])
+    return replace(answer, findings=answer.findings if first is None else (*answer.findings, first), table=table)
+
+
+def _why_ended(run: Run) -> str:
+    """Says how the script ended, other than with exit status 0."""
+    if (failure := run.failure) is not None:
+        return f"the script ended at {failure.line} with {failure.type}: {failure.message}"
+    return f"the script ended with status {run.status}"
 
 
 def _different(comparison: Comparison, has_judge: bool, first_line: Finding | None) -> Answer:
@@ -341,7 +432,8 @@ def _wafers_answer(compiled: Sequence[tuple[Program, Sequence[Compiled]]]) -> An
                 findings.append(Finding(line=line, message=message))
     counts = ", ".join(str(one.wafers) for one in compiled[0][1])
     if findings:
-        summary = f"No: {_counted(len(findings), 'compile')} of those for {counts} wafers is refused."
+        verb = "is" if len(findings) == 1 else "are"
+        summary = f"No: {_counted(len(findings), 'compile')} of those for {counts} wafers {verb} refused."
         return Answer(question=Question.WAFERS, state=State.FOUND, summary=summary, findings=tuple(findings))
     summary = f"Yes: compiled for {counts} wafer{'' if counts == '1' else 's'}."
     table = _gathers(compiled)
@@ -398,8 +490,6 @@ def _memory_answer(compiled: Sequence[tuple[Program, Sequence[Compiled]]], machi
 
 
 def _time_answer(training: tuple[Program, Sequence[Compiled]], machine: Machine) -> Answer:
-    from waferbox.prediction.prediction import predict_scaled
-
     program, each = training
     done = [one for one in each if one.plan is not None]
     if not done:
@@ -409,7 +499,7 @@ def _time_answer(training: tuple[Program, Sequence[Compiled]], machine: Machine)
     last = done[-1]
     assert last.plan is not None
     predictions = [one.prediction for one in done if one.prediction is not None]
-    predictions += [predict_scaled(last.plan, count, machine.rates).best for count in _SCALES if count > last.wafers]
+    predictions += predict_scales(last.plan, [count for count in _SCALES if count > last.wafers], machine.rates)
     for prediction in predictions:
         table.append(
             (
@@ -437,7 +527,7 @@ def _input_answer(
     findings = [_finding(one) for run in runs for one in _of(run, Found) if one.question is question]
     if first.failure is not None and _is_of_input(first.failure) and not findings:
         findings.append(Finding(line=program.input_line, message=first.failure.message))
-    measured = [] if eager is None else [one for one in _of(eager, InputMeasured) if one.execution == program.execution]
+    measured = [one for run in runs for one in _of(run, InputMeasured) if one.execution == program.execution]
     if not measured or not measured[0].batches:
         summary = "Not measured: there was no second batch."
         state = State.FOUND if findings else State.OPEN
@@ -462,9 +552,9 @@ def _input_answer(
     return Answer(question=question, state=state, summary=f"{summary}.{resumed}", findings=tuple(findings))
 
 
-def _is_of_input(failure: RunFailed) -> bool:
-    """Whether an error is one of the input_fn or its loader."""
-    return failure.type == "InputError"
+def _is_of_input(failure: RunFailed | None) -> bool:
+    """Whether there is an error, of the input_fn or its loader."""
+    return failure is not None and failure.type == "InputError"
 
 
 def _resume_answer(run: Run, programs: Sequence[Program]) -> Answer:
@@ -473,6 +563,8 @@ def _resume_answer(run: Run, programs: Sequence[Program]) -> Answer:
     if found:
         summary = f"No: a checkpoint lacks {_counted(len(found), 'state')}."
         return Answer(question=question, state=State.FOUND, summary=summary, findings=found)
+    if run.way is Way.TRACE:
+        return Answer(question=question, state=State.OPEN, summary="Not known: with --full-size nothing is saved.")
     if not _of(run, ExecutionEnded) or not any(program.trains for program in programs):
         return Answer(question=question, state=State.OPEN, summary="Not known: no training has ended.")
     return Answer(question=question, state=State.GOOD, summary="Yes: every state that changes is in a state_dict.")

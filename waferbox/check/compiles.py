@@ -15,7 +15,7 @@ from waferbox.cirh.dialect.operations import func_of
 from waferbox.cirh.dialect.types import nbytes
 from waferbox.cirh.text.parser import parse_module
 from waferbox.prediction.machines import Machine
-from waferbox.prediction.prediction import Prediction, predict_scaled
+from waferbox.prediction.prediction import Prediction, predict_scales
 from wsc.v1 import plan_pb2
 
 
@@ -49,7 +49,7 @@ def largest_value(program: Program) -> tuple[str, int]:
         source = source_of(operation)
         for result in operation.results if source.file else ():
             if nbytes(result) > most:
-                line, most = f"{source.file}:{source.line}", nbytes(result)
+                line, most = source.place, nbytes(result)
     return line, most
 
 
@@ -69,5 +69,5 @@ def compile_for(program: Program, wafers: int, machine: Machine) -> Compiled:
     except (CompileError, CirhError) as error:
         return Compiled(wafers=wafers, refusal=str(error), is_batch=isinstance(error, BatchError))
     report = make_report(plan, "", machine.rates.wafer.model())
-    prediction = predict_scaled(plan, wafers, machine.rates).best
+    (prediction,) = predict_scales(plan, [wafers], machine.rates)
     return Compiled(wafers=wafers, plan=plan, report=report, prediction=prediction)

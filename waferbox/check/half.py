@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+import torch
 from safetensors.torch import load_file
 from xdsl.dialects.builtin import StringAttr
 
@@ -57,16 +58,27 @@ def half_answer(
     return Answer(question=Question.HALF, state=State.GOOD, summary=summary)
 
 
+def first_not_finite(program: Program, cluster: Mapping[_Key, Path], eager: Mapping[_Key, Path]) -> int | None:
+    """Returns the first step after which a value is not finite that is in float32; None: there is none."""
+    for key in sorted(cluster.keys() & eager.keys()):
+        if key[0] == program.execution and _not_finite(load_file(cluster[key]), load_file(eager[key])):
+            return key[1]
+    return None
+
+
+def _not_finite(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> list[str]:
+    return [
+        name.removeprefix("state.")
+        for name in sorted(ours.keys() & theirs.keys())
+        if bool(theirs[name].isfinite().all()) and not bool(ours[name].isfinite().all())
+    ]
+
+
 def _overflow(
     keys: Sequence[_Key], cluster: Mapping[_Key, Path], eager: Mapping[_Key, Path], beyond: Sequence[Found]
 ) -> Iterator[Finding]:
     for key in keys:
-        ours, theirs = load_file(cluster[key]), load_file(eager[key])
-        names = [
-            name.removeprefix("state.")
-            for name in sorted(ours.keys() & theirs.keys())
-            if bool(theirs[name].isfinite().all()) and not bool(ours[name].isfinite().all())
-        ]
+        names = _not_finite(load_file(cluster[key]), load_file(eager[key]))
         if not names:
             continue
         more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
@@ -118,7 +130,7 @@ def _lines_of_states(program: Program) -> dict[str, str]:
         source = source_of(operation)
         for operand in operation.operands:
             if operand in names and source.file:
-                lines.setdefault(names[operand], f"{source.file}:{source.line}")
+                lines.setdefault(names[operand], source.place)
     return lines
 
 

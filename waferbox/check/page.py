@@ -15,9 +15,7 @@ def verdict_page(verdict: Verdict) -> str:
     """Returns the page of a verdict."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
-    return template.render(
-        verdict=verdict, titles=TITLES, marks=_MARKS, count=len(verdict.findings), command=_shown(verdict.command)
-    )
+    return template.render(verdict=verdict, titles=TITLES, marks=_MARKS, command=_shown(verdict.command))
 
 
 def _shown(command: tuple[str, ...]) -> str:

@@ -45,17 +45,26 @@ class Run:
         return next((event for event in self.events if isinstance(event, RunFailed)), None)
 
     @property
+    def has_failed(self) -> bool:
+        """Whether the script ended with an error, or with an exit status other than 0."""
+        return self.failure is not None or self.status != 0
+
+    @property
     def log_tail(self) -> str:
         """The end of what the script has written."""
         return (self.folder / LOG).read_bytes()[-_TAIL_BYTES:].decode(errors="replace").strip()
 
 
-def command_of(script: str, arguments: Sequence[str]) -> list[str]:
-    """Returns the command that runs a script, or a program such as cszoo.
+def command_of(script: str, arguments: Sequence[str], *, is_module: bool = False) -> list[str]:
+    """Returns the command that runs a script, a module, or a program such as cszoo.
 
     Raises:
-        NoScript: there is neither.
+        NoScript: there is neither script nor program, or it is a notebook.
     """
+    if is_module:
+        return [sys.executable, "-m", script, *arguments]
+    if Path(script).suffix == ".ipynb":
+        raise NoScript(f"{script} is a notebook: export its code first (jupyter nbconvert --to script {script})")
     if Path(script).is_file():
         return [sys.executable, script, *arguments]
     program = shutil.which(script)

@@ -47,11 +47,5 @@ def _table(rows: tuple[tuple[str, ...], ...]) -> Table:
 
 
 def _last_line(verdict: Verdict) -> Text:
-    count = len(verdict.findings)
-    seconds = f" ({verdict.seconds:.0f} s)"
-    match verdict.status:
-        case 0:
-            return Text.assemble(("Nothing was found.", "bold green"), seconds)
-        case 1:
-            return Text.assemble((f"{count} finding{'' if count == 1 else 's'}.", "bold red"), seconds)
-    return Text.assemble(("The script could not be checked.", "bold red"), seconds)
+    style = "bold red" if verdict.status else "bold green"
+    return Text.assemble((verdict.conclusion, style), f" ({verdict.seconds:.0f} s)")

@@ -86,5 +86,18 @@ class Verdict:
         states = {answer.state for answer in self.answers}
         return 1 if State.FOUND in states else 0 if State.GOOD in states else 2
 
+    @property
+    def conclusion(self) -> str:
+        """The verdict in a sentence."""
+        if self.status == 2:
+            return "The script could not be checked."
+        states = [answer.state for answer in self.answers]
+        count, asked, left = len(self.findings), len(states), states.count(State.OPEN)
+        rest = f"; {left} {'is' if left == 1 else 'are'} not answered" if left else ""
+        if self.status:
+            listed = f"{count} finding{'' if count == 1 else 's'}"
+            return f"No for {states.count(State.FOUND)} of {asked} questions, with {listed}{rest}."
+        return f"Yes for {states.count(State.GOOD)} of {asked} questions{rest}."
+
     def to_json(self) -> str:
         return json.dumps({**dataclasses.asdict(self), "status": self.status}, indent=1)

@@ -1,6 +1,5 @@
 """`waferbox check`: judges a script before anybody waits for a machine."""
 
-import enum
 import shutil
 import tempfile
 from pathlib import Path
@@ -8,30 +7,25 @@ from typing import Annotated, Final
 
 import typer
 
-from waferbox.host.folders import cache_root
+from waferbox.commands.machine_option import MachineName, MachineOption, find_machine
 from waferbox.output.console import Status, errors, fail, output, print_text
 
 WIDTH: Final = 120  # of the verdict, which has sentences
 
 
-class MachineName(enum.StrEnum):
-    """A machine that a step can be planned for."""
-
-    CS2 = "cs2"
-    CS3 = "cs3"
-    THIS = "this"
-
-
 def check(
     script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A Python script, or a program such as cszoo.")],
     arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="What the script is given.")] = None,
+    module: Annotated[
+        bool, typer.Option("-m", "--module", metavar="", help="SCRIPT is a module, as in `python -m`.")
+    ] = False,
     wafers: Annotated[str, typer.Option(metavar="N,N", help="The numbers of wafers to compile for.")] = "1,2",
     steps: Annotated[int, typer.Option(min=2, max=1000, help="The most steps of each execution.")] = 5,
     full_size: Annotated[
         bool,
         typer.Option("--full-size", metavar="", help="Trace and compile only: the steps are too large to run here."),
     ] = False,
-    machine: Annotated[MachineName, typer.Option(help="The machine that the step is planned for.")] = MachineName.CS3,
+    machine: MachineOption = MachineName.CS3,
     timeout: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="The longest run of the script.")] = 3600.0,
     keep: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Keep the records and logs of the runs in a new folder.")
@@ -45,12 +39,10 @@ def check(
 
     Exits with 0 if nothing was found, with 1 if something was, and with 2 if the script could not be checked.
     """
-    from appliance.compiler.cost.machine_model import machine_model
     from waferbox.check.check import Check, CheckSettings
     from waferbox.check.page import verdict_page
     from waferbox.check.runs import NoScript, command_of
     from waferbox.check.tables import verdict_text
-    from waferbox.prediction.machines import CS2, CS3, this_machine
 
     try:
         counts = [int(text) for text in wafers.split(",")]
@@ -59,22 +51,18 @@ def check(
     if not counts or min(counts) < 1 or max(counts) > 1 << 16:
         raise typer.BadParameter("--wafers: each number is from 1 to 65536")
     try:
-        command = command_of(script, arguments or [])
+        command = command_of(script, arguments or [], is_module=module)
     except NoScript as error:
         fail(str(error), Status.USAGE)
     if keep is not None and keep.exists():
         fail(f"{keep} exists; name a new folder with --keep", Status.USAGE)
-    if machine is MachineName.THIS:
-        planned = this_machine(machine_model(cache_root()))
-    else:
-        planned = {MachineName.CS2: CS2, MachineName.CS3: CS3}[machine]
     folder = Path(tempfile.mkdtemp(prefix="waferbox-check-")) if keep is None else keep.absolute()
     settings = CheckSettings(
         command=command,
         wafers=counts,
         steps=steps,
         full_size=full_size,
-        machine=planned,
+        machine=find_machine(machine),
         folder=folder,
         timeout_seconds=timeout,
     )

@@ -11,6 +11,7 @@ from waferbox.commands.cluster_commands import token
 from waferbox.commands.get_commands import describe, get, status
 from waferbox.commands.kubernetes_command import kubernetes
 from waferbox.commands.logs import logs
+from waferbox.commands.plan_command import plan
 from waferbox.commands.top import top
 from waferbox.commands.trace import trace
 from waferbox.output.console import print_text
@@ -46,4 +47,4 @@ app.command("set-priority", rich_help_panel=JOBS)(job_commands.set_priority)
 app.command(rich_help_panel=COMPILER, context_settings={"allow_interspersed_args": False})(check)
 app.command(rich_help_panel=COMPILER)(compiler_commands.opt)
 app.command("compile-report", rich_help_panel=COMPILER)(compiler_commands.compile_report)
-app.command(rich_help_panel=COMPILER)(compiler_commands.plan)
+app.command(rich_help_panel=COMPILER)(plan)

@@ -17,35 +17,15 @@ from waferbox.output.tables import empty_table
 
 
 class NoArtifact(ValueError):
-    """Raised when a path leads to no plan that can be read."""
+    """Raised when a plan cannot be read."""
 
 
-def read_report(path: Path) -> Report:
-    """Makes the report of an artifact.
-
-    Args:
-        path: a plan, the folder beside it with the same name, or a folder of plans, of which the newest is taken.
-
-    Raises:
-        NoArtifact: there is no plan, or it is damaged or of another version.
-    """
-    file = _plan_file(path)
-    plan = read_plan(file)
-    if plan is None:
-        raise NoArtifact(f"{file} is damaged or of another version; compile the step again")
-    return make_report(plan, file.stem, machine_model(cache_root()))
-
-
-def _plan_file(path: Path) -> Path:
-    if path.is_file():
-        return path
-    beside = path.with_name(f"{path.name}.plan")
-    if beside.is_file():
-        return beside
-    plans = sorted(path.glob("*.plan"), key=lambda plan: plan.stat().st_mtime) if path.is_dir() else []
-    if not plans:
-        raise NoArtifact(f"{path} is no artifact and contains none: name a .plan file, or a folder with such files")
-    return plans[-1]
+def read_report(plan: Path) -> Report:
+    """Makes the report of a plan. Raises NoArtifact: it is damaged or of another version."""
+    read = read_plan(plan)
+    if read is None:
+        raise NoArtifact(f"{plan} is damaged or of another version; compile the step again")
+    return make_report(read, plan.stem, machine_model(cache_root()))
 
 
 def report_tables(report: Report) -> Group:

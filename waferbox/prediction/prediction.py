@@ -1,16 +1,18 @@
-"""Predicts how long a step takes on a cluster, and what limits it: from a plan, or from a file with a step in CIRH."""
+"""Predicts how long a step takes on a cluster, and what limits it, from the plan of the step."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from appliance.compiler.core.errors import CompileError
-from appliance.compiler.core.target import MicroBatching, Precision, Target
+from appliance.compiler.artifacts import read_plan
+from appliance.compiler.core.errors import BatchError, CompileError
+from appliance.compiler.core.target import DEFAULT_WAFER_MEMORY_BYTES, MicroBatching, Precision, Target
+from appliance.compiler.cost.kernel_profile import profile_kernels
 from appliance.compiler.micro_batches import compile_in_micro_batches
-from appliance.compiler.sharding.propagate import batch_rows
+from appliance.compiler.wafer_schedule.memory_plan import plan_memory
 from waferbox.cirh import CirhError
-from waferbox.cirh.text.parser import parse_module
 from waferbox.cirh.text.scanner import MAXIMUM_TEXT
 from waferbox.prediction.roles import Tree, run_shard, run_wafer
 from waferbox.prediction.simulation import Costs, Rates, SimulatedCluster, fan_outs, predict_costs, tree_levels
@@ -141,8 +143,32 @@ def predict_scaled(plan: plan_pb2.Plan, wafers: int, rates: Rates) -> ScalePredi
     """Predicts a step with each SwarmX tree that is worth a try, and with one wafer. Raises as `predict`."""
     costs = predict_costs(plan, rates)
     tried = tuple(predict(plan, wafers, fan_out, rates, costs) for fan_out in fan_outs(wafers))
-    best = min(tried, key=lambda each: (each.step_seconds, each.swarmx_nodes))
-    return ScalePrediction(best=best, tried=tried, single=predict(plan, 1, 2, rates, costs))
+    return ScalePrediction(best=min(tried, key=_rank), tried=tried, single=predict(plan, 1, 2, rates, costs))
+
+
+def predict_scales(plan: plan_pb2.Plan, counts: Iterable[int], rates: Rates) -> list[Prediction]:
+    """Predicts a step for each of these numbers of wafers, with its best SwarmX tree. Raises as `predict`."""
+    costs = predict_costs(plan, rates)
+    return [_best(plan, wafers, rates, costs) for wafers in counts]
+
+
+def _best(plan: plan_pb2.Plan, wafers: int, rates: Rates, costs: Costs) -> Prediction:
+    """The prediction with the best tree. A tree is not simulated if the line of a node alone takes longer."""
+    groups = plan.swarmx.groups
+    weights = sum(group.nbytes for group in groups if group.kind == plan_pb2.GROUP_KIND_WEIGHTS)
+    best: Prediction | None = None
+    for fan_out in fan_outs(wafers):
+        children = max(level.children for level in tree_levels(wafers, fan_out))
+        if best is None or children * weights / rates.link_bytes_per_second < best.step_seconds:
+            tried = predict(plan, wafers, fan_out, rates, costs)
+            best = tried if best is None else min(best, tried, key=_rank)
+    assert best is not None
+    return best
+
+
+def _rank(prediction: Prediction) -> tuple[float, int]:
+    """Shorter steps come first; of equal ones, those with fewer nodes."""
+    return prediction.step_seconds, prediction.swarmx_nodes
 
 
 def _loads(cluster: SimulatedCluster, num_steps: int, step_seconds: float) -> tuple[RoleLoad, ...]:
@@ -166,75 +192,106 @@ def _loads(cluster: SimulatedCluster, num_steps: int, step_seconds: float) -> tu
     )
 
 
-# --- The prediction of a file -----------------------------------------------------------------------------------------
+# --- The plan of a step -----------------------------------------------------------------------------------------------
 
 
 class PredictionError(ValueError):
-    """Raised when the step in a file cannot be predicted. The message says why, and the way out."""
+    """Raised when a step cannot be predicted. The message says why, and the way out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterSizes:
-    """The cluster to predict, and how the step is compiled for it.
+class CompiledFor:
+    """How a step is compiled.
 
     Attributes:
-        wafers: number of wafers.
+        num_csx: number of wafers among which its batch is divided.
         memoryx: number of MemoryX shards.
-        divided_over: number of wafers among which the file's batch is divided; None: all wafers.
         wafer_memory_bytes: memory of a wafer.
         half: half precision type, such as "bfloat16"; empty: float32 throughout.
         optimization_level: how much is computed in half precision, 0 to 2.
         half_gradients: whether gradients of weights travel in half precision.
     """
 
-    wafers: int
-    memoryx: int
-    divided_over: int | None
-    wafer_memory_bytes: int
-    half: str
-    optimization_level: int
-    half_gradients: bool
+    num_csx: int = 1
+    memoryx: int = 1
+    wafer_memory_bytes: int = DEFAULT_WAFER_MEMORY_BYTES
+    half: str = ""
+    optimization_level: int = 1
+    half_gradients: bool = False
+
+    def precision(self) -> Precision | None:
+        """Raises PredictionError: there is no such precision."""
+        try:
+            return Precision.of_options(self.half, self.optimization_level, self.half_gradients)
+        except ValueError as error:
+            raise PredictionError(str(error)) from error
 
 
-def predict_clusters(file: Path, wanted: ClusterSizes, rates: Rates) -> ScalePrediction:
-    """Compiles the step in a file and predicts it.
+def read_plan_file(file: Path) -> plan_pb2.Plan:
+    """Reads a plan. Raises PredictionError: it is damaged, of another version, or for layer pipelined mode."""
+    plan = read_plan(file)
+    if plan is None:
+        raise PredictionError(f"{file} is damaged or of another version; compile the step again")
+    if plan.HasField("pipeline"):
+        raise PredictionError(f"{file} is for layer pipelined mode, which has one wafer: `waferbox compile-report`")
+    return plan
+
+
+def compiled_for(plan: plan_pb2.Plan) -> CompiledFor:
+    """How the step of a plan was compiled."""
+    mixed = plan.precision
+    return CompiledFor(
+        num_csx=plan.num_csx,
+        memoryx=plan.num_shards,
+        wafer_memory_bytes=plan.wafer.memory_bytes,
+        half=plan_pb2.HalfType.Name(mixed.half).removeprefix("HALF_TYPE_").lower()
+        if plan.HasField("precision")
+        else "",
+        optimization_level=mixed.optimization_level if plan.HasField("precision") else 1,
+        half_gradients=mixed.half_gradients,
+    )
+
+
+def is_plan_for(plan: plan_pb2.Plan, wanted: CompiledFor) -> bool:
+    """Whether a compile would make the plan again, as far as a prediction is concerned."""
+    made = compiled_for(plan)
+    if replace(made, wafer_memory_bytes=wanted.wafer_memory_bytes) != wanted:
+        return False
+    if made.wafer_memory_bytes == wanted.wafer_memory_bytes:
+        return True
+    # The micro-batches of another memory may be others; a whole batch that fits is one in either memory.
+    if plan.wafer.micro_batches > 1:
+        return False
+    if made.wafer_memory_bytes < wanted.wafer_memory_bytes:
+        return True
+    memory = plan_memory(plan.wafer, profile_kernels(plan.wafer.kernels), wanted.wafer_memory_bytes)
+    return memory.needed_bytes <= wanted.wafer_memory_bytes
+
+
+def compile_file(file: Path, wanted: CompiledFor, rates: Rates) -> plan_pb2.Plan:
+    """Compiles the step in a file, in as large micro-batches as fit.
 
     Raises:
         PredictionError: the file is not a step in CIRH, or the step cannot be compiled so.
         OSError: the file cannot be read.
     """
+    precision = wanted.precision()
     try:
         with file.open(encoding="utf-8") as stream:
             text = stream.read(MAXIMUM_TEXT + 1)
-        parts = _parts(text, wanted)
         target = Target(
-            num_csx=parts,
+            num_csx=wanted.num_csx,
             num_shards=wanted.memoryx,
-            precision=_precision(wanted),
+            precision=precision,
             wafer_memory_bytes=wanted.wafer_memory_bytes,
         )
-        plan = compile_in_micro_batches(text, target, MicroBatching(), rates.wafer.model)
+        return compile_in_micro_batches(text, target, MicroBatching(), rates.wafer.model)
     except UnicodeDecodeError as error:
         raise PredictionError(f"{file} is not UTF-8 text: {error}") from error
+    except BatchError as error:
+        raise PredictionError(
+            f"{file}: {error}. Name a number that divides it with --divided-over; each of the wafers then has one such "
+            "part, and the batch grows with the wafers"
+        ) from error
     except (CirhError, CompileError) as error:
         raise PredictionError(f"{file}: {error}") from error
-    return predict_scaled(plan, wanted.wafers, rates)
-
-
-def _parts(text: str, wanted: ClusterSizes) -> int:
-    """The number of wafers among which the file's batch is divided. Each predicted wafer gets one such part."""
-    rows = batch_rows(parse_module(text), 1)
-    parts = wanted.wafers if wanted.divided_over is None else wanted.divided_over
-    if rows % parts:
-        raise PredictionError(
-            f"the file's batch of {rows} rows cannot be divided among {parts} wafers: name a number that divides it "
-            "with --divided-over; each of the wafers then has one such part, and the batch grows with the wafers"
-        )
-    return parts
-
-
-def _precision(wanted: ClusterSizes) -> Precision | None:
-    try:
-        return Precision.of_options(wanted.half, wanted.optimization_level, wanted.half_gradients)
-    except ValueError as error:
-        raise PredictionError(str(error)) from error

@@ -3,8 +3,8 @@
 import heapq
 import itertools
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import defaultdict, deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import TypeAlias
 
@@ -18,7 +18,7 @@ from wsc.v1 import plan_pb2
 
 # A process yields seconds that pass, or a count with the value that it waits for.
 Wait: TypeAlias = "float | tuple[Count, int]"
-Process: TypeAlias = Iterator[Wait]
+Process: TypeAlias = Generator[Wait]
 
 
 class Count:
@@ -38,6 +38,8 @@ class Count:
         if value <= self.value:
             return
         self.value = value
+        if not self._waiting:
+            return
         ready = [process for awaited, process in self._waiting if awaited <= value]
         self._waiting = [waiting for waiting in self._waiting if waiting[0] > value]
         for process in ready:
@@ -52,23 +54,35 @@ class Clock:
     """The time of a simulation, in seconds, with the queue of its events. Equal times run in order of scheduling."""
 
     def __init__(self) -> None:
-        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        # Events of the present come after those that were scheduled for it before, so they need no order of their own.
+        self._present: deque[Callable[[], None] | Process] = deque()
+        self._future: list[tuple[float, int, Callable[[], None] | Process]] = []
         self._numbers = itertools.count()
         self.now = 0.0
 
-    def at(self, time: float, call: Callable[[], None]) -> None:
-        """Schedules a call at a time; one in the past is made now."""
-        heapq.heappush(self._queue, (max(time, self.now), next(self._numbers), call))
+    def at(self, time: float, event: Callable[[], None] | Process) -> None:
+        """Schedules a call, or a process to start or continue, at a time; one in the past is made now."""
+        if time <= self.now:
+            self._present.append(event)
+        else:
+            heapq.heappush(self._future, (time, next(self._numbers), event))
 
     def start(self, process: Process) -> None:
         """Starts or continues a process, now."""
-        self.at(self.now, lambda: self._advance(process))
+        self._present.append(process)
 
     def run(self) -> None:
         """Runs events until none is left. Processes that still wait then wait for ever."""
-        while self._queue:
-            self.now, _, call = heapq.heappop(self._queue)
-            call()
+        present, future, pop = self._present, self._future, heapq.heappop
+        while present or future:
+            if future and (not present or future[0][0] <= self.now):
+                self.now, _, event = pop(future)
+            else:
+                event = present.popleft()
+            if callable(event):
+                event()
+            else:
+                self._advance(event)
 
     def _advance(self, process: Process) -> None:
         """Runs a process until it has to wait."""
@@ -79,7 +93,7 @@ class Clock:
                     count.wait(value, process)
                     return
             elif wait > 0:
-                self.at(self.now + wait, lambda: self._advance(process))
+                self.at(self.now + wait, process)
                 return
 
 

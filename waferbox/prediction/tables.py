@@ -1,9 +1,11 @@
 """A prediction as tables for a terminal, and as data for `--json`."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Group
+from rich.table import Table
 from rich.text import Text
 
 from appliance.drawing.number_text import count_text, seconds_text
@@ -19,6 +21,11 @@ def prediction_data(prediction: ScalePrediction) -> dict[str, Any]:
         "single": _data(prediction.single),
         "tried": [_data(each) for each in prediction.tried],
     }
+
+
+def scales_data(predictions: Sequence[Prediction]) -> dict[str, Any]:
+    """The predictions for several numbers of wafers, for `--json`."""
+    return {"predictions": [_data(each) for each in predictions]}
 
 
 def _data(prediction: Prediction) -> dict[str, Any]:
@@ -53,3 +60,18 @@ def prediction_tables(prediction: ScalePrediction) -> Group:
         f"Limited by: {best.limit}.",
     )
     return Group(trees, Text(), loads, Text(), *(Text(line) for line in lines))
+
+
+def scales_table(predictions: Sequence[Prediction]) -> Table:
+    """The step for several numbers of wafers, each with its best SwarmX tree, and what limits it."""
+    numbers = ("wafers", "step", "rows/s", "fan-out")
+    table = empty_table(*numbers, "limited by", right=numbers, whole=numbers)
+    for each in predictions:
+        table.add_row(
+            f"{each.wafers:,}",
+            seconds_text(each.step_seconds),
+            count_text(each.rows_per_second),
+            str(each.fan_out),
+            each.limit,
+        )
+    return table

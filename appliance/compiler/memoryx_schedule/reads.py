@@ -1,6 +1,6 @@
 """The readers of each value on a shard, the operations that can be run at a time, and their grouping into kernels."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 
 from xdsl.ir import Operation, SSAValue
 
@@ -125,9 +125,9 @@ class Frontier:
         """Removes operations that have been run."""
         self._open.difference_update(ops)
 
-    def in_order(self) -> list[Operation]:
-        """The operations, in the order in which they were given."""
-        return sorted(self._open, key=self._place.__getitem__)
+    def in_order(self, within: Set[Operation] | None = None) -> list[Operation]:
+        """The operations, in the order in which they were given. within: only these; None: all."""
+        return sorted(self._open if within is None else self._open & within, key=self._place.__getitem__)
 
     def _without(self, value: SSAValue) -> list[Operation]:
         """Removes a value from what operations miss. Returns those that now miss nothing."""
@@ -158,6 +158,7 @@ def ready_batches(
     have: Collection[SSAValue],
     may_run: Callable[[Operation], bool],
     leaves: Callable[[SSAValue], bool],
+    within: Set[Operation] | None = None,
 ) -> list[list[Operation]]:
     """Batches of operations that can be run now: for each kind, all of them, as one kernel.
 
@@ -167,10 +168,11 @@ def ready_batches(
         have: values that have been received or computed.
         may_run: whether an operation may be run now.
         leaves: whether a value is needed even if no operation reads it.
+        within: the operations that are run; None: all.
     """
     batches: dict[Kind, list[Operation]] = {}
     maker: dict[SSAValue, Kind] = {}
-    for op in frontier.in_order():
+    for op in frontier.in_order(within):
         if not may_run(op):
             continue
         kind = reads.kind(op)

@@ -6,7 +6,7 @@ is done as early as possible between the messages.
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 from xdsl.ir import Operation, SSAValue
@@ -253,10 +253,8 @@ class ShardScheduler:
 
     def _compute(self, values: Sequence[SSAValue]) -> None:
         """Runs the operations that these values need, as far as possible now."""
-        if self._available.issuperset(values):
-            return
-        behind = self._behind(values)
-        self._run_ready(lambda op: any(result in behind for result in op.results))
+        if not self._available.issuperset(values):
+            self._run_ready({value.owner for value in self._behind(values) if isinstance(value.owner, Operation)})
 
     def _behind(self, values: Sequence[SSAValue]) -> set[SSAValue]:
         """These values and all values from which they are made on this shard, without those that are available."""
@@ -271,18 +269,16 @@ class ShardScheduler:
                 stack.extend(operand for operand in value.owner.operands if operand not in self._available)
         return behind
 
-    def _run_ready(self, allowed: Callable[[Operation], bool] = lambda op: True) -> None:
+    def _run_ready(self, within: Set[Operation] | None = None) -> None:
         """Runs everything that can be run, in few kernels; sends exchanges and outputs as they are complete.
+
+        within: the operations that are run; None: all.
 
         Outputs are not left for the end of the step: their receiver takes a core, which the next step's weights need.
         """
         while True:
             batches = ready_batches(
-                self._frontier,
-                self._reads,
-                self._available,
-                lambda op: allowed(op) and self._commits.may_run(op),
-                self._commits.leaves,
+                self._frontier, self._reads, self._available, self._commits.may_run, self._commits.leaves, within
             )
             if not batches:
                 break

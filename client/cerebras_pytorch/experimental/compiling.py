@@ -21,6 +21,8 @@ _BACKENDS = {"WSE_WS": "CSX", "CPU": "CPU"}
 class XlaBackend(LateCsxBackend):
     """The CSX backend of release 1.8, whose tensors are of device type `xla`."""
 
+    device_is_xla = True
+
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self._name = XlaName()

@@ -13,8 +13,13 @@ class Source:
     file: str = ""
     line: int = 0
 
+    @property
+    def place(self) -> str:
+        """The line, such as "train.py:53"; empty: it is not known."""
+        return f"{self.file}:{self.line}" if self.file else ""
+
     def __str__(self) -> str:
-        where = f"{self.file}:{self.line}" if self.file else "unknown source"
+        where = self.place or "unknown source"
         context = ", ".join(
             part for part in (f"in {self.module}" if self.module else "", "backward" * self.backward) if part
         )

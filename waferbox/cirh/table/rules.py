@@ -151,11 +151,12 @@ def _nll_forward(site: Site) -> Types:
 
 
 def _nll_backward(site: Site) -> Types:
-    if site.segments != (1, 1, 1, 0, 1) or not _nll(*site.operands[1:3]) or site.get("reduction") not in (1, 2):
+    if site.segments != (1, 1, 1, 0, 1) or not _nll(*site.operands[1:3]) or site.get("reduction") not in (0, 1, 2):
         return None
-    grad, features, _, weight = site.operands
-    scalars = TensorInfo((), features.dtype)
-    return (features,) if grad == weight == scalars else None
+    grad, features, labels, weight = site.operands
+    losses = labels.shape if site.get("reduction") == 0 else ()
+    is_known = grad == TensorInfo(losses, features.dtype) and weight == TensorInfo((), features.dtype)
+    return (features,) if is_known else None
 
 
 def concat(site: Site) -> Types:

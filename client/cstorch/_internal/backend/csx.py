@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from cstorch import backends
 from cstorch._internal.backend.interface import Backend, BackendType, Cluster
@@ -27,12 +27,14 @@ class CsxBackend(Backend):
         cluster_config: The cluster and its settings; by default the cs_config of the first executor.
         retrace_every_iteration: Sets the flag of this name, as in releases up to 2.2, whose executors name the cluster.
 
+    device_is_xla: Whether the script calls the device `xla`.
     cluster: The cluster, with these settings and a workflow.
     """
 
     cluster: Cluster
 
     backend_type = BackendType.CSX
+    device_is_xla: ClassVar[bool] = False
 
     def __init__(
         self,

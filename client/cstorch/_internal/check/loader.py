@@ -1,20 +1,22 @@
 """What a check finds out of a loader: where its time is spent, its last batch, and what its workers share."""
 
+import inspect
 import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, Self
 
 import torch
 from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader
 
 from cstorch._internal.execution import Input
 from cstorch._internal.loader_processes import workers_in_process
 from cstorch._internal.random_state import random_state_kept
-from cstorch._internal.tracing.provenance import user_line_of
+from cstorch._internal.tracing.provenance import line_of_function, user_line_of
 from cstorch.distributed import streaming
 from waferbox import settings
 from waferbox.input_process.messages import InputSettings, encode
@@ -50,6 +52,22 @@ class BusyLines:
     def __exit__(self, *error: object) -> None:
         self._is_over.set()
         self._thread.join()
+
+
+def line_of_input(loader: Input, made_at: Mapping[Any, str]) -> str:
+    """Returns the line of the input_fn that makes its batches, such as "train.py:20"; empty: it is not the user's.
+
+    It is that of the torch DataLoader, or of the generator's `yield`; the input_fn's first line if neither is known.
+
+    Args:
+        loader: The loader, which has yielded a batch in this process.
+        made_at: The lines at which torch DataLoaders were made.
+    """
+    made = loader.dataloader
+    if inspect.isgenerator(made):
+        return user_line_of(made.gi_frame) or line_of_function(loader.input_fn)
+    line = made_at.get(made, "") if isinstance(made, DataLoader) else ""
+    return line or line_of_function(loader.input_fn)
 
 
 def partial_batch(loader: Any, steps: int) -> str:

@@ -17,12 +17,13 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn.modules.module import register_module_buffer_registration_hook
 from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader
 
 from cstorch._internal import state
 from cstorch._internal.tracing import Cell, LazyTensor, cell_of, user_line
 from cstorch._internal.tracing.context import context
 from cstorch._internal.tracing.provenance import line_of
-from cstorch.errors import CstorchError, TraceError
+from cstorch.errors import CstorchError
 from waferbox import settings
 from waferbox.checked_run.record import (
     Event,
@@ -61,11 +62,14 @@ class CheckedRun:
         self._found: set[tuple[Question, str, str]] = set()
         self._show_warning = warnings.showwarning
         self._show_error = sys.excepthook
-        self.is_refused = False  # whether the step has read values that are not known
+        self.is_refused = False  # whether the step does what cannot be traced or lowered
+        self._refused_lines: set[str] = set()
         context.on_refusal = self._refused
         warnings.showwarning = self._warned
         sys.excepthook = self._failed
+        self.loader_lines: WeakKeyDictionary[DataLoader[Any], str] = WeakKeyDictionary()  # where they were made
         register_module_buffer_registration_hook(self._buffer_registered)
+        self._note_loaders()
 
     # --- Events -------------------------------------------------------------------------------------------------------
 
@@ -117,12 +121,25 @@ class CheckedRun:
     def _buffer_registered(self, module: nn.Module, name: str, buffer: torch.Tensor | None) -> None:
         self.buffer_lines.setdefault(module, {})[name] = user_line()
 
+    def _note_loaders(self) -> None:
+        """Has the line noted at which each torch DataLoader is made."""
+        initialise = DataLoader.__init__
+
+        @functools.wraps(initialise)
+        def noted(loader: DataLoader[Any], *args: Any, **kwargs: Any) -> None:
+            self.loader_lines[loader] = user_line()
+            initialise(loader, *args, **kwargs)
+
+        DataLoader.__init__ = noted  # type: ignore[method-assign, assignment]
+
     # --- Refusals, warnings and errors --------------------------------------------------------------------------------
 
-    def _refused(self, error: TraceError) -> None:
-        """Records a read of an unknown value. The trace goes on with zeros, to find the next such line."""
+    def _refused(self, error: CstorchError, line: str) -> None:
+        """Records what cannot be traced or lowered, once for a line. The step goes on with zeros, to find the next."""
         self.is_refused = True
-        self.found(Question.TRACE, str(error), user_line(), is_error=True)
+        if line not in self._refused_lines:
+            self._refused_lines.add(line)
+            self.found(Question.TRACE, str(error), line, is_error=True)
 
     def _warned(self, message: Warning | str, category: type[Warning], *arguments: Any, **named: Any) -> None:
         """Records a warning of the client library; shows every warning as before."""

@@ -4,6 +4,8 @@ import os
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from cstorch._internal.backend.cpu import CpuBackend
 from cstorch._internal.backend.csx import CsxBackend
 from cstorch._internal.backend.current import Make, replace_backends
@@ -11,6 +13,7 @@ from cstorch._internal.backend.interface import Backend, BackendType, Cluster
 from cstorch._internal.check.counted_random import CountedRandom
 from cstorch._internal.check.run import CheckedRun, checked_run
 from cstorch._internal.execution import Execution, Executor
+from cstorch._internal.tracing import DEVICE, XlaName
 from cstorch.distributed.cluster_config import ClusterConfig
 from waferbox.checked_run.record import Way
 
@@ -89,7 +92,10 @@ def install_check() -> None:
             retrace_every_iteration: bool | None = None,
             **settings: Any,
         ) -> Backend:
-            if run.settings.way in (Way.CLUSTER, Way.TRACE):
+            runs_on_cluster = run.settings.way in (Way.CLUSTER, Way.TRACE)
+            if getattr(make, "device_is_xla", False):
+                XlaName(DEVICE if runs_on_cluster else torch.device("cpu")).__enter__()  # for all of the process
+            if runs_on_cluster:
                 return CheckedCsxBackend(
                     run, cluster_config=cluster_config, retrace_every_iteration=retrace_every_iteration
                 )

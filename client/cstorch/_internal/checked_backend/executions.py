@@ -8,6 +8,7 @@ from typing import Any, Self
 import torch
 from safetensors.torch import save_file
 from torch.utils import _pytree as pytree
+from xdsl.dialects.builtin import ModuleOp
 
 from cstorch import backends
 from cstorch._internal import state
@@ -15,15 +16,14 @@ from cstorch._internal.backend.cpu import CpuExecution
 from cstorch._internal.batch import num_samples
 from cstorch._internal.check.counted_random import CountedRandom
 from cstorch._internal.check.half_range import HalfRange
-from cstorch._internal.check.loader import BusyLines, partial_batch, shared_samples
+from cstorch._internal.check.loader import BusyLines, line_of_input, partial_batch, shared_samples
 from cstorch._internal.check.resumption import report_lost_states
 from cstorch._internal.check.run import CheckedRun
 from cstorch._internal.execution import Closure, Executor
-from cstorch._internal.random_state import random_state, set_random_state
+from cstorch._internal.random_state import random_state, random_state_kept, set_random_state
 from cstorch._internal.session.execution.cluster_execution import ClusterExecution
 from cstorch._internal.session.execution.function import FunctionExecution
 from cstorch._internal.session.execution.loop import LoopExecution
-from cstorch._internal.tracing.provenance import line_of_function
 from cstorch.backends.mixed_precision import get_half_dtype, get_half_dtype_str, mixed_precision
 from waferbox.checked_run.moments import WIDTH, moments
 from waferbox.checked_run.record import InputMeasured, Program, Question, StepObserved, Way
@@ -37,7 +37,6 @@ class CheckedExecution(ClusterExecution):
     _run: CheckedRun
     _asked_csx = 1
     _number = 0
-    _name = ""
     _result: Any = None  # of the current step, with CPU tensors; None: it is not known
     _began_call = 0.0
     _trains = False
@@ -58,31 +57,59 @@ class CheckedExecution(ClusterExecution):
         self._number = self._run.begin_execution(self.executor.num_steps, self.executor.asked_steps)
         self._began_call = time.monotonic()
         yield from super().batches()  # type: ignore[safe-super]  # a subclass has the execution as its next class
+        if self._run.settings.way is Way.TRACE:
+            self._measure_input()  # no run by plain PyTorch does
         if self._trains:
             report_lost_states(self._run, self._changed)
         self._run.end_execution()
 
+    def _measure_input(self) -> None:
+        """Times the batches after the first, and records what is wrong with the loader."""
+        # A trainer asks for a single step if nothing is to run.
+        count = self._run.settings.steps - 1
+        busy = BusyLines()
+        with random_state_kept():
+            passes = self.executor.dataloader.passes()
+            batch = next(passes)
+            began = time.perf_counter()
+            with busy:
+                for _ in range(count):
+                    batch = next(passes)
+            seconds = time.perf_counter() - began
+        _record_input(self._run, self._number, self.executor, batch, count, seconds, busy.busiest)
+
     def _launch(self) -> None:
-        if self._run.is_refused:
-            raise SystemExit(0)  # the program has stand-ins for values
         seconds = time.monotonic() - self._began_call
         super()._launch()
         is_half = mixed_precision()
         self._trains = self._step.trains
+        if self._run.settings.way is Way.TRACE:
+            self._changed = {info.name for info in self._step.trace.states if info.changed}
         self._run.add(
             Program(
                 execution=self._number,
                 path=str(self.executor.artifact_dir / "cirh.mlir"),
-                function=self._name,
+                function=self.step_name,
                 trains=self._trains,
                 half=get_half_dtype_str() if is_half else "",
                 optimization_level=backends.csx.precision.optimization_level,
                 half_gradients=is_half and backends.csx.precision.half_gradients,
                 trace_seconds=seconds,
                 num_csx=self._asked_csx,
-                input_line=line_of_function(self.executor.dataloader.input_fn),
+                input_line=line_of_input(self.executor.dataloader, self._run.loader_lines),
             )
         )
+
+    def _lower(self) -> ModuleOp:
+        try:
+            module = super()._lower()
+        except Exception:
+            if self._run.is_refused:  # the trace has stand-ins, which need not fit together
+                raise SystemExit(0) from None
+            raise
+        if self._run.is_refused:
+            raise SystemExit(0)  # the program has stand-ins for values
+        return module
 
     def _at_snapshot(self, step: int) -> None:
         states = {name: tensor.detach().cpu() for name, tensor in _state_tensors().items()}
@@ -97,7 +124,6 @@ class CheckedFunctionExecution(CheckedExecution, FunctionExecution):
     """An execution on the cluster, recorded, whose step is a function of the script."""
 
     def run_step(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._name = self._name or _described(function)
         self._began_call = time.monotonic()
         self._run.in_step = True
         result = super().run_step(function, args, kwargs)
@@ -113,17 +139,33 @@ class CheckedFunctionExecution(CheckedExecution, FunctionExecution):
 class CheckedLoopExecution(CheckedExecution, LoopExecution):
     """An execution on the cluster, recorded, whose steps are bodies of the script's loop, without results."""
 
-    _name = "the loop's body"
-
-
-def _described(function: Callable[..., Any]) -> str:
-    code = getattr(function, "__code__", None)
-    name = getattr(function, "__name__", "the traced function")
-    return name if code is None else f"{name} ({code.co_filename}:{code.co_firstlineno})"
-
 
 def _state_tensors() -> dict[str, torch.Tensor]:
     return {name: getter() for name, getter in state.named_getters().items()}
+
+
+# --- The input --------------------------------------------------------------------------------------------------------
+
+
+def _record_input(
+    run: CheckedRun, execution: int, executor: Executor, batch: Any, timed: int, seconds: float, busiest_line: str
+) -> None:
+    """Records how long some batches took, and what is wrong with the loader."""
+    loader, rows = executor.dataloader, num_samples(batch)
+    run.add(
+        InputMeasured(
+            execution=execution,
+            batches=timed,
+            rows=rows,
+            seconds=seconds,
+            line=busiest_line,
+            nbytes=sum(leaf.nbytes for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)),
+            is_restartable=loader.is_restartable,
+        )
+    )
+    for what in (partial_batch(loader.dataloader, executor.asked_steps), shared_samples(loader, rows)):
+        if what:
+            run.found(Question.INPUT, what, line_of_input(loader, run.loader_lines))
 
 
 # --- By plain PyTorch -------------------------------------------------------------------------------------------------
@@ -161,7 +203,7 @@ class CheckedEagerExecution(CpuExecution):
         own_random = random_state()
         self._run.record_step(number, 0, None, _detached_states())
         busy = BusyLines()
-        seconds, rows, nbytes = 0.0, 0, 0
+        seconds = 0.0
         passes = executor.dataloader.passes()
         for step in range(1, executor.num_steps + 1):
             set_random_state(loader_random)
@@ -174,7 +216,6 @@ class CheckedEagerExecution(CpuExecution):
             loader_random = random_state()
             set_random_state(own_random)
             rows = num_samples(batch)
-            nbytes = sum(t.nbytes for t in pytree.tree_leaves(batch) if isinstance(t, torch.Tensor))
             self._samples += rows
             executor.profiler.step(rows)
             self._result = None
@@ -187,18 +228,7 @@ class CheckedEagerExecution(CpuExecution):
             self._run.record_step(number, step, self._result, _detached_states())
         if executor.dataloader.is_restartable:
             executor.dataloader.completed(self.input_states())
-        self._run.add(
-            InputMeasured(
-                execution=number,
-                batches=executor.num_steps - 1,
-                rows=rows,
-                seconds=seconds,
-                line=busy.busiest,
-                nbytes=nbytes,
-                is_restartable=executor.dataloader.is_restartable,
-            )
-        )
-        self._check_input(rows)
+        _record_input(self._run, number, executor, self._batch, executor.num_steps - 1, seconds, busy.busiest)
         if self._range is not None:
             for line, what in self._range.beyond.items():
                 self._run.found(Question.HALF, what, line)
@@ -207,12 +237,6 @@ class CheckedEagerExecution(CpuExecution):
     def _around_body(self) -> AbstractContextManager[Any]:
         """Returns the context in which the body of the script's loop runs."""
         return nullcontext()
-
-    def _check_input(self, rows: int) -> None:
-        loader = self.executor.dataloader
-        for what in (partial_batch(loader.dataloader, self.executor.asked_steps), shared_samples(loader, rows)):
-            if what:
-                self._run.found(Question.INPUT, what, line_of_function(loader.input_fn))
 
     def run_step(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with self._step_modes():

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import SSAValue
 
@@ -14,6 +15,7 @@ from cstorch._internal.lowering.decompose import decomposition_of, parts_of, res
 from cstorch._internal.lowering.table import rule_for
 from cstorch._internal.lowering.verbatim import verbatim
 from cstorch._internal.tracing import COUNTER, Trace
+from cstorch._internal.tracing.context import context, refuse
 from cstorch.errors import CompileError
 from waferbox.cirh import CirhError
 from waferbox.cirh.dialect import elements, types
@@ -70,6 +72,8 @@ def _lower(lowering: Lowering, node: fx.Node) -> Result:
         assert isinstance(index, int)
         return values[index]
     assert isinstance(func, OpOverload)
+    if context.on_refusal is not None and any(map(_is_complex, (node, *node.all_input_nodes))):
+        return _stand_in(lowering, node)  # the trace has reported it
     lowering.source = node.meta.get("source", Source())
     try:
         rule = rule_for(func)
@@ -80,8 +84,29 @@ def _lower(lowering: Lowering, node: fx.Node) -> Result:
             result = verbatim(lowering, node, row) if row is not None else _lower_parts(lowering, node, func)
     except CirhError as error:
         raise CompileError(str(error)) from error
+    except CompileError as error:
+        if lowering.taken_apart or context.on_refusal is None:
+            raise
+        refuse(error, node.meta.get("source", Source()).place)
+        return _stand_in(lowering, node)
     _check(node, result)
     return result
+
+
+def _stand_in(lowering: Lowering, node: fx.Node) -> Result:
+    """Returns zeros for the results of an operation that cannot be lowered, which is only reported."""
+    expected = node.meta["val"]
+    zeros = tuple(lowering.splat(0, tensor.shape, tensor.dtype.to_real()) for tensor in _tensors(node))
+    return zeros[0] if isinstance(expected, torch.Tensor) else zeros
+
+
+def _tensors(node: fx.Node) -> list[torch.Tensor]:
+    """Returns the results of a node, on the meta device."""
+    return [leaf for leaf in pytree.tree_leaves(node.meta.get("val")) if isinstance(leaf, torch.Tensor)]
+
+
+def _is_complex(node: fx.Node) -> bool:
+    return any(tensor.is_complex() for tensor in _tensors(node))
 
 
 def _lower_parts(lowering: Lowering, node: fx.Node, func: OpOverload) -> Result:

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import torch
 from torch._ops import OpOverload
 
-from cstorch._internal.tracing.provenance import Scopes
-from cstorch.errors import TraceError
+from cstorch._internal.tracing.provenance import Scopes, user_line
+from cstorch.errors import CstorchError, TraceError
 
 
 class StepRecorder(Protocol):
@@ -51,10 +51,11 @@ class Context(threading.local):
     """The state of tracing in one thread. Other threads of the script (input, logging) are not part of the step.
 
     functions: The torch functions called by the user that are running now, outermost first, for error messages.
-    on_refusal: Called with the error for a value that is read and not known; None: the error is raised. See `refuse`.
+    on_refusal: Called with the error of an operation that cannot be traced or lowered, and its line; None: the error is
+        raised. See `refuse`.
     """
 
-    on_refusal: Callable[[TraceError], None] | None = None
+    on_refusal: Callable[[CstorchError, str], None] | None = None
 
     def __init__(self) -> None:
         self.recorder: StepRecorder | None = None
@@ -77,11 +78,14 @@ class Purpose:
 purpose = Purpose()
 
 
-def refuse(error: TraceError) -> None:
-    """Raises the error of an operation; returns if it is only reported, and the trace goes on with a stand-in."""
+def refuse(error: CstorchError, line: str = "") -> None:
+    """Raises the error of an operation; returns if it is only reported, and the caller goes on with a stand-in.
+
+    line: The operation's line; by default the user's present line.
+    """
     if context.on_refusal is None:
         raise error
-    context.on_refusal(error)
+    context.on_refusal(error, line or user_line())
 
 
 def name_operations(name: str) -> AbstractContextManager[None]:

@@ -95,8 +95,8 @@ def user_line_of(frame: FrameType | None) -> str:
 
 def line_of_function(function: Callable[..., Any]) -> str:
     """Returns the line at which a function begins, such as "train.py:20"; empty: it is not the user's."""
-    while isinstance(function, functools.partial):
-        function = function.func
+    while isinstance(function, functools.partial) or hasattr(function, "__wrapped__"):
+        function = function.func if isinstance(function, functools.partial) else function.__wrapped__
     code = getattr(function, "__code__", None)
     shown = None if code is None else _shown_name(code.co_filename)
     return "" if code is None or shown is None else f"{shown}:{code.co_firstlineno}"
@@ -134,7 +134,8 @@ class Scopes:
             module = self._stack[-1] if self._stack else ""
             file, line = user_frame()
             if torch.is_grad_enabled():
-                self._forward[_get_sequence_nr() - 1] = (module, file, line)
+                # Operations without gradients, which come after one with them, have its number too.
+                self._forward.setdefault(_get_sequence_nr() - 1, (module, file, line))
             return Source(module=module, backward=False, op=name, file=file, line=line)
         variable = getattr(node, "variable", None)
         if variable is not None:  # AccumulateGrad

@@ -15,9 +15,9 @@ compiled = cstorch.compile(model, backend)
 optimizer = cstorch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def input_fn():  # fault
+def input_fn():
     dataset = TensorDataset(torch.randn(60, 8), torch.randint(4, (60,)))
-    return DataLoader(dataset, batch_size=15, drop_last=True)
+    return DataLoader(dataset, batch_size=15, drop_last=True)  # fault
 
 
 @cstorch.trace

@@ -15,10 +15,10 @@ compiled = cstorch.compile(model, backend)
 optimizer = cstorch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def input_fn():  # fault
+def input_fn():
     rows = cstorch.distributed.get_streaming_batch_size(16)
     dataset = TensorDataset(torch.randn(64, 8), torch.randint(4, (64,)))
-    return DataLoader(dataset, batch_size=rows, drop_last=True)
+    return DataLoader(dataset, batch_size=rows, drop_last=True)  # fault
 
 
 @cstorch.trace

@@ -1,4 +1,4 @@
-"""As scripts of release 1.9 are written: configure, compile_step, a DataLoader that is iterated."""
+"""As scripts of release 1.9 are written: configure, compile_step, a device called `xla`, an iterated loader."""
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +10,7 @@ import cerebras_pytorch.experimental as cstorch
 cstorch.configure(model_dir="model_dir", checkpoint_steps=3, num_csx=1, seed=19)
 model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
 compiled = cstorch.compile(model, backend="wse_ws")
+assert all(parameter.device.type == "xla" for parameter in model.parameters())
 optimizer = cstorch.optim.configure_optimizer(optimizer_type="SGD", params=model.parameters(), lr=0.1, momentum=0.9)
 
 
@@ -20,7 +21,8 @@ def input_fn(batch_size):
 @cstorch.compile_step
 def training_step(batch):
     features, labels = batch
-    loss = F.cross_entropy(compiled(features), labels)
+    offsets = torch.arange(4, device=features.device) + torch.ones(4, device="xla")
+    loss = F.cross_entropy(compiled(features) * offsets, labels)
     cstorch.amp.optimizer_step(loss, optimizer, max_gradient_norm=1.0)
     return loss
 

@@ -2,17 +2,21 @@
 
 import logging
 import time
+from abc import abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from xdsl.dialects.builtin import ModuleOp
 
 from cstorch import backends
 from cstorch._internal import state, step_clock
 from cstorch._internal.batch import check_batch
-from cstorch._internal.execution import Closure, Execution, Executor
+from cstorch._internal.execution import Closure, Execution, Executor, Input
 from cstorch._internal.session.cluster_session import ClusterSession, Target, outcome
 from cstorch._internal.session.execution.compiling import compile_step
 from cstorch._internal.session.execution.input import loader_name, prepared_input, read_state
@@ -23,8 +27,12 @@ from cstorch._internal.session.job import ClientJob
 from cstorch._internal.session.staging import Staged
 from cstorch._internal.session.tensor_hooks import call_tensor_hooks
 from cstorch._internal.session.transfer import ShardReplacedError
+from cstorch._internal.tracing.provenance import line_of_function
+from cstorch.backends.mixed_precision import get_half_dtype_str, mixed_precision
 from cstorch.errors import ClusterError, UsageError
+from waferbox import execution_folders
 from waferbox.cirh.modules.verify import verify
+from waferbox.execution_folders import ExecutionRecord, Stage
 from wsc.v1 import coordinator_pb2, plan_pb2
 
 logger = logging.getLogger("cstorch.execution")
@@ -63,6 +71,11 @@ class ClusterExecution(Execution):
         self._input_states: list[bytes] | None = None  # at the checkpoint step whose closures run
 
     @property
+    @abstractmethod
+    def step_name(self) -> str:
+        """The step, with its line if it is a function."""
+
+    @property
     def snapshot_steps(self) -> list[int]:
         """The steps after which the cluster keeps a snapshot of the states."""
         return self.executor.checkpoint_steps
@@ -88,20 +101,46 @@ class ClusterExecution(Execution):
 
     def _launch(self) -> None:
         """Lowers the step, then compiles and starts it, unless the target ends the execution before."""
-        path = self.executor.artifact_dir / "cirh.mlir"
-        module = self._step.lower()
+        folder = self.executor.artifact_dir
+        path = folder / execution_folders.CIRH
+        module = self._lower()
         path.write_text(self._step.text)
+        record = self._record()
+        record.write(folder)
+        logger.info("Execution %s, %s", folder.name.lstrip("0"), record)
         if self._target.session is None:
             verify(module)
             logger.info("The step is valid. With validate_only nothing is compiled or run. CIRH: %s", path)
             return
         job, compiled = compile_step(self._target, self._step.text, trains=self._step.trains)
+        if compiled.report:
+            # The plan lies beside the folder of its report.
+            replace(record, plan=str(Path(compiled.report).parent.with_suffix(".plan"))).write(folder)
         if self._input is None or self._staged is None:
             return
         outcome(self._input)
         self._start(job, compiled, self._staged)
         self.executor.profiler.start()
         logger.info("Beginning the run")
+
+    def _lower(self) -> ModuleOp:
+        return self._step.lower()
+
+    def _record(self) -> ExecutionRecord:
+        """Returns what the execution is, for those who look for it in the artifact folder."""
+        executor, half = self.executor, mixed_precision()
+        return ExecutionRecord(
+            stage=Stage.TRAIN if self._step.trains else Stage.EVAL,
+            function=self.step_name,
+            model=self._step.model_class,
+            loader=_loader_text(executor.dataloader),
+            steps=executor.asked_steps,
+            rows=self._rows,
+            num_csx=self._target.config.num_csx,
+            half=get_half_dtype_str() if half else "",
+            optimization_level=backends.csx.precision.optimization_level,
+            half_gradients=half and backends.csx.precision.half_gradients,
+        )
 
     def _start(self, job: ClientJob, compiled: coordinator_pb2.CompileResponse, staged: Staged) -> None:
         """Opens the stream, sends the states that the cluster lacks, and waits until the first step begins.
@@ -245,3 +284,13 @@ class ClusterExecution(Execution):
             return closure.run()
         self._step.call_closure(closure)
         return None
+
+
+def _loader_text(loader: Input) -> str:
+    """Returns the input_fn with its line, and the class of the samples' set if the loader names it."""
+    function = loader.input_fn
+    name = getattr(function, "__name__", type(function).__name__)
+    line = line_of_function(function)
+    dataset = getattr(loader.dataloader, "dataset", None)
+    of = "" if dataset is None else f" of {type(dataset).__name__}"
+    return f"{name}{f' ({line})' if line else ''}{of}"

@@ -30,6 +30,7 @@ from cstorch._internal.tracing import (
     trace_step,
     user_line,
 )
+from cstorch._internal.tracing.provenance import line_of_function
 from cstorch.errors import StateError, UsageError
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -140,6 +141,13 @@ class TracedFunction(TracedStep):
         self._function: Callable[..., Any] | None = None
         self._arguments: Arguments | None = None  # of the recorded call
         self._result: Any = None
+
+    @property
+    def name(self) -> str:
+        """The function, with its line."""
+        name = getattr(self._function, "__name__", "the traced function")
+        line = "" if self._function is None else line_of_function(self._function)
+        return f"{name} ({line})" if line else name
 
     @property
     def was_called(self) -> bool:
@@ -308,6 +316,10 @@ class FunctionExecution(ClusterExecution):
         )  # without a session only one step is traced
         self._function = TracedFunction(executor.asked_steps, checked)
         super().__init__(executor, target, self._function)
+
+    @property
+    def step_name(self) -> str:
+        return self._function.name
 
     def batches(self) -> Generator[Any]:
         enter_loop(self._function.at_hand)

@@ -63,6 +63,10 @@ class LoopExecution(ClusterExecution):
         self._body = LoopBody()
         super().__init__(executor, target, self._body)
 
+    @property
+    def step_name(self) -> str:
+        return "the loop's body"
+
     def batches(self) -> Generator[Any]:
         try:
             batch = self._begin()

@@ -84,7 +84,7 @@ def findings(first: Trace, later: Trace | Exception, before: PythonState, now: P
     if difference is None:
         return []
     source = difference.source
-    line = f"{source.file}:{source.line}" if source.file else "an unknown line"
+    line = source.place or "an unknown line"
     return [Finding(line=line, what=difference.what, changes=changes, drawn=drawn)]
 
 

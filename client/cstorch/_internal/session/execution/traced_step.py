@@ -98,6 +98,11 @@ class TracedStep(ABC):
         return {info.name: info.cell for info in self.trace.states}
 
     @property
+    def model_class(self) -> str:
+        """The class of the compiled model that the step calls; empty: it calls none."""
+        return "" if self._model is None else type(self._model).__name__
+
+    @property
     def trains(self) -> bool:
         """Whether an optimizer steps in the step."""
         return self._trace is not None and bool(self._trace.optimizers)

@@ -6,7 +6,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FunctionType
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch._decomp import meta_table
@@ -190,17 +190,30 @@ def register() -> None:
 XLA = torch.device("xla")
 
 
+_DEVICE_OF: Final = torch.Tensor.device.__get__
+
+
 class XlaName(TorchFunctionMode):
-    """The mode in which device tensors have a device of type `xla`, and torch takes `xla` for the device."""
+    """The mode in which device tensors have a device of type `xla`, and torch takes `xla` for the device.
+
+    Args:
+        device: The device that has this name.
+    """
+
+    def __init__(self, device: torch.device = DEVICE) -> None:
+        super().__init__()
+        self._device = device
 
     def __enter__(self) -> "XlaName":
-        LazyTensor.device = property(lambda _: XLA)  # type: ignore[assignment]
+        if self._device == DEVICE:
+            LazyTensor.device = property(lambda _: XLA)  # type: ignore[assignment]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *exception: Any) -> None:
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
-        del LazyTensor.device
+        if self._device == DEVICE:
+            del LazyTensor.device
 
     def __torch_function__(
         self,
@@ -209,10 +222,10 @@ class XlaName(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        own = {name: _own_name(value) for name, value in (kwargs or {}).items()}
-        return func(*map(_own_name, args), **own)
+        own = {name: self._own(value) for name, value in (kwargs or {}).items()}
+        result = func(*map(self._own, args), **own)
+        return XLA if func == _DEVICE_OF and result == self._device else result
 
-
-def _own_name(argument: Any) -> Any:
-    is_named = isinstance(argument, str | torch.device) and str(argument).partition(":")[0] == XLA.type
-    return DEVICE if is_named else argument
+    def _own(self, argument: Any) -> Any:
+        is_named = isinstance(argument, str | torch.device) and str(argument).partition(":")[0] == XLA.type
+        return self._device if is_named else argument

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from cstorch._internal.tracing import messages
+from cstorch._internal.tracing.context import refuse
 from cstorch._internal.tracing.operators import aten, operator
 from cstorch._internal.tracing.recording.recorder import Recorder
 from cstorch._internal.tracing.recording.trace import Made, Ref
@@ -32,7 +33,7 @@ def check_unregistered_state(
     """
     for met in recorder.unannounced:
         if met.tensor() is None:
-            raise messages.replaced_in_step(met.description, met.line)
+            refuse(messages.replaced_in_step(met.description, met.line), met.line)
     parameters = list(parameters)
     expected = {id(tensor) for tensor in known}
     # A tensor that shares the storage of a state, as after `p.data = kept`, is carried with it.
@@ -43,13 +44,14 @@ def check_unregistered_state(
         for values in optimizer.state.values():
             for name, value in values.items() if isinstance(values, dict) else ():
                 if id(value) in made and id(value) not in expected:
-                    raise messages.created_by_optimizer(value, _where(made[id(value)]), name, type(optimizer))
+                    where = _where(made[id(value)])
+                    refuse(messages.created_by_optimizer(value, where, name, type(optimizer)), where)
     if not any(_is_kept_state(item, expected, carried) for item in recorder.made):
         return
     gc.collect()  # a tensor in a reference cycle may be alive without being used
     for item in recorder.made:
         if _is_kept_state(item, expected, carried) and _is_held(item):
-            raise messages.created_in_step(item.tensor(), _where(item), "and was updated in place")
+            refuse(messages.created_in_step(item.tensor(), _where(item), "and was updated in place"), _where(item))
 
 
 def _is_kept_state(item: Made, expected: set[int], carried: set[int]) -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch._ops import OpOverload
 
 from cstorch._internal.tracing import messages
-from cstorch._internal.tracing.context import context
+from cstorch._internal.tracing.context import context, refuse
 from cstorch._internal.tracing.operators import aten, draws_numbers, operator
 from cstorch._internal.tracing.provenance import user_line
 from cstorch._internal.tracing.tensor import META, LazyTensor
@@ -53,7 +53,7 @@ def check_alias(func: OpOverload, args: tuple[Any, ...]) -> None:
     called = getattr(context.functions[-1], "__name__", "") if context.functions else ""
     op = operator(func)
     if called in _ALIASING and (op.views or op.reshapes):
-        raise messages.explicit_alias(func, args[0])
+        refuse(messages.explicit_alias(func, args[0]))
 
 
 # --- Random tensors of the CPU ----------------------------------------------------------------------------------------

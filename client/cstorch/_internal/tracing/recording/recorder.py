@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
 
 from cstorch._internal.tracing import messages
 from cstorch._internal.tracing.cell import Cell
+from cstorch._internal.tracing.context import context, refuse
 from cstorch._internal.tracing.operators import (
     SHAPE_ONLY,
     TAKES_CPU_TENSORS,
@@ -37,6 +39,8 @@ from waferbox.cirh.dialect.source import Source
 
 # A larger CPU tensor in the step becomes a state that never changes, and is not part of the module.
 CONSTANT_ELEMENTS = 1024
+# The operands of an operation that is run for the shape of its result are at most this large.
+_STAND_IN_BYTES = 1 << 28
 
 _numbers = itertools.count(1)
 
@@ -173,12 +177,13 @@ class Recorder:
     def record(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Records one call on device tensors and returns its result."""
         op = operator(func)
+        source = self.scopes.source(op.name)
         if self.scopes.in_forward:
             check_alias(func, args)
         draw = self._next_draw(func, args, kwargs) if op.random else None
         tensors: list[LazyTensor] = []
-        recorded = tuple(self._recorded(func, argument, tensors) for argument in args)
-        recorded_kwargs = {name: self._recorded(func, argument, tensors) for name, argument in kwargs.items()}
+        recorded = tuple(self._recorded(func, argument, tensors, source) for argument in args)
+        recorded_kwargs = {name: self._recorded(func, argument, tensors, source) for name, argument in kwargs.items()}
         metas = tuple(as_meta(argument) for argument in args)
         meta_kwargs = {name: as_meta(argument) for name, argument in kwargs.items()}
         if "device" in kwargs:
@@ -186,12 +191,12 @@ class Recorder:
         try:
             out = func(*metas, **meta_kwargs)
         except NotImplementedError as error:
-            raise messages.unsupported(func, "it has no rule for shapes.") from error
+            out = _stand_in(func, metas, meta_kwargs, messages.unsupported(func, "it has no rule for shapes."), error)
         except RuntimeError as error:
             if "meta tensor" not in str(error).lower():
                 raise
-            raise messages.unsupported(func, "its result depends on values, which are not known yet.") from error
-        source = self.scopes.source(op.name)
+            refusal = messages.unsupported(func, "its result depends on values, which are not known yet.")
+            out = _stand_in(func, metas, meta_kwargs, refusal, error)
         for tensor in _written(op.written, op.written_names, args, kwargs):
             if tensor._handle.cell is None and tensor._handle.trace != self.number:
                 raise messages.stale(tensor)
@@ -220,7 +225,7 @@ class Recorder:
     def _next_draw(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
         """Returns the index of a random operation; None if its arguments switch the draw off."""
         if arguments_by_name(func, args, kwargs).get("generator") is not None:
-            raise messages.own_generator(func)
+            refuse(messages.own_generator(func))
         if not draws_numbers(func, args, kwargs):
             return None
         if self.counter is None:
@@ -244,7 +249,7 @@ class Recorder:
             results.append(None)
             return meta
         if meta.is_complex():
-            raise messages.complex_numbers(source.op)
+            refuse(messages.complex_numbers(source.op), source.place)
         for tensor in tensors:
             if tensor._handle.meta is meta:  # written in place: the meta kernel returned its argument
                 results.append(None)
@@ -255,17 +260,17 @@ class Recorder:
         self.made.append(Made(weakref.ref(tensor), source))
         return tensor
 
-    def _recorded(self, func: OpOverload, argument: Any, tensors: list[LazyTensor]) -> Any:
+    def _recorded(self, func: OpOverload, argument: Any, tensors: list[LazyTensor], source: Source) -> Any:
         """Returns an argument in its recorded form, and adds the device tensors in it to `tensors`."""
         if isinstance(argument, LazyTensor):
             tensors.append(argument)
             return Ref(self.value_of(argument))
         if isinstance(argument, torch.Tensor):
             if argument.dim() and func not in TAKES_CPU_TENSORS:
-                raise messages.mixed_devices(func, argument.device.type)
+                refuse(messages.mixed_devices(func, argument.device.type), source.place)
             return Ref(self._constant(argument))
         if isinstance(argument, (list, tuple)):
-            return [self._recorded(func, item, tensors) for item in argument]
+            return [self._recorded(func, item, tensors, source) for item in argument]
         if isinstance(argument, torch.device):
             return META
         if isinstance(argument, torch.Generator):
@@ -281,7 +286,7 @@ class Recorder:
         known = self._constants.get(key)
         if known is None:
             if (drawn := self._host_random.line_of(tensor)) is not None:
-                raise messages.drawn_on_host(drawn)
+                refuse(messages.drawn_on_host(drawn))
             if tensor.numel() > CONSTANT_ELEMENTS:
                 cell = Cell(tuple(tensor.shape), tensor.dtype)
                 cell.write(tensor)
@@ -304,6 +309,33 @@ class Recorder:
             # The tensor is kept so that its id is not given to another one during this recording.
             known = self._constants[key] = (tensor, value)
         return known[1]
+
+
+def _stand_in(
+    func: OpOverload, metas: tuple[Any, ...], kwargs: Mapping[str, Any], refusal: TraceError, cause: Exception
+) -> Any:
+    """Returns a result of the right shape and type of an operation that cannot be traced, if that is only reported.
+
+    Raises:
+        TraceError: It is not, or no result can be made.
+    """
+    tensors = [leaf for leaf in pytree.tree_leaves((metas, kwargs)) if isinstance(leaf, torch.Tensor)]
+    is_small = sum(tensor.nbytes for tensor in tensors) <= _STAND_IN_BYTES
+    if context.on_refusal is None or operator(func).written or not is_small:
+        raise refusal from cause
+
+    def as_zeros(meta: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(meta.shape, dtype=meta.dtype, device="cpu")
+
+    try:
+        host_args, host_kwargs = pytree.tree_map_only(torch.Tensor, as_zeros, (metas, dict(kwargs)))
+        if "device" in host_kwargs:
+            host_kwargs["device"] = torch.device("cpu")
+        out = func(*host_args, **host_kwargs)
+    except Exception:  # noqa: BLE001 - zeros may be no valid operands, as for an inverse
+        raise refusal from cause
+    refuse(refusal)
+    return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(META), out)
 
 
 def _renumbered(nest: Any, values: Mapping[int, int]) -> Any:

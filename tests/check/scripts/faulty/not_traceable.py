@@ -1,4 +1,4 @@
-"""Reads values of the step, twice."""
+"""Does what cannot be traced, in several lines: unsupported operations, values that are read, tensors of the CPU."""
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,7 @@ with backend.device:
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
 compiled = cstorch.compile(model, backend)
 optimizer = cstorch.optim.SGD(model.parameters(), lr=0.1)
+class_weights = torch.tensor([1.0, 2.0, 3.0, 4.0])
 
 
 def input_fn():
@@ -23,14 +24,20 @@ def input_fn():
 @cstorch.trace
 def training_step(batch):
     features, labels = batch
-    loss = F.cross_entropy(compiled(features), labels)
+    logits = compiled(features) * class_weights  # fault: a tensor of the CPU
+    kept = labels != 3
+    loss = F.cross_entropy(logits[kept], labels[kept])  # fault: a shape that depends on values
+    singular = torch.linalg.svdvals(model[0].weight)  # fault: an operation that the wafer does not have
+    spectrum = torch.fft.rfft(features).abs()  # fault: complex numbers
+    loss = loss + 0.01 * singular.max() + spectrum.mean()
     optimizer.zero_grad()
-    if loss > 10:  # fault
+    if loss > 10:  # fault: a value that is read
         loss = loss / 10
     loss.backward()
     optimizer.step()
-    print("loss", loss.item())  # fault
-    return loss
+    counts = torch.histc(features, 4)  # fault: another operation that the wafer does not have
+    print("loss", loss.item())  # fault: a value that is read
+    return loss, counts
 
 
 executor = cstorch.utils.data.DataExecutor(cstorch.utils.data.DataLoader(input_fn), num_steps=4)

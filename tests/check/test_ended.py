@@ -1,0 +1,96 @@
+"""Scripts that end otherwise than with exit status 0, and the sentence that a verdict ends with."""
+
+import pytest
+
+from waferbox.check.check import trace_answers
+from waferbox.check.runs import NoScript, Run, command_of
+from waferbox.check.verdict import Answer, Finding, State, Verdict
+from waferbox.checked_run.record import Program, Question, RunFailed, Way
+
+PROGRAM = Program(
+    execution=1,
+    path="cirh.mlir",
+    function="training_step (train.py:40)",
+    trains=True,
+    half="",
+    optimization_level=1,
+    half_gradients=False,
+    trace_seconds=0.1,
+    num_csx=1,
+    input_line="",
+)
+ERROR = RunFailed(
+    type="ValueError",
+    message="after training",
+    line="train.py:60",
+    traceback="",
+    is_ours=False,
+    executions=1,
+    in_step=False,
+)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Returns a function that returns a run that has ended."""
+
+    def make(*, status: int = 0, failed: bool = False, way: Way = Way.CLUSTER) -> Run:
+        (tmp_path / "log").write_text("Traceback ...\nNameError: name 'get_ipython' is not defined\n")
+        return Run(way=way, folder=tmp_path, status=status, events=[ERROR] if failed else [])
+
+    return make
+
+
+def test_error_of_the_script_itself_is_said(run):
+    for eager in (None, run(status=1, failed=True, way=Way.TORCH)):
+        trace, program = trace_answers(run(status=1, failed=True), eager, [PROGRAM])
+        assert (trace.state, program.state) == (State.GOOD, State.GOOD)
+        assert trace.summary.endswith("Then the script ended at train.py:60 with ValueError: after training.")
+
+
+def test_exit_status_is_said(run):
+    trace, _ = trace_answers(run(status=3), None, [PROGRAM])
+    assert trace.summary.endswith("Then the script ended with status 3.")
+
+
+def test_error_on_the_cluster_alone_is_a_finding(run):
+    trace, _ = trace_answers(run(status=1, failed=True), run(way=Way.TORCH), [PROGRAM])
+    assert trace.state is State.FOUND
+    (finding,) = trace.findings
+    assert finding.line == "train.py:60"
+    assert finding.message.endswith("after training. By plain PyTorch it goes on")
+
+
+def test_end_before_the_first_step(run):
+    (trace,) = trace_answers(run(status=1), run(status=1, way=Way.TORCH), [])
+    assert trace.state is State.OPEN
+    assert "with status 1; it wrote last:\nTraceback" in trace.summary
+    (trace,) = trace_answers(run(), run(way=Way.TORCH), [])
+    assert "ran no step on CSX" in trace.summary
+
+
+def test_commands(tmp_path):
+    assert command_of("package.train", ["--lr", "1"], is_module=True)[1:] == ["-m", "package.train", "--lr", "1"]
+    with pytest.raises(NoScript, match="nbconvert"):
+        command_of("train.ipynb", [])
+    with pytest.raises(NoScript, match="there is no script"):
+        command_of(str(tmp_path / "train.py"), [])
+
+
+@pytest.mark.parametrize(
+    ("states", "sentence"),
+    [
+        ((State.GOOD, State.GOOD), "Yes for 2 of 2 questions."),
+        ((State.GOOD, State.OPEN, State.OPEN), "Yes for 1 of 3 questions; 2 are not answered."),
+        ((State.GOOD, State.FOUND), "No for 1 of 2 questions, with 1 finding."),
+        ((State.FOUND, State.FOUND, State.OPEN), "No for 2 of 3 questions, with 2 findings; 1 is not answered."),
+        ((State.OPEN,), "The script could not be checked."),
+    ],
+)
+def test_conclusion(states, sentence):
+    found = (Finding(line="", message=""),)
+    answers = [
+        Answer(question=Question.TRACE, state=state, summary="", findings=found if state is State.FOUND else ())
+        for state in states
+    ]
+    assert Verdict(command=(), answers=tuple(answers), seconds=1.0).conclusion == sentence
