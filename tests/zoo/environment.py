@@ -1,0 +1,47 @@
+"""Makes the environment of the public Model Zoo: 3 GB, of the packages that its scripts import. Prints its Python.
+
+python tests/zoo/environment.py FOLDER
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+# The Zoo's own requirements are of years ago: these are the packages that its models and their data processors import.
+PACKAGES = (
+    "accelerate",
+    "datasets<4",
+    "deepdiff",
+    "dill",
+    "evaluate",
+    "jsonlines",
+    "jsonschema",
+    "keras-preprocessing",
+    "lm-eval<0.5",
+    "matplotlib",
+    "more-itertools",
+    "nltk",
+    "pandas<3",
+    "pydantic<2.12",
+    "sentencepiece",
+    "scipy",
+    "torchvision==0.28.0",
+    "transformers<5",
+    "typing-inspection",
+)
+
+
+def main() -> None:
+    folder = Path(sys.argv[1]).absolute()
+    complete = folder / ".complete"
+    if not complete.exists():
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        subprocess.run([folder / "bin/pip", "install", "--quiet", "torch==2.13.0", *PACKAGES], check=True)
+        subprocess.run([folder / "bin/pip", "install", "--quiet", "--editable", REPOSITORY], check=True)
+        complete.touch()
+    print(folder / "bin/python")
+
+
+if __name__ == "__main__":
+    main()
