@@ -31,6 +31,15 @@ PACKAGES = (
     "typing-inspection",
 )
 
+# torchvision is compiled for a torch with CUDA. Without it, it cannot even be imported, though no model of the Zoo uses
+# its operators: they get their names.
+WITHOUT_OPERATORS = """
+if not _has_ops():
+    _library = torch.library.Library("torchvision", "DEF")
+    for _name in ("nms", "qnms"):
+        _library.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+"""
+
 
 def main() -> None:
     folder = Path(sys.argv[1]).absolute()
@@ -39,6 +48,11 @@ def main() -> None:
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
         subprocess.run([folder / "bin/pip", "install", "--quiet", "torch==2.13.0", *PACKAGES], check=True)
         subprocess.run([folder / "bin/pip", "install", "--quiet", "--editable", REPOSITORY], check=True)
+        (site,) = folder.glob("lib/*/site-packages")
+        with (site / "torchvision/extension.py").open("a") as file:
+            file.write(WITHOUT_OPERATORS)
+        # Release 1.8 uses importlib.util without an import: packages of its time imported it as Python started.
+        (site / "importlib_util.pth").write_text("import importlib.util\n")
         complete.touch()
     print(folder / "bin/python")
 

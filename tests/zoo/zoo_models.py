@@ -30,13 +30,21 @@ def import_root(checkout: Path) -> Path:
     return checkout / "src" if (checkout / "src/cerebras").is_dir() else checkout
 
 
+def device_arguments(checkout: Path, device: str) -> list[str]:
+    """The arguments of the checkout's scripts that name a device: before release 1.9 with the way to execute on it."""
+    parser = import_root(checkout) / "modelzoo/common/run_utils/cli_parser.py"
+    has_strategy = parser.exists() and "execution_strategy_parser" in parser.read_text()
+    return [device, "weight_streaming"] if has_strategy and device == "CSX" else [device]
+
+
 def models(checkout: Path) -> Iterator[Model]:
-    """The models of PyTorch, by name. A folder is a model's if it has a script `run.py` beside its `model.py`."""
+    """The models of PyTorch: the folders with a script `run.py`, and with configurations or a `model.py`."""
     root = import_root(checkout)
     package = root / "cerebras/modelzoo" if root.name == "src" else root / "modelzoo"
     for script in sorted(package.rglob("run.py")):
         parts = script.parent.relative_to(package).parts
-        if "tf" not in parts and (script.parent / "model.py").exists():
+        is_model = (script.parent / "model.py").exists() or (script.parent / "configs").is_dir()
+        if "tf" not in parts and is_model:
             name = "/".join(part for part in parts if part not in ("models", "pytorch"))
             for configuration in _configurations(script.parent / "configs"):
                 yield Model(name=name, script=script, configuration=configuration)

@@ -13,12 +13,13 @@ def row(result: Result) -> tuple[str, str, str, str]:
     """Model, configuration, losses, and the difference from the CPU's or the reason why there are none."""
     configuration = result.model.configuration
     if result.reason:
-        remark = result.reason
-    elif result.difference is None:
-        remark = "does not train on the CPU"
+        remark = f"{result.reason}, also on the CPU" if result.reason == result.reason_on_cpu else result.reason
+    elif result.reason_on_cpu:
+        remark = f"on the CPU: {result.reason_on_cpu}"
     else:
-        remark = f"{100 * result.difference:.2g} %"
-    losses = ", ".join(f"{loss:.4g}" for loss in result.losses)
+        difference = max(abs(own / other - 1) for own, other in zip(result.losses, result.on_cpu, strict=True))
+        remark = f"{100 * difference:.2g} %"
+    losses = ", ".join(f"{loss:.4g}" for loss in result.losses) if not result.reason else ""
     return result.model.name, configuration.name if configuration else "", losses, remark
 
 

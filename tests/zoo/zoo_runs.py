@@ -11,7 +11,7 @@ from pathlib import Path
 
 import yaml
 from zoo_cuts import STEPS, cut, inputs
-from zoo_models import Model, import_root
+from zoo_models import Model, device_arguments, import_root
 from zoo_samples import NoSamples, Samples
 
 REPOSITORY = Path(__file__).parents[2]
@@ -26,14 +26,16 @@ class Result:
     Attributes:
         model: The model.
         losses: Of each step on the cluster.
-        difference: The largest relative difference from the losses on the CPU; None if the model does not train there.
         reason: Why the model does not train on the cluster; empty if it does.
+        on_cpu: Of each step on the CPU.
+        reason_on_cpu: Why the model does not train on the CPU; empty if it does.
     """
 
     model: Model
     losses: list[float] = field(default_factory=list)
-    difference: float | None = None
     reason: str = ""
+    on_cpu: list[float] = field(default_factory=list)
+    reason_on_cpu: str = ""
 
 
 def run(model: Model, checkout: Path, folder: Path, limit: float) -> Result:
@@ -42,13 +44,10 @@ def run(model: Model, checkout: Path, folder: Path, limit: float) -> Result:
         return Result(model=model, reason="the release has no configuration of it")
     try:
         losses, reason = _train(model, checkout, folder / "cluster", "CSX", limit)
-        if reason:
-            return Result(model=model, reason=reason)
-        on_cpu, reason = _train(model, checkout, folder / "cpu", "CPU", limit)
+        on_cpu, reason_on_cpu = _train(model, checkout, folder / "cpu", "CPU", limit)
     except NoSamples as problem:
         return Result(model=model, reason=str(problem))
-    difference = max(abs(a / b - 1) for a, b in zip(losses, on_cpu, strict=True)) if not reason else None
-    return Result(model=model, losses=losses, difference=difference)
+    return Result(model=model, losses=losses, reason=reason, on_cpu=on_cpu, reason_on_cpu=reason_on_cpu)
 
 
 def _train(model: Model, checkout: Path, folder: Path, device: str, limit: float) -> tuple[list[float], str]:
@@ -63,8 +62,8 @@ def _train(model: Model, checkout: Path, folder: Path, device: str, limit: float
     if "trainer" in configuration:
         command = ["-m", "cerebras.modelzoo.cli.main", "fit", str(parameters)]
     else:
-        command = [str(model.script), device, "--mode", "train", "--params", str(parameters)]
-        command += ["--model_dir", str(folder / "model")]
+        command = [str(model.script), *device_arguments(checkout, device), "--mode", "train"]
+        command += ["--params", str(parameters), "--model_dir", str(folder / "model")]
     paths = (import_root(checkout), REPOSITORY, REPOSITORY / "client", REPOSITORY / "proto")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
     log = folder / "log"
