@@ -37,7 +37,8 @@ API.
 The script compares names, kinds and signatures. Tests compare behaviour: optimizers, schedules and metrics with torch,
 scikit-learn or closed forms, traced and untraced; steps of whole models with plain PyTorch in float64; the examples of
 every generation on the CPU with the same on a cluster. `docs/differences.toml` has the differences that a test or the
-reference showed, and so has this page. It says nothing about speed.
+reference showed, and so has this page. It says nothing about speed. `docs/zoo_models.toml` has the runs of the public
+models.
 """
 
 # The import names, the newest first, and what uses them.
@@ -54,6 +55,12 @@ STATUSES = ("same", "differs", "absent")
 RELEASES = """The public Model Zoo of each release, all of its scripts: how many names they use, by module (from
 `docs/public_names.toml`). A name *fits* if it is a class where scripts derive from it, a module where they import one,
 and takes the arguments that they write.
+"""
+
+MODELS = """Each model's own script, unchanged, with the release's first configuration for each kind of training data: made
+small, without dropout, on synthetic data, for three steps, on a cluster that starts with the script (`make zoo-test`).
+The last column is the largest relative difference of the three losses from those of the same run on the CPU, or why
+there are none.
 """
 
 
@@ -83,7 +90,7 @@ def page() -> str:
     for name, table in by_generation.items():
         lines.append(f"| [`{name}`](#{name.replace('.', '')}) | {_counts(table)} |")
     lines.append(f"| all | {_counts([row for table in by_generation.values() for row in table])} |")
-    lines += ["", *_releases()]
+    lines += ["", *_releases(), "", *_models()]
     for name, table in by_generation.items():
         lines += ["", f"## {name}", "", f"{GENERATIONS[name][0].upper()}{GENERATIONS[name][1:]}."]
         for module in dict.fromkeys(row[0] for row in table):
@@ -118,6 +125,20 @@ def _releases() -> Iterator[str]:
     if lacking:
         yield ""
     yield from (f"* {', '.join(affected)}: {text}." for text, affected in lacking.items())
+
+
+def _models() -> Iterator[str]:
+    """The models that public releases have, and whether they train."""
+    yield "## Models of public releases"
+    yield ""
+    yield MODELS
+    for release, table in _facts("zoo_models").items():
+        yield f"### Release {release}"
+        yield ""
+        yield "| model | configuration | losses | difference |"
+        yield "|---|---|---|---|"
+        yield from (f"| {' | '.join(row)} |" for row in table["rows"])
+        yield ""
 
 
 def _problem(name: str, uses: list[str]) -> str:

@@ -27,15 +27,11 @@ PRINTS_LOSSES = """
 
 
 def checkout(folder: Path, script: str, **configurations: dict[str, Any]) -> Path:
-    for place in (
-        "modelzoo-1.9.1/modelzoo/toy/pytorch",
-        "modelzoo-1.9.1/modelzoo/toy/tf",
-        "modelzoo-1.9.1/modelzoo/tools",
-    ):
-        (folder / place / "configs").mkdir(parents=True)
-        (folder / place / "run.py").write_text(textwrap.dedent(script))
+    for place in ("toy/pytorch", "toy/tf", "tools"):
+        (folder / "modelzoo-1.9.1/modelzoo" / place).mkdir(parents=True)
+        (folder / "modelzoo-1.9.1/modelzoo" / place / "run.py").write_text(textwrap.dedent(script))
     toy = folder / "modelzoo-1.9.1/modelzoo/toy/pytorch"
-    (toy / "model.py").touch()
+    (toy / "configs").mkdir()
     for name, configuration in configurations.items():
         (toy / "configs" / f"{name}.yaml").write_text(yaml.safe_dump(configuration))
     return folder / "modelzoo-1.9.1"
