@@ -31,7 +31,8 @@ def checkout(folder: Path, script: str, **configurations: dict[str, Any]) -> Pat
         (folder / "modelzoo-1.9.1/modelzoo" / place).mkdir(parents=True)
         (folder / "modelzoo-1.9.1/modelzoo" / place / "run.py").write_text(textwrap.dedent(script))
     toy = folder / "modelzoo-1.9.1/modelzoo/toy/pytorch"
-    (toy / "configs").mkdir()
+    for each in (toy, toy.with_name("tf")):
+        (each / "configs").mkdir()
     for name, configuration in configurations.items():
         (toy / "configs" / f"{name}.yaml").write_text(yaml.safe_dump(configuration))
     return folder / "modelzoo-1.9.1"
