@@ -44,6 +44,8 @@ class Samples:
         """Raises: NoSamples."""
         self.folder.mkdir(parents=True)
         folders = [name for name in self.section if name.endswith("data_dir")]
+        for name in folders:
+            self.section[name] = [str(self.folder)] if isinstance(self.section[name], list) else str(self.folder)
         if folders:
             kind = self.section.get("data_processor", "")
             writers = (writer for pattern, writer in _WRITERS if re.match(pattern, kind))
@@ -51,8 +53,6 @@ class Samples:
             if writer is None:
                 raise NoSamples(f"there is no synthetic data for {kind}")
             writer(self)
-        for name in folders:
-            self.section[name] = [str(self.folder)] if isinstance(self.section[name], list) else str(self.folder)
         for name in self.section:
             if name.endswith("vocab_file"):
                 self.section[name] = str(self.folder / name)
