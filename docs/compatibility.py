@@ -57,10 +57,11 @@ RELEASES = """The public Model Zoo of each release, all of its scripts: how many
 and takes the arguments that they write.
 """
 
-MODELS = """Each model's own script, unchanged, with the release's first configuration for each kind of training data: made
-small, without dropout, on synthetic data, for three steps, on a cluster that starts with the script (`make zoo-test`).
-The last column is the largest relative difference of the three losses from those of the same run on the CPU, or why
-there are none.
+MODELS = """Each model's own script, unchanged, with the release's first configuration for each kind of training data,
+made small, with dropout of almost nothing: three steps on synthetic data, on a cluster that starts with the script
+(`make zoo-test`). The last column is the largest relative difference of the three losses from those of the same run on
+the CPU, or the reason why one of them is absent. Scripts of releases 2.1 and 2.2 replace cbfloat16 by bfloat16 on the
+CPU.
 """
 
 
@@ -137,7 +138,8 @@ def _models() -> Iterator[str]:
         yield ""
         yield "| model | configuration | losses | difference |"
         yield "|---|---|---|---|"
-        yield from (f"| {' | '.join(row)} |" for row in table["rows"])
+        for row in table["rows"]:
+            yield f"| {' | '.join(cell.replace('|', chr(92) + '|').replace('<', '&lt;') for cell in row)} |"
         yield ""
 
 
