@@ -50,20 +50,24 @@ _LEFT_OUT = re.compile(
 def cut(configuration: dict[str, Any], model_folder: Path, device: str) -> dict[str, Any]:
     """Returns the configuration, small.
 
-    Dropout is rare and shuffles have a seed: otherwise no two runs have the same losses, on whatever device.
+    Dropout is rare, and values and shuffles have a seed: otherwise no two runs have the same losses, on any device.
     """
     patches = next(values(configuration, "patch_size"), None)
     small: dict[str, Any] = _small(configuration, 2 * patches[0] if isinstance(patches, list) else SIDE)
     if "trainer" in small:
         _shorten_trainer(small["trainer"], model_folder, device)
     else:
-        small["runconfig"] = small.get("runconfig", {}) | {
-            "max_steps": STEPS,
-            "log_steps": 1,
-            "checkpoint_steps": STEPS,
-            "eval_steps": 1,
-            "model_dir": str(model_folder),
-        }
+        small["runconfig"] = (
+            {"seed": 1}
+            | small.get("runconfig", {})
+            | {
+                "max_steps": STEPS,
+                "log_steps": 1,
+                "checkpoint_steps": STEPS,
+                "eval_steps": 1,
+                "model_dir": str(model_folder),
+            }
+        )
     for _, section in inputs(small):
         if "shuffle" in section:
             section.setdefault("shuffle_seed", 1)
@@ -111,6 +115,7 @@ def _shorten_trainer(trainer: dict[str, Any], model_folder: Path, device: str) -
         "loop": {"max_steps": STEPS},
         "checkpoint": {"steps": STEPS},
         "logging": {"log_steps": 1},
+        "seed": 1,
     }
     for name in [name for name in trainer if name not in ("init", "fit")]:
         del trainer[name]
