@@ -29,7 +29,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="zoo-") as temporary:
         folder = (options.keep or Path(temporary)).absolute()
         for checkout in options.checkouts:
-            for number, model in enumerate(models(checkout.absolute())):
+            found = list(models(checkout.absolute()))
+            if not found:
+                parser.error(f"{checkout} holds no model: name a checkout, the folder with `src` or `modelzoo`")
+            for number, model in enumerate(found):
                 if options.only in model.name:
                     place = folder / release(checkout) / str(number)
                     result = run(model, checkout.absolute(), place, options.limit)
