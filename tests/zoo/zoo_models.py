@@ -30,11 +30,10 @@ def import_root(checkout: Path) -> Path:
     return checkout / "src" if (checkout / "src/cerebras").is_dir() else checkout
 
 
-def device_arguments(checkout: Path, device: str) -> list[str]:
-    """The arguments of the checkout's scripts that name a device: before release 1.9 with the way to execute on it."""
+def is_before_1_9(checkout: Path) -> bool:
+    """Whether the checkout's scripts take the way to execute as an argument, as those of release 1.8 do."""
     parser = import_root(checkout) / "modelzoo/common/run_utils/cli_parser.py"
-    has_strategy = parser.exists() and "execution_strategy_parser" in parser.read_text()
-    return [device, "weight_streaming"] if has_strategy and device == "CSX" else [device]
+    return parser.exists() and "execution_strategy_parser" in parser.read_text()
 
 
 def models(checkout: Path) -> Iterator[Model]:

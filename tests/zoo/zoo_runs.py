@@ -11,10 +11,12 @@ from pathlib import Path
 
 import yaml
 from zoo_cuts import STEPS, cut, inputs
-from zoo_models import Model, device_arguments, import_root
+from zoo_models import Model, import_root, is_before_1_9
 from zoo_samples import NoSamples, Samples
 
 REPOSITORY = Path(__file__).parents[2]
+# The other way of release 1.8 drives the inside of the vendor's client.
+_SETTINGS_OF_1_8 = {"experimental_api": True, "transfer_processes": 5}
 _LOSS = re.compile(r"Step=(\d+), Loss=([-+\w.]+)", re.IGNORECASE)
 _ERROR = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)\b.*", re.MULTILINE)
 
@@ -57,12 +59,16 @@ def _train(model: Model, checkout: Path, folder: Path, device: str, limit: float
     configuration = cut(yaml.safe_load(model.configuration.read_text()), folder / "model", device)
     for number, (name, section) in enumerate(inputs(configuration)):
         Samples(folder / f"{name}-{number}", section, configuration).write()
+    device_arguments = [device]
+    if is_before_1_9(checkout) and device == "CSX":
+        device_arguments.append("weight_streaming")
+        configuration["runconfig"] |= _SETTINGS_OF_1_8
     parameters = folder / "params.yaml"
     parameters.write_text(yaml.safe_dump(configuration))
     if "trainer" in configuration:
         command = ["-m", "cerebras.modelzoo.cli.main", "fit", str(parameters)]
     else:
-        command = [str(model.script), *device_arguments(checkout, device), "--mode", "train"]
+        command = [str(model.script), *device_arguments, "--mode", "train"]
         command += ["--params", str(parameters), "--model_dir", str(folder / "model")]
     paths = (import_root(checkout), REPOSITORY, REPOSITORY / "client", REPOSITORY / "proto")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
