@@ -11,6 +11,7 @@ REPOSITORY = Path(__file__).parents[2]
 # The Zoo's own requirements are of years ago: these are the packages that its models and their data processors import.
 PACKAGES = (
     "accelerate",
+    "argcomplete",
     "datasets<4",
     "deepdiff",
     "dill",
@@ -26,6 +27,8 @@ PACKAGES = (
     "pydantic<2.12",
     "sentencepiece",
     "scipy",
+    "slack-sdk",
+    "tabulate",
     "torchvision==0.28.0",
     "transformers<5",
     "typing-inspection",

@@ -280,5 +280,5 @@ _WRITERS: tuple[tuple[str, Callable[[Samples], None]], ...] = (
     ("Inria", Samples.roofs),
     ("Severstal", Samples.defects),
     ("Skm", Samples.volumes),
-    ("$|FcMnist", Samples.digits),
+    ("$|MNIST", Samples.digits),
 )
