@@ -6,7 +6,7 @@ PROTOS := $(wildcard proto/wsc/v1/*.proto proto/vendor_wire/*.proto)
 # Also where the environment forbids it: every process of the tests would compile all modules, and rewrite all asserts.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test unit lint proto docs bench chaos races fuzz opinfo vendor-test ray-test venv clean
+.PHONY: demo test unit lint proto docs bench chaos races fuzz opinfo vendor-test ray-test zoo-test venv clean
 
 demo: venv
 	$(BIN)/waferbox run --wafers 2 examples/fc_digits/train.py
@@ -51,6 +51,12 @@ vendor-test: venv
 # Clusters on Ray, also over three hosts, as network namespaces: needs root, and takes a quarter of an hour.
 ray-test: venv
 	WAFERBOX_RAY_TEST=1 $(BIN)/pytest -v tests/ray
+
+# The models of a checkout of the public Model Zoo, made small, three steps each, into docs/compatibility.md: ten minutes
+# to half an hour. ZOO is the checkout, or several; its environment takes 3 GB, and ENVIRONMENT can be given.
+zoo-test: venv
+	$$($(BIN)/python tests/zoo/environment.py $(or $(ENVIRONMENT),.zoo)) tests/zoo $(ZOO); \
+		status=$$?; $(BIN)/python docs/compatibility.py && exit $$status
 
 proto: venv
 	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=proto --grpc_python_out=proto \

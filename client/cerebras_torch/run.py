@@ -1,6 +1,10 @@
 """The run of this process: the script's settings, and the number of steps so far."""
 
+import logging
 import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +17,8 @@ from cstorch.errors import ConfigurationError, UsageError
 from cstorch.metrics import Metric
 from cstorch.utils.data import DataExecutor
 from cstorch.utils.tracker import RateTracker
+
+logger = logging.getLogger("cstorch.progress")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,6 +44,17 @@ class RunConfig:
         return None if self.last_step is None else max(self.last_step - steps, 0)
 
 
+class InitTracker:
+    """Logs how long the parts of a script's preparation take: `cbtorch.state().init_tracker`."""
+
+    @contextmanager
+    def entry(self, name: str) -> Iterator[None]:
+        """Measures the part of that name."""
+        began = time.monotonic()
+        yield
+        logger.debug("Preparation: %s took %.1f s", name, time.monotonic() - began)
+
+
 @dataclass(slots=True, kw_only=True)
 class ScriptRun:
     """The state of the process from `initialize` on: `cbtorch.state()`."""
@@ -46,6 +63,7 @@ class ScriptRun:
     backend: Backend
     config: RunConfig = field(default_factory=RunConfig)
     full_config: OpenSettings = field(default_factory=OpenSettings)
+    init_tracker: InitTracker = field(default_factory=InitTracker)
     executor: DataExecutor | None = None  # of the newest pass over a loader
     steps: int = 0
 

@@ -38,6 +38,17 @@ def test_parameters_are_grouped_by_decay_and_by_the_scale_of_the_rate() -> None:
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.1, 0.0]
 
 
+def test_the_rate_of_a_kind_of_layer_is_scaled() -> None:
+    model = nn.ModuleDict(
+        {"embedding_layer": nn.Embedding(4, 4), "linear_layer": nn.Linear(4, 4), "head": nn.Linear(4, 2)}
+    )
+    groups = cstorch.optim.configure_param_groups(
+        model, {"adjust_learning_rate": {"decoder_kernel": 0.1, "embedding": 0.5}}
+    )
+    found = {group["adjust_learning_rate"]: [tuple(each.shape) for each in group["params"]] for group in groups}
+    assert found == {0.5: [(4, 4)], 0.1: [(4, 4)], 1.0: [(4,), (2, 4), (2,)]}
+
+
 def test_groups_without_settings() -> None:
     (group,) = cstorch.optim.configure_param_groups(Block(), {"optimizer_type": "SGD"})
     assert group["weight_decay"] == 0.0

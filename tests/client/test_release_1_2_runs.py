@@ -154,6 +154,8 @@ def test_state_and_environment(tmp_path: Path) -> None:
     accuracy = cbtorch.metrics.AccuracyMetric("accuracy")
     assert (state.modules, state.metrics, state.mixed_precision) == ([model.module], [accuracy], False)
     assert (state.rate_tracker, state.is_inside_execution_loop) == (None, False)
+    with state.init_tracker.entry("configure_optimizer"):
+        pass
     state.full_config.matching.kernel.inc_pwt_estimate = True
     assert state.full_config.matching.kernel.inc_pwt_estimate is True
     state.track_object(torch.ones(1))

@@ -1,5 +1,6 @@
 """cerebras_pytorch.experimental, releases 1.8 and 1.9, on the CPU and on a cluster that is a fake."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 from fake_cluster import FakeCluster, StartCluster, State
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import cerebras_pytorch.experimental as cstorch
 import cstorch as newest
@@ -70,6 +71,23 @@ def test_the_loader_counts_its_steps(settings: dict[str, Any], steps: int, tmp_p
 def test_the_loader_refuses_what_excludes_each_other(settings: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigurationError, match=text):
         loader(**settings)
+
+
+class Endless(IterableDataset):
+    """Batches without an end, and so without a length."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        while True:
+            yield torch.ones(4, 2)
+
+
+def test_an_executor_runs_with_a_loader_without_a_length(tmp_path: Path) -> None:
+    cstorch.configure(model_dir=tmp_path)
+    cstorch.compile(nn.Linear(1, 1), backend="cpu")
+    endless = cstorch.utils.data.DataLoader(lambda: DataLoader(Endless(), batch_size=None))
+    assert len(list(cstorch.utils.data.DataExecutor(endless, num_steps=3))) == 3
+    with pytest.raises(TypeError, match="no len"):
+        list(endless)
 
 
 def test_configure_can_be_called_once(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -197,6 +198,10 @@ _NORMS = (
 )
 
 
+# Kinds of layers that a scale of the learning rate can be for: what the names of their parameters match.
+_LAYER_KINDS = {"decoder_kernel": re.compile("(linear|dense).*weight"), "embedding": re.compile("embedding.*weight")}
+
+
 def configure_param_groups(model: nn.Module, optimizer_params: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns a model's trained parameters, in groups of one weight decay and one scale of the learning rate.
 
@@ -204,28 +209,30 @@ def configure_param_groups(model: nn.Module, optimizer_params: Mapping[str, Any]
 
     Args:
         model: The model.
-        optimizer_params: "weight_decay" (or "weight_decay_rate"), and in "adjust_learning_rate" scales by a part of the
-            parameters' names.
+        optimizer_params: "weight_decay" (or "weight_decay_rate"), and in "adjust_learning_rate" scales by a kind of
+            layer ("decoder_kernel": weights of linear and dense layers; "embedding") or by a part of the parameters'
+            names.
 
     Returns:
         Groups for the constructor of an optimizer.
 
     Raises:
-        ValueError: No parameter's name has such a part.
+        ValueError: No parameter is in a layer of such a kind, or has a name with such a part.
 
     Reference: releases 2.0 and 2.1, `cerebras_pytorch.optim`.
     """
     decay = optimizer_params.get("weight_decay", optimizer_params.get("weight_decay_rate", 0.0)) or 0.0
     scales: Mapping[str, float] = optimizer_params.get("adjust_learning_rate") or {}
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    for part in scales:
-        if not any(part in name for name in trained):
+    patterns = {_LAYER_KINDS.get(part) or re.compile(re.escape(part)): scale for part, scale in scales.items()}
+    for part, pattern in zip(scales, patterns, strict=True):
+        if not any(pattern.search(name) for name in trained):
             raise ValueError(f"adjust_learning_rate has {part!r}, which is in no parameter's name")
     not_decayed = _not_decayed(model)
     groups: dict[tuple[float, float], dict[str, Any]] = {}
     for name, parameter in trained.items():
         own_decay = 0.0 if name in not_decayed else decay
-        scale = next((scale for part, scale in scales.items() if part in name), 1.0)
+        scale = next((scale for pattern, scale in patterns.items() if pattern.search(name)), 1.0)
         group = groups.setdefault((own_decay, scale), {"params": [], "weight_decay": own_decay})
         group["params"].append(parameter)
         if scales:

@@ -40,14 +40,17 @@ class DataLoader(_DataLoader):
         **kwargs: Any,
     ) -> None:
         super().__init__(input_fn, *args, **kwargs)
-        self._total_steps = compute_num_steps(self, initial_step, num_steps, max_steps, num_epochs, steps_per_epoch)
+        self._limits = (initial_step, num_steps, max_steps, num_epochs, steps_per_epoch)
+        if any(limit is not None for limit in self._limits[1:]) or initial_step:
+            compute_num_steps(self, *self._limits)  # refuses limits that exclude each other
         self.num_epochs = 1 if num_steps is None and num_epochs is None else num_epochs
 
     def __iter__(self) -> Iterator[Any]:
         configuration = current_configuration()
         if configuration is None:
             raise UsageError("call cstorch.configure(...) before the DataLoader is iterated, or use a DataExecutor")
-        steps = self._total_steps
+        # Only here without limits: a loader that has no length may be given to a DataExecutor, which has the number.
+        steps = compute_num_steps(self, *self._limits)
         schedule = _checkpoints(configuration.checkpoint_steps, steps) if configuration.checkpoint_steps else None
         yield from DataExecutor(self, num_steps=steps, checkpoint_steps=schedule)
 

@@ -1,0 +1,102 @@
+"""The driver of `make zoo-test`, with a small checkout of its own."""
+
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from zoo_cuts import cut, inputs
+from zoo_models import Model, models, release
+from zoo_results import row
+from zoo_runs import Result, run
+
+CONFIGURATION = {
+    "train_input": {"data_processor": "GptHDF5DataProcessor", "data_dir": "somewhere", "batch_size": 512},
+    "model": {"hidden_size": 4096, "num_hidden_layers": 96, "vocab_size": 50257, "dropout_rate": 0.1},
+    "runconfig": {"num_epochs": 3, "seed": 1},
+}
+PRINTS_LOSSES = """
+    import sys, yaml
+    from pathlib import Path
+    parameters = yaml.safe_load(Path(sys.argv[sys.argv.index("--params") + 1]).read_text())
+    assert list(Path(parameters["train_input"]["data_dir"]).glob("*.h5"))
+    for step in range(1, parameters["runconfig"]["max_steps"] + 1):
+        print(f"Step={step}, Loss={2.0 + 0.1 * (sys.argv[1] == 'CPU')}")
+"""
+
+
+def checkout(folder: Path, script: str, **configurations: dict[str, Any]) -> Path:
+    for place in ("toy/pytorch", "toy/tf", "tools"):
+        (folder / "modelzoo-1.9.1/modelzoo" / place).mkdir(parents=True)
+        (folder / "modelzoo-1.9.1/modelzoo" / place / "run.py").write_text(textwrap.dedent(script))
+    toy = folder / "modelzoo-1.9.1/modelzoo/toy/pytorch"
+    for each in (toy, toy.with_name("tf")):
+        (each / "configs").mkdir()
+    for name, configuration in configurations.items():
+        (toy / "configs" / f"{name}.yaml").write_text(yaml.safe_dump(configuration))
+    return folder / "modelzoo-1.9.1"
+
+
+def result_of(folder: Path, script: str) -> Result:
+    place = checkout(folder, script, small=CONFIGURATION)
+    (model,) = models(place)
+    return run(model, place, folder / "runs", limit=20)
+
+
+def test_each_kind_of_data_of_a_model_is_found_once(tmp_path: Path) -> None:
+    other = CONFIGURATION | {"train_input": {"data_processor": "Skm"}}
+    place = checkout(tmp_path, "", b=CONFIGURATION, a=CONFIGURATION, c=other)
+    toy = place / "modelzoo/toy/pytorch"
+    assert release(place) == "1.9.1"
+    assert list(models(place)) == [
+        Model(name="toy", script=toy / "run.py", configuration=toy / "configs" / name) for name in ("a.yaml", "c.yaml")
+    ]
+
+
+def test_sizes_are_cut_and_small_ones_kept(tmp_path: Path) -> None:
+    small = cut(CONFIGURATION, tmp_path, "CSX")
+    assert small["model"] == {"hidden_size": 32, "num_hidden_layers": 2, "vocab_size": 128, "dropout_rate": 1e-9}
+    assert small["train_input"]["batch_size"] == 4
+    assert small["runconfig"]["max_steps"] == 3
+    assert small["runconfig"]["seed"] == 1
+    assert "num_epochs" not in small["runconfig"]
+    assert [name for name, _ in inputs(small)] == ["train_input"]
+    assert cut({"model": {"hidden_size": 8, "num_heads": 2}}, tmp_path, "CSX")["model"] == {
+        "hidden_size": 8,
+        "num_heads": 2,
+    }
+
+
+def test_images_are_a_few_patches_large(tmp_path: Path) -> None:
+    section = {"patch_size": [14, 14], "image_size": [336, 336]}
+    assert cut({"model": section}, tmp_path, "CSX")["model"]["image_size"] == [28, 28]
+    section = {"image_shape": [256, 512, 3], "encoder_filters": [32, 64]}
+    small = cut({"model": section}, tmp_path, "CSX")["model"]
+    assert small == {"image_shape": [64, 64, 3], "encoder_filters": [16, 16]}
+
+
+def test_losses_are_compared_with_those_of_the_cpu(tmp_path: Path) -> None:
+    result = result_of(tmp_path, PRINTS_LOSSES)
+    assert not result.reason
+    assert row(result) == ("toy", "small.yaml", "2, 2, 2", "4.8 %")
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("raise ImportError('no such package')", "ImportError: no such package"),
+        ("print('Step=1, Loss=1.0')", "the steps with a loss are 1"),
+        ("for step in (1, 2, 3): print(f'Step={step}, Loss=nan')", "the losses are nan, nan, nan"),
+    ],
+)
+def test_a_model_that_does_not_train_has_a_reason(tmp_path: Path, script: str, reason: str) -> None:
+    result = result_of(tmp_path, script)
+    assert result.reason == reason
+    assert row(result) == ("toy", "small.yaml", "", f"{reason}, also on the CPU")
+
+
+def test_data_that_nothing_writes_is_a_reason(tmp_path: Path) -> None:
+    place = checkout(tmp_path, "", own={"train_input": {"data_processor": "Own", "data_dir": "", "batch_size": 1}})
+    (model,) = models(place)
+    assert run(model, place, tmp_path / "runs", limit=1).reason == "there is no synthetic data for Own"

@@ -1,0 +1,284 @@
+"""Random training data in the files that the data processors of the public Model Zoo read."""
+
+import csv
+import json
+import re
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import h5py
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from zoo_cuts import PREDICTIONS, SEQUENCE, VOCABULARY, values
+
+SAMPLES = 32  # of a file
+FILES = 2
+SPLITS = ("train", "val")
+_SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<pad>", "<unk>", "<s>", "</s>")
+_LABELS = ("O", "B", "I")
+
+Section: TypeAlias = dict[str, Any]
+Numbers: TypeAlias = NDArray[Any]
+
+
+class NoSamples(Exception):
+    """Raised for a data processor whose files nothing here writes."""
+
+
+class Samples:
+    """Writes the files of one section of a configuration into a folder, and their paths into the section."""
+
+    def __init__(self, folder: Path, section: Section, configuration: Section) -> None:
+        self.folder = folder
+        self.section = section
+        self.configuration = configuration
+        self.vocabulary = min([VOCABULARY, *(size for size in values(configuration, "vocab_size"))])
+        self.words = [*_SPECIAL_TOKENS, *(f"word{number}" for number in range(VOCABULARY))][: self.vocabulary]
+        self.random = np.random.default_rng(0)
+
+    def write(self) -> None:
+        """Raises: NoSamples."""
+        self.folder.mkdir(parents=True)
+        folders = [name for name in self.section if name.endswith("data_dir")]
+        for name in folders:
+            self.section[name] = [str(self.folder)] if isinstance(self.section[name], list) else str(self.folder)
+        if folders:
+            kind = self.section.get("data_processor", "")
+            writers = (writer for pattern, writer in _WRITERS if re.match(pattern, kind))
+            writer = next(writers, None)
+            if writer is None:
+                raise NoSamples(f"there is no synthetic data for {kind}")
+            writer(self)
+        for name in self.section:
+            if name.endswith("vocab_file"):
+                self.section[name] = str(self.folder / name)
+                text = json.dumps({label: number for number, label in enumerate(_LABELS)})
+                (self.folder / name).write_text(text if "label" in name else "\n".join(self.words))
+
+    # --- Tokens in HDF5 -----------------------------------------------------------------------------------------------
+    def language(self) -> None:
+        self._hdf5(lambda: {"data": self._language_rows(self.section.get("use_vsl", False))})
+
+    def preferences(self) -> None:
+        parts = ("input_ids", "attention_mask", "labels")
+        self._features({"features": [f"{side}_{part}" for side in ("chosen", "rejected") for part in parts]})
+        self._hdf5(lambda: {"data": np.concatenate([self._language_rows(), self._language_rows()], axis=1)})
+
+    def passages(self) -> None:
+        parts = ("input_ids", "attention_mask", "token_type_ids")
+        sides = ("questions", "ctx")
+        self._features({f"data_{i}_features": [f"{side}_{part}" for part in parts] for i, side in enumerate(sides)})
+        self._hdf5(lambda: {"data_0": self._passage_rows(()), "data_1": self._passage_rows((2,))})
+
+    def images_with_texts(self) -> None:
+        self._pictures(self.folder / "images", (SEQUENCE, SEQUENCE, 3), "jpg")
+        self.section["img_data_dir"] = str(self.folder / "images")
+        paths = np.array([[f"{number}.jpg".encode()] for number in range(SAMPLES)], dtype=h5py.string_dtype())
+        ones = np.ones((SAMPLES, 1, SEQUENCE), int)
+        self._hdf5(lambda: {"data": np.concatenate([self._language_rows(True), ones], axis=1), "img_path": paths})
+
+    def _language_rows(self, positions: bool = False) -> Numbers:
+        tokens = self._tokens((SAMPLES, SEQUENCE + 1))
+        rows = [tokens[:, :-1], np.ones_like(tokens[:, 1:]), tokens[:, 1:]]
+        if positions:
+            order = np.tile(np.arange(SEQUENCE), (SAMPLES, 1))
+            rows += [order[:, ::-1], order]  # how many later tokens may look back at this one, and where it is
+        return np.stack(rows, axis=1)
+
+    def _passage_rows(self, shape: tuple[int, ...]) -> Numbers:
+        tokens = self._tokens((SAMPLES, 1, *shape, SEQUENCE))
+        return np.concatenate([tokens, np.ones_like(tokens), np.zeros_like(tokens)], axis=1)
+
+    def _hdf5(self, parts: Callable[[], dict[str, Numbers]]) -> None:
+        for number in range(FILES):
+            with h5py.File(self.folder / f"data-{number}.h5", "w") as file:
+                file.attrs["n_examples"] = SAMPLES
+                for name, data in parts().items():
+                    file[name] = data if data.dtype == object else data.astype(np.int32)
+
+    def _features(self, names: dict[str, list[str]]) -> None:
+        (self.folder / "data_params.json").write_text(json.dumps(names))
+
+    # --- Texts --------------------------------------------------------------------------------------------------------
+    def masked_texts(self) -> None:
+        """Rows for the masked language model with masks made before or while reading, and for questions."""
+        count = self.section.get("max_predictions_per_seq", PREDICTIONS)
+        self._tables(
+            {
+                "tokens": ["[CLS]", *self._words(SEQUENCE - 2), "[SEP]"],
+                "segment_ids": [0] * SEQUENCE,
+                "is_random_next": number % 2,
+                "input_ids": self._tokens((SEQUENCE,)).tolist(),
+                "attention_mask": [1] * SEQUENCE,
+                "input_mask": [1] * SEQUENCE,
+                "token_type_ids": [0] * SEQUENCE,
+                "masked_lm_positions": self.random.permutation(SEQUENCE)[:count].tolist(),
+                "masked_lm_weights": [1] * count,
+                "labels": self._tokens((count,)).tolist(),
+                "next_sentence_label": number % 2,
+                "start_position": number % SEQUENCE,
+                "end_position": number % SEQUENCE,
+            }
+            for number in range(SAMPLES)
+        )
+
+    def summaries(self) -> None:
+        sentences = list(range(0, SEQUENCE, SEQUENCE // self.section.get("max_cls_tokens", PREDICTIONS)))
+        self._tables(
+            {
+                "input_token_ids": self._tokens((SEQUENCE,)).tolist(),
+                "labels": self.random.integers(0, 2, len(sentences)).tolist(),
+                "segment_ids": [0] * SEQUENCE,
+                "cls_indices": sentences,
+            }
+            for _ in range(SAMPLES)
+        )
+
+    def entities(self) -> None:
+        self._tables(
+            {"tokens": " ".join(self._words(SEQUENCE)), "labels": " ".join(self.random.choice(_LABELS, SEQUENCE))}
+            for _ in range(SAMPLES)
+        )
+
+    def sentences(self) -> None:
+        """GLUE's tables: a text with a label, or a pair of texts with a relation."""
+        relations = ("entailment", "neutral", "contradiction")
+        rows = [
+            {
+                "sentence": self._line(),
+                "label": number % 2,
+                "sentence1": self._line(),
+                "sentence2": self._line(),
+                "gold_label": relations[number % len(relations)],
+            }
+            for number in range(SAMPLES)
+        ]
+        for name in ("train", "dev", "dev_matched", "dev_mismatched"):
+            self._table(self.folder / f"{name}.tsv", rows, "\t")
+
+    def lines(self) -> None:
+        self._listed(lambda path: path.write_text("".join(f"{self._line()}\n" for _ in range(SAMPLES))))
+
+    def translations(self) -> None:
+        self.lines()
+        path = self.folder.absolute() / "samples-0"
+        (self.folder / "meta.dat").write_text(f"{path} {path} {SAMPLES}\n")
+
+    def _tables(self, rows: Iterable[Section]) -> None:
+        found = list(rows)
+        self._listed(lambda path: self._table(path, found, ","))
+
+    def _listed(self, write: Callable[[Path], object]) -> None:
+        for number in range(FILES):
+            write(self.folder / f"samples-{number}")
+        (self.folder / "meta.dat").write_text("".join(f"samples-{number} {SAMPLES}\n" for number in range(FILES)))
+
+    def _table(self, path: Path, rows: Sequence[Section], delimiter: str) -> None:
+        with path.open("w", newline="") as file:
+            table = csv.DictWriter(file, list(rows[0]), delimiter=delimiter)
+            table.writeheader()
+            table.writerows(rows)
+
+    # --- Images -------------------------------------------------------------------------------------------------------
+    def digits(self) -> None:
+        folder = self.folder / "MNIST/raw"
+        folder.mkdir(parents=True)
+        for split in ("train", "t10k"):
+            pixels = self.random.integers(0, 256, (SAMPLES, 28, 28), dtype=np.uint8)
+            labels = self.random.integers(0, 10, SAMPLES, dtype=np.uint8)
+            (folder / f"{split}-images-idx3-ubyte").write_bytes(
+                struct.pack(">4i", 2051, *pixels.shape) + pixels.tobytes()
+            )
+            (folder / f"{split}-labels-idx1-ubyte").write_bytes(struct.pack(">2i", 2049, SAMPLES) + labels.tobytes())
+
+    def classes(self) -> None:
+        names = ("n00000000", "n00000001")
+        torch.save(({name: (name,) for name in names}, []), self.folder / "meta.bin")
+        for split in SPLITS:
+            for name in names:
+                self._pictures(self.folder / split / name, (SEQUENCE, SEQUENCE, 3), "JPEG")
+
+    def latents(self) -> None:
+        channels, sides = (next(values(self.configuration, name)) for name in ("latent_channels", "latent_size"))
+        shape = (2 * channels, *sides)
+        for split in SPLITS:
+            folder = self.folder / split / "n00000000"
+            folder.mkdir(parents=True)
+            for number in range(SAMPLES):
+                latent = self.random.standard_normal(shape, dtype=np.float32)
+                np.savez(folder / f"{number}.npz", vae_output=latent, label=np.array(0))
+
+    def streets(self) -> None:
+        for split in SPLITS:
+            images, masks = (self.folder / kind / split / "town" for kind in ("leftImg8bit", "gtFine"))
+            self._pictures(images, self.section["image_shape"], "png", "town_{}_leftImg8bit")
+            self._pictures(masks, self.section["image_shape"][:2], "png", "town_{}_gtFine_labelIds", values=34)
+
+    def roofs(self) -> None:
+        for split in SPLITS:
+            self._pictures(self.folder / split / "images", (*self.section["image_shape"][:2], 3), "png")
+            self._pictures(self.folder / split / "gt", self.section["image_shape"][:2], "png", values=2)
+
+    def defects(self) -> None:
+        self._pictures(self.folder / "train_images", (256, 1600, 3), "jpg")
+        rows = [
+            {"ImageId": f"{number}.jpg", "ClassId": self.section["class_id"], "EncodedPixels": f"{number + 1} 99"}
+            for number in range(SAMPLES)
+        ]
+        self._table(self.folder / "train.csv", rows, ",")
+
+    def volumes(self) -> None:
+        depth, *area = self.section["image_shape"]
+        names = [f"{number}.h5" for number in range(SAMPLES // 4)]
+        for part in ("image_files", "annotations/v1.0.0"):
+            (self.folder / part).mkdir(parents=True)
+        for split in SPLITS:
+            text = json.dumps({"images": [{"file_name": name} for name in names]})
+            (self.folder / "annotations/v1.0.0" / f"{split}.json").write_text(text)
+        for name in names:
+            with h5py.File(self.folder / "image_files" / name, "w") as file:
+                for echo in ("echo1", "echo2"):
+                    file[echo] = self.random.integers(0, 1000, (*area, depth), dtype=np.int16)
+                file["seg"] = self.random.integers(0, 2, (*area, depth, 6), dtype=np.uint8)
+
+    def _pictures(self, folder: Path, shape: Sequence[int], suffix: str, name: str = "{}", values: int = 256) -> None:
+        folder.mkdir(parents=True)
+        for number in range(SAMPLES):
+            pixels = self.random.integers(0, values, shape, dtype=np.uint8)
+            Image.fromarray(pixels.squeeze()).save(folder / f"{name.format(number)}.{suffix}")
+
+    # --- What all have ------------------------------------------------------------------------------------------------
+    def _tokens(self, shape: tuple[int, ...]) -> Numbers:
+        return self.random.integers(0, self.vocabulary, shape)
+
+    def _words(self, count: int) -> list[str]:
+        return [str(word) for word in self.random.choice(self.words[len(_SPECIAL_TOKENS) :], count)]
+
+    def _line(self) -> str:
+        return " ".join(self._words(SEQUENCE // 4))
+
+
+# What the files of a data processor are, by its name; the first pattern that its beginning fits counts.
+_WRITERS: tuple[tuple[str, Callable[[Samples], None]], ...] = (
+    ("Gpt", Samples.language),
+    ("Dpo", Samples.preferences),
+    ("DPR", Samples.passages),
+    ("Llava", Samples.images_with_texts),
+    ("BertCSV|BertQA", Samples.masked_texts),
+    ("BertSum", Samples.summaries),
+    ("BertToken", Samples.entities),
+    ("SST2|MNLI", Samples.sentences),
+    ("T5Dynamic", Samples.lines),
+    ("Transformer", Samples.translations),
+    ("ImageNet", Samples.classes),
+    ("DiffusionLatent", Samples.latents),
+    ("Cityscapes", Samples.streets),
+    ("Inria", Samples.roofs),
+    ("Severstal", Samples.defects),
+    ("Skm", Samples.volumes),
+    ("$|MNIST", Samples.digits),
+)
