@@ -44,8 +44,8 @@ class ReceivedGroup:
 
     Frames in shared memory give views, made once for each place, since a group arrives in the same few places. Small
     frames of bytes, and mapped frames with `keep`, are copied into a buffer of this object, whose views are made once.
-    Where members are written, all frames are. Large frames of bytes, and frames in a file, which is mapped anew for each, give views of the bytes. Tensors are
-    valid until the next call, unless the sender writes a mapped frame again.
+    Where members are written, all frames are. Large frames of bytes, and frames in a file, which is mapped anew for
+    each, give views of the bytes. Tensors are valid until the next call, unless the sender writes a mapped frame again.
     """
 
     def __init__(self, group: plan_pb2.Group, *, keep: bool = False, is_written: bool = False) -> None:

@@ -99,6 +99,7 @@ def _check_wafer(plan: plan_pb2.WaferPlan, role: Role) -> Mapping[int, int]:
         match instruction.WhichOneof("kind"):
             case "receive":
                 require(not instruction.receive.keep, "the wafer keeps what it receives until it drops it")
+                require(not instruction.receive.adds_to, "the wafer adds what it receives")
                 group = role.receive(instruction.receive.group)
                 if group.kind == plan_pb2.GROUP_KIND_BATCH:
                     members = enumerate(group.members)

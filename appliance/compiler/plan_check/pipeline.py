@@ -132,6 +132,7 @@ class _Values:
             return
         require(kind in ("receive", "send", "commit"), f"a region has no instruction {kind}")
         require(not instruction.receive.keep, "a region keeps what it receives until it is dropped")
+        require(not instruction.receive.adds_to, "a region adds what it receives")
         for value in makes:
             self._made[value].append(0)
         self._kept.update(reads)
