@@ -88,12 +88,13 @@ class _Backward:
 
 
 def fuse_linear_cross_entropy(module: ModuleOp) -> bool:
-    """Fuses products with losses of labels and their gradients. Returns whether there was any."""
+    """Fuses products with losses of labels and their gradients. Returns whether anything has changed."""
     if not any(op.name in (_SPARSE, _FORWARD) for op in body_ops(module)):
         return False
-    eliminate_dead_code(module)  # which would count as a reader
-    changed = fuse_each(module, (_SPARSE, _FORWARD), _fuse_training)
-    return fuse_each(module, (_FORWARD,), _fuse_loss) or changed
+    changed = eliminate_dead_code(module)  # which would count as a reader
+    changed |= fuse_each(module, (_SPARSE, _FORWARD), _fuse_training)
+    changed |= fuse_each(module, (_FORWARD,), _fuse_loss)
+    return changed
 
 
 def _fuse_training(op: Operation) -> bool:
