@@ -75,9 +75,9 @@ class Bundle:
         self.group.nbytes = offset + types.nbytes(type)
 
 
-def has_room(bundle: Bundle, type: AnyTensorType) -> bool:
+def has_room(bundle: Bundle, type: AnyTensorType, most_bytes: int = COALESCE_BYTES) -> bool:
     """Whether a value of this type may join the group."""
-    return bundle.nbytes + types.nbytes(type) <= COALESCE_BYTES
+    return bundle.nbytes + types.nbytes(type) <= most_bytes
 
 
 class KernelTable:

@@ -10,7 +10,7 @@ from xdsl.ir import SSAValue
 
 from appliance.compiler.core.target import Target
 from appliance.compiler.partition.cut import Cut
-from appliance.compiler.partition.groups import REDUCTIONS, Bundle, Numbers, has_room
+from appliance.compiler.partition.groups import COALESCE_BYTES, REDUCTIONS, Bundle, Numbers, has_room
 from appliance.compiler.partition.layers import Segment, Waits
 from appliance.compiler.partition.local import Localiser
 from appliance.compiler.partition.shards import Sharing
@@ -161,7 +161,7 @@ def find_departures(
             # segments.
             key = (position, *each.key)
             departure = open_groups.get(key)
-            if departure is None or not has_room(departure.bundle, each.type):
+            if departure is None or not has_room(departure.bundle, each.type, each.most_bytes):
                 group = plan_pb2.Group()
                 group.CopyFrom(each.group)
                 group.id = numbers.group()
@@ -186,6 +186,7 @@ class _Leaving:
         group: a group with its destinations.
         is_gathered: whether its parts are put one behind the other.
         is_of_round: whether each round sends a part of it, which MemoryX adds.
+        most_bytes: up to this size it joins a group of others.
         key: what the values of one group have in common. A gathered tensor has a group of its own.
     """
 
@@ -194,6 +195,10 @@ class _Leaving:
         self.is_gathered = group.reduction == plan_pb2.REDUCTION_GATHER
         is_gradient = group.reduction == plan_pb2.REDUCTION_SUM and not group.to_wafers and not group.to_coordinator
         self.is_of_round = order.adds_in_memoryx and is_gradient and types.nbytes(type) > INLINE_BYTES
+        # Small gradients are added on the wafer all the same. A group of them that lay in the arena would be written
+        # from the first round to the last, beside all others.
+        is_apart = order.adds_in_memoryx and is_gradient and not self.is_of_round
+        self.most_bytes = INLINE_BYTES if is_apart else COALESCE_BYTES
         self.key = (
             types.dtype(type),
             group.reduction,

@@ -13,7 +13,8 @@ from appliance.compiler.core.target import MicroBatching, Target
 from appliance.compiler.micro_batches import compile_in_micro_batches
 from appliance.compiler.plan_check.check import PlanError, check_plan
 from appliance.compiler.report.report import micro_batch_notes
-from appliance.compiler.wafer_schedule import arena
+from appliance.compiler.wafer_schedule import arena, streams
+from waferbox.links.frame import INLINE_BYTES
 from wsc.v1 import plan_pb2
 
 CLUSTERS = [(1, 1), (1, 2), (3, 3)]
@@ -70,6 +71,35 @@ def test_gradients_of_rounds_are_those_of_the_batch(step: Any, recomputes: bool)
     with one_at_a_time(adds_in_memoryx=True):
         assert additions(traced.plan(1, micro_batches=MICRO_BATCHES)) >= 2 * (MICRO_BATCHES - 1)
         traced.check(rows(), CLUSTERS, seeds=[0, 3, 7], micro_batches=MICRO_BATCHES, recomputes=recomputes)
+
+
+class Scaled(nn.Module):
+    """Layers with a weight, and with many small parameters: together more than a message may have in its frame."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDE, WIDE) for _ in range(layers))
+        self.scales = nn.ParameterList(torch.ones(500) for _ in range(20 * layers))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for number, layer in enumerate(self.layers):
+            x = torch.tanh(layer(x))
+            for scale in self.scales[20 * number : 20 * number + 20]:
+                x = x * scale[:WIDE]
+        return x
+
+
+def test_small_gradients_do_not_hold_the_arena(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group that is written in the first round and sent in the last would lie beside all others."""
+    layers = 6
+    traced = Traced(mean_step, Scaled(layers), rows()[0])
+    monkeypatch.setattr(arena, "SLACK_BYTES", 0)
+    with one_at_a_time(adds_in_memoryx=True):
+        monkeypatch.setattr(streams, "INLINE_BYTES", INLINE_BYTES)
+        plan = traced.plan(1, micro_batches=MICRO_BATCHES)
+        traced.check(rows(), [(1, 1)], micro_batches=MICRO_BATCHES)
+    assert additions(plan) == layers * (MICRO_BATCHES - 1)
+    assert plan.wafer.arena.nbytes < 3 * WIDE * WIDE * 8
 
 
 @pytest.mark.parity
