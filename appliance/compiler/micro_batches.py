@@ -48,7 +48,8 @@ def compile_in_micro_batches(
     """Compiles a step with micro-batches.
 
     A step that does not fit keeps only what each layer reads, and computes the layer's activations again in the
-    backward pass.
+    backward pass. If a size that is asked for does not fit even so, the largest one below it is taken that does; the
+    plan has the refusal.
 
     Args:
         text: a module in CIRH.
@@ -64,10 +65,20 @@ def compile_in_micro_batches(
     step = CompiledStep(text, keep)
     try:
         return _divided(step, target, asked, machine, keep)
-    except WaferMemoryError:
+    except WaferMemoryError as error:
         if target.execution_strategy is ExecutionStrategy.PIPELINE:
             raise
-        return _divided(step, replace(target, recomputes=True), asked, machine, keep)
+        refusal = error
+    recomputing = replace(target, recomputes=True)
+    try:
+        return _divided(step, recomputing, asked, machine, keep)
+    except WaferMemoryError:
+        if asked is None or asked.size <= 1:
+            raise
+    plan = _below(step, target, recomputing, asked.size, keep)
+    taken = plan.worker.local_rows // plan.worker.micro_batches
+    plan.explored.add(size=asked.size, refusal=f"{_first_part(refusal)}; {taken} rows are taken instead")
+    return plan
 
 
 def _divided(
@@ -132,18 +143,29 @@ def _fastest_pipeline(step: CompiledStep, target: Target, keep: Keep | None) -> 
     return best[1].chosen()
 
 
-def _largest(step: CompiledStep, target: Target, keep: Keep | None) -> plan_pb2.Plan:
-    """Compiles with the largest micro-batches that fit a wafer's memory.
+def _below(step: CompiledStep, target: Target, recomputing: Target, size: int, keep: Keep | None) -> plan_pb2.Plan:
+    """Compiles with the largest micro-batches below a size that fit, if possible without computing anything again."""
+    try:
+        return _largest(step, target, keep, most=size - 1)
+    except WaferMemoryError:
+        return _largest(step, recomputing, keep, most=size - 1)
+
+
+def _largest(step: CompiledStep, target: Target, keep: Keep | None, most: int | None = None) -> plan_pb2.Plan:
+    """Compiles with the largest micro-batches that fit a wafer's memory, of at most so many rows.
 
     A refusal estimates the rows that would fit, so that only a few sizes have to be compiled. The estimate is no proof:
     where it says that nothing fits, single rows are tried, and from there the sizes between.
     """
+    if most is not None:
+        rows = _rows_of_a_wafer(step, target)
+        target = replace(target, micro_batches=rows // next(size for size in _sizes(rows) if size <= most))
     try:
         return step.plan(target, keep)
     except WaferMemoryError as error:
         too_large = last = error
     rows = _rows_of_a_wafer(step, target)
-    sizes = list(_sizes(rows))
+    sizes = [size for size in _sizes(rows) if size <= rows // target.micro_batches]
     fits: _Candidate | None = None
     refused, fitting = 0, len(sizes)  # the places of the last size that was refused, and of the first that fits
     while refused + 1 < fitting:

@@ -139,6 +139,17 @@ def test_the_largest_size_is_found_whatever_refusals_estimate(
         assert found.wafer.micro_batches == ROWS // largest
 
 
+def test_a_size_that_does_not_fit_is_replaced_by_the_largest_below_that_does(deep: Traced) -> None:
+    plan = compiled(deep.text, MicroBatching(size=ROWS), needed(deep.text) // 8)
+    assert 8 < plan.wafer.micro_batches < ROWS
+    refused, taken = micro_batch_notes(plan)[:2]
+    rows = ROWS // plan.wafer.micro_batches
+    assert re.fullmatch(rf"micro_batch_size={ROWS}: the step needs .*; {rows} rows are taken instead", refused)
+    assert f"micro-batches of {rows}" in taken
+    with pytest.raises(WaferMemoryError):
+        compiled(deep.text, MicroBatching(size=ROWS), 1 << 12)
+
+
 def test_what_fits_is_not_divided(deep: Traced) -> None:
     plan = compiled(deep.text, MicroBatching())
     assert (plan.wafer.micro_batches, plan.wafer.micro_batches_at_once) == (1, 1)
