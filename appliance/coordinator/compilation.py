@@ -77,12 +77,14 @@ def notes_of(plan: plan_pb2.Plan) -> list[str]:
 
 def warnings_of(plan: plan_pb2.Plan) -> list[str]:
     """Returns the warnings of a plan for the user, one a line."""
-    if not plan.gathered:
-        return []
     from appliance.compiler.cost.machine_model import machine_model
     from appliance.compiler.report.builder import make_report
+    from appliance.compiler.report.report import micro_batch_warnings
 
-    return [make_report(plan, "", machine_model(cache_root())).gathering.warning()]
+    warnings = micro_batch_warnings(plan)
+    if plan.gathered:
+        warnings.append(make_report(plan, "", machine_model(cache_root())).gathering.warning())
+    return warnings
 
 
 def report_of(folder: Path, artifact: str) -> str:

@@ -29,6 +29,7 @@ def micro_batch_notes(plan: plan_pb2.Plan) -> list[str]:
         f"micro_batch_size={each.size}: {each.refusal or f'{each.rows_per_second:,.0f} rows/s predicted'}"
         + ("" if each.refusal else f", {bytes_text(each.wafer_bytes)} of a wafer's memory")
         for each in plan.explored
+        if not _is_replaced(plan)
     ]
     if plan.HasField("pipeline"):
         names = ", ".join(region.name for region in plan.pipeline.regions)
@@ -55,6 +56,18 @@ def micro_batch_notes(plan: plan_pb2.Plan) -> list[str]:
             "forward pass do not fit a wafer's memory"
         )
     return notes
+
+
+def micro_batch_warnings(plan: plan_pb2.Plan) -> list[str]:
+    """A line for the user if another size of micro-batches is taken than was asked for."""
+    if not _is_replaced(plan):
+        return []
+    return [f"micro_batch_size={each.size} does not fit: {each.refusal}" for each in plan.explored]
+
+
+def _is_replaced(plan: plan_pb2.Plan) -> bool:
+    """Whether the size that was asked for was refused. Of sizes that are explored at least one is not."""
+    return bool(plan.explored) and all(each.refusal for each in plan.explored)
 
 
 # --- The report -------------------------------------------------------------------------------------------------------

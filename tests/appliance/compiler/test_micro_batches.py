@@ -15,7 +15,7 @@ from appliance.compiler.micro_batches import compile_in_micro_batches
 from appliance.compiler.pipeline import CompiledStep, Target
 from appliance.compiler.plan_check.check import check_plan
 from appliance.compiler.report.builder import make_report
-from appliance.compiler.report.report import micro_batch_notes
+from appliance.compiler.report.report import micro_batch_notes, micro_batch_warnings
 from wsc.v1 import plan_pb2
 
 ROWS, WIDTH, LAYERS = 768, 16, 12
@@ -142,10 +142,11 @@ def test_the_largest_size_is_found_whatever_refusals_estimate(
 def test_a_size_that_does_not_fit_is_replaced_by_the_largest_below_that_does(deep: Traced) -> None:
     plan = compiled(deep.text, MicroBatching(size=ROWS), needed(deep.text) // 8)
     assert 8 < plan.wafer.micro_batches < ROWS
-    refused, taken = micro_batch_notes(plan)[:2]
     rows = ROWS // plan.wafer.micro_batches
-    assert re.fullmatch(rf"micro_batch_size={ROWS}: the step needs .*; {rows} rows are taken instead", refused)
-    assert f"micro-batches of {rows}" in taken
+    (warning,) = micro_batch_warnings(plan)
+    taken = rf"micro_batch_size={ROWS} does not fit: the step needs .*; {rows} rows are taken instead"
+    assert re.fullmatch(taken, warning)
+    assert f"micro-batches of {rows}" in micro_batch_notes(plan)[0]
     with pytest.raises(WaferMemoryError):
         compiled(deep.text, MicroBatching(size=ROWS), 1 << 12)
 
