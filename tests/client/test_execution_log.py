@@ -13,6 +13,7 @@ from cstorch.utils.progress import Progress
 
 LINES = [
     "The model is on the device: Linear, 3 parameters",
+    r"Execution 1, eval: step \(.*halved_weight.py:\d+\) of Linear, 2 steps of 4 rows from input_fn .*",
     "Compiling the model. This may take a few minutes.",
     "No image is built: .*",
     "Compile job id: job-1.*",

@@ -25,7 +25,6 @@ ABSENT = {
     ("backend", "appliance.compile_resp.perf_info.algo_flops"): "as before",
     ("backend", "appliance.compile_resp.perf_info.supported_flops"): "as before",
     ("state", "get_activation_for_output()"): _INSIDE,
-    ("state", "init_tracker.entry()"): _INSIDE,
     ("state", "outputs"): _INSIDE,
     ("state", "register_activation_callback()"): _INSIDE,
     ("state", "register_metric()"): "of release 1.6, whose metrics are classes of the scripts",

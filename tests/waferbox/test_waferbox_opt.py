@@ -126,7 +126,7 @@ def test_the_list_says_what_each_does() -> None:
         (["--half", "float8"], "there is no half precision 'float8'; known are float16, bfloat16, cbfloat16"),
         (["-o", "/nowhere/at/all"], "No such file or directory"),
         (["/nowhere"], "No such file or directory"),
-        (["/"], "Is a directory"),
+        (["/dev"], "/dev is no artifact and contains none: name an artifact folder"),
     ],
 )
 def test_refusals(arguments: list[str], says: str) -> None:

@@ -26,14 +26,14 @@ from waferbox.cirh.table.lookup import SEGMENTS
 
 
 def fuse_attention(module: ModuleOp) -> bool:
-    """Fuses `dropout(softmax(mask(query @ key^T * scale))) @ value`. Returns whether there was any."""
+    """Fuses `dropout(softmax(mask(query @ key^T * scale))) @ value`. Returns whether anything has changed."""
     if not any(op.name == "cirh.Softmax" for op in body_ops(module)):
         return False
-    eliminate_dead_code(module)  # which would count as a reader
-    changed = fuse_each(module, ("cirh.Softmax",), partial(_fuse, KnownMasks()))
-    if changed:
-        canonicalise(module)
-    return changed
+    changed = eliminate_dead_code(module)  # which would count as a reader
+    if not fuse_each(module, ("cirh.Softmax",), partial(_fuse, KnownMasks())):
+        return changed
+    canonicalise(module)
+    return True
 
 
 def _fuse(known: KnownMasks, softmax: Operation) -> bool:
