@@ -1,12 +1,13 @@
 """Makes the plan of a step: the parts of all roles, put together."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from xdsl.ir import SSAValue
 
 from appliance.compiler.core.target import HALF_TYPES, ExecutionStrategy, Target
-from appliance.compiler.cost.kernel_profile import KernelProfile, profile_kernels
+from appliance.compiler.cost.kernel_profile import profile_kernels
 from appliance.compiler.cost.link_memory import set_link_bytes
 from appliance.compiler.memoryx_schedule.memory_plan import adding_node_bytes, shard_bytes
 from appliance.compiler.memoryx_schedule.schedule import ShardScheduler, find_exchanges, find_output
@@ -79,6 +80,17 @@ def _stream(plan: plan_pb2.Plan, cut: Cut, target: Target) -> None:
     _add_outputs(plan.coordinator, cut, numbers, wafer, output)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scheduled:
+    """The program of some rounds of an order, and the memory that a wafer needs for it."""
+
+    order: StepOrder
+    rounds: Sequence[range]
+    numbers: Numbers
+    wafer: WaferSchedule
+    memory: MemoryPlan
+
+
 def _fit_wafer(cut: Cut, sharing: Sharing, target: Target) -> tuple[Numbers, WaferSchedule]:
     """The wafer's part, with as many micro-batches at once as fit its memory: weights are then streamed least often.
 
@@ -86,63 +98,54 @@ def _fit_wafer(cut: Cut, sharing: Sharing, target: Target) -> tuple[Numbers, Waf
     """
     work = make_wafer_work(cut, target)
     profiles = profile_kernels(work.kernels)
-    order, memory = _fitting_order(work, profiles, sharing)
-    check_memory(memory, target.num_csx, cut.sharding.batch_rows, target.micro_batches, work.whole_batch_first)
-    numbers = Numbers()
-    wafer, memory = _scheduled(work, profiles, sharing, numbers, order, order.rounds)
-    check_memory(memory, target.num_csx, cut.sharding.batch_rows, target.micro_batches, work.whole_batch_first)
-    wafer.plan.own_bytes, wafer.plan.recomputes = memory.own_bytes, target.recomputes
-    return numbers, wafer
+
+    def scheduled(order: StepOrder, rounds: Sequence[range]) -> _Scheduled:
+        numbers = Numbers()
+        wafer = schedule_wafer(work, sharing, numbers, order, rounds)
+        plan = wafer.plan
+        plan.memory_bytes = target.wafer_memory_bytes
+        plan.kernel_library = target.kernel_library.code
+        plan.arena.CopyFrom(lay_out_arena(plan))
+        memory = plan_memory(plan, profiles, target.wafer_memory_bytes)
+        return _Scheduled(order=order, rounds=rounds, numbers=numbers, wafer=wafer, memory=memory)
+
+    found = _fitting_order(work, scheduled)
+    if found.memory.fits and len(found.rounds) < len(found.order.rounds):
+        found = scheduled(found.order, found.order.rounds)
+    check_memory(found.memory, target.num_csx, cut.sharding.batch_rows, target.micro_batches, work.whole_batch_first)
+    plan = found.wafer.plan
+    plan.flops = sum(profiles[i.run.kernel].flops for i in plan.instructions if i.HasField("run"))
+    plan.own_bytes, plan.recomputes = found.memory.own_bytes, target.recomputes
+    return found.numbers, found.wafer
 
 
-def _fitting_order(
-    work: WaferWork, profiles: Mapping[int, KernelProfile], sharing: Sharing
-) -> tuple[StepOrder, MemoryPlan]:
+def _fitting_order(work: WaferWork, scheduled: Callable[[StepOrder, Sequence[range]], _Scheduled]) -> _Scheduled:
     """The order that fits with the most micro-batches at once, or the one that needs the least memory."""
     count = work.target.micro_batches
     most_rounds = count if work.target.recomputes else MOST_ROUNDS
 
-    def tried(at_once: int, *, adds_in_memoryx: bool) -> tuple[StepOrder, MemoryPlan]:
+    def tried(at_once: int, *, adds_in_memoryx: bool) -> _Scheduled:
         order = StepOrder(micro_batches=count, at_once=at_once, adds_in_memoryx=adds_in_memoryx)
+        rounds = order.rounds
         # All rounds but the first and the last are alike.
-        rounds = order.rounds if len(order.rounds) <= _ROUNDS_TRIED else [*order.rounds[:2], order.rounds[-1]]
-        return order, _scheduled(work, profiles, sharing, Numbers(), order, rounds)[1]
+        return scheduled(order, rounds if len(rounds) <= _ROUNDS_TRIED else [*rounds[:2], rounds[-1]])
 
     best = tried(count, adds_in_memoryx=False)
-    if best[1].fits or count == 1:
+    if best.memory.fits or count == 1:
         return best
     possible = [at_once for at_once in range(1, count) if count % at_once == 0 and count // at_once <= most_rounds]
     # Rounded gradients are added before they are rounded, on the wafer.
     for adds_in_memoryx in (False, True) if not work.closing else (False,):
         best = tried(possible[0], adds_in_memoryx=adds_in_memoryx)
-        if best[1].fits:
+        if best.memory.fits:
             # The memory grows with the number at once. Small numbers, whose programs are short, are tried first.
             for at_once in possible[1:]:
                 following = tried(at_once, adds_in_memoryx=adds_in_memoryx)
-                if not following[1].fits:
+                if not following.memory.fits:
                     break
                 best = following
             break
     return best
-
-
-def _scheduled(
-    work: WaferWork,
-    profiles: Mapping[int, KernelProfile],
-    sharing: Sharing,
-    numbers: Numbers,
-    order: StepOrder,
-    rounds: Sequence[range],
-) -> tuple[WaferSchedule, MemoryPlan]:
-    """The program of these rounds of an order, and the memory that it needs."""
-    target = work.target
-    wafer = schedule_wafer(work, sharing, numbers, order, rounds)
-    plan = wafer.plan
-    plan.memory_bytes = target.wafer_memory_bytes
-    plan.kernel_library = target.kernel_library.code
-    plan.flops = sum(profiles[i.run.kernel].flops for i in plan.instructions if i.HasField("run"))
-    plan.arena.CopyFrom(lay_out_arena(plan))
-    return wafer, plan_memory(plan, profiles, target.wafer_memory_bytes)
 
 
 def _add_outputs(

@@ -28,8 +28,7 @@ def micro_batch_notes(plan: plan_pb2.Plan) -> list[str]:
     notes = [
         f"micro_batch_size={each.size}: {each.refusal or f'{each.rows_per_second:,.0f} rows/s predicted'}"
         + ("" if each.refusal else f", {bytes_text(each.wafer_bytes)} of a wafer's memory")
-        for each in plan.explored
-        if not _is_replaced(plan)
+        for each in (() if _is_replaced(plan) else plan.explored)
     ]
     if plan.HasField("pipeline"):
         names = ", ".join(region.name for region in plan.pipeline.regions)
