@@ -76,9 +76,9 @@ class MemoryXProgram:
         made = kernels.make(texts, store.memory, cache_root() / "kernels")
         self._buffers = self._make_buffers(plan, groups, store)
         self._counts = ArenaCounts(plan.arena)
-        self._from_arena = [
-            i.receive.group for i in plan.instructions if i.receive.group in self._counts.offsets.keys() & groups.keys()
-        ]
+        received = {i.receive.group for i in plan.instructions if i.HasField("receive")}
+        self._from_arena = received & self._counts.offsets.keys()
+        self._released_counts = self._counts.released_counts(self._from_arena)
         self._borrowed: plan_pb2.Group | None = None  # the group of the arena that is not released yet
         summed = {i.receive.adds_to for i in plan.instructions if i.receive.adds_to}
         self._paging = Paging(plan, store, self._program, self._swarmx)
@@ -92,6 +92,7 @@ class MemoryXProgram:
                     else:
                         is_summed = group.id in summed
                         self._add_receive(group, keep=instruction.receive.keep, is_summed=is_summed)
+                    self._borrowed = group if group.id in self._from_arena else None
                 case "run":
                     self._add_run(instruction.run, made[instruction.run.kernel])
                 case "send":
@@ -168,13 +169,12 @@ class MemoryXProgram:
             self._program.add_receive(group, [self._links[node_pb2.LINK_PURPOSE_SHARD, group.source_shard]])
         else:
             self._program.add_receive(group, [self._swarmx], keep=keep, is_written=is_summed)
-        if group.id in self._from_arena:
-            self._borrowed = group
 
     def _add_addition(self, group: plan_pb2.Group, first: plan_pb2.Group) -> None:
         """Adds actions that receive the gradients of a later round, and add them to those of the first."""
         self._program.add_receive(group, [self._swarmx])
-        tensors, values = self._program.values.tensors, self._program.values
+        values = self._program.values
+        tensors = values.tensors
         pairs = list(
             zip(
                 values.indices(member.value for member in first.members),
@@ -189,13 +189,11 @@ class MemoryXProgram:
                 tensors[part] = None
 
         self._program.add(add, group_label(group))
-        if group.id in self._from_arena:
-            self._borrowed = group
 
     def _add_release(self) -> None:
         """Adds an action that releases the group that was received last, if its sender awaits the count."""
         group, self._borrowed = self._borrowed, None
-        released = self._counts.released_count_after(group.id, self._from_arena) if group is not None else None
+        released = self._released_counts.get(group.id) if group is not None else None
         if released is None:
             return
         hub, swarmx, counts, nothing = self._program.hub, self._swarmx, self._counts, self._buffers.nothing

@@ -257,7 +257,7 @@ class Shard(Role):
     def release(self, step: int) -> None:
         """Releases the gradients that were received last."""
         if self.borrowed is not None:
-            told = self.counts.released_count_after(self.borrowed, self.from_arena)
+            told = self.counts.released_counts(self.from_arena).get(self.borrowed)
             self.borrowed = None
             if told is not None:
                 self.wires.released[self.name] = self.counts.count(told, step)

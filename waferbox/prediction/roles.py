@@ -265,13 +265,13 @@ def run_shard(cluster: SimulatedCluster, tree: Tree, shard: int, num_steps: int)
     counts = ArenaCounts(plan.arena)
     received: dict[int, int] = defaultdict(int)
     taken = [i.receive.group for i in plan.instructions if i.HasField("receive")]
-    from_arena = [group for group in taken if group in counts.offsets]
+    released_counts = counts.released_counts(counts.offsets.keys() & set(taken))
     borrowed: int | None = None
     sent = 0
 
     def release(step: int) -> None:
         nonlocal borrowed
-        count = counts.released_count_after(borrowed, from_arena) if borrowed is not None else None
+        count = released_counts.get(borrowed) if borrowed is not None else None
         borrowed = None
         if count is not None:
             tree.release(shard, counts.count(count, step))

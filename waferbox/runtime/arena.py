@@ -6,7 +6,7 @@ Only awaited counts are sent, so an arena in which nothing overlaps costs no mes
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from waferbox.links.frame import INLINE_BYTES
 from waferbox.runtime.schedule import is_for_coordinator_only
@@ -63,7 +63,7 @@ class ArenaCounts:
             place.group: index - place.window for index, place in enumerate(arena.places) if arena.credited
         }
         # From 1 to num_groups.
-        self._awaited_counts = sorted({(count - 1) % self.num_groups + 1 for count in self._awaited.values()})
+        self._awaited_counts = {(count - 1) % self.num_groups + 1 for count in self._awaited.values()}
 
     @property
     def credited(self) -> bool:
@@ -92,15 +92,15 @@ class ArenaCounts:
         """Returns the count that holds before any of these groups is released."""
         return min(self._index[group] for group in groups)
 
-    def released_count_after(self, group: int, groups: Iterable[int]) -> int | None:
-        """Returns the count that a receiver sends when it has released a group; None: it sends nothing.
+    def released_counts(self, groups: Iterable[int]) -> Mapping[int, int]:
+        """Returns the counts that a receiver of these groups sends, by the group that it has released before.
 
-        For a receiver that gets `groups` alone, all groups up to its next one are released too.
+        All groups up to its next one are released too. After a group that is left out it sends nothing.
         """
-        own = sorted(self._index[each] for each in groups)
-        own.append(own[0] + self.num_groups)
-        released = self._index[group]
-        following = own[bisect_right(own, released)]
-        awaited = [*self._awaited_counts, *(count + self.num_groups for count in self._awaited_counts)]
-        reached = bisect_right(awaited, following)
-        return awaited[reached - 1] if reached and awaited[reached - 1] > released else None
+        own = sorted(groups, key=self._index.__getitem__)
+        released = [self._index[group] for group in own]
+        following = [*released[1:], *(index + self.num_groups for index in released[:1])]
+        once = sorted(self._awaited_counts)
+        awaited = [0, *once, *(count + self.num_groups for count in once)]
+        reached = (awaited[bisect_right(awaited, index) - 1] for index in following)
+        return {group: count for group, index, count in zip(own, released, reached, strict=True) if count > index}
