@@ -8,6 +8,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from counted_random import CountedRandom
 from pipeline_simulator import PipelineSimulation
 from plan_simulator import Simulation
 from torch import nn
@@ -107,6 +108,30 @@ class Traced:
                     _close(simulation.states[name], value, rtol, f"{name} {where}")
 
 
+class RandomTraced(Traced):
+    """A step whose reference draws the cluster's numbers."""
+
+    def expected(self, batches: Any) -> Any:
+        build, mode = self.build, CountedRandom()
+
+        def counted(model: Any) -> Any:
+            step = build(model)
+
+            def run(batch: Any) -> Any:
+                with mode:
+                    result = step(batch)
+                mode.next_step()
+                return result
+
+            return run
+
+        self.build = counted
+        try:
+            return super().expected(batches)
+        finally:
+            self.build = build
+
+
 def simulate(plan: plan_pb2.Plan, states: Mapping[str, torch.Tensor]) -> Simulation | PipelineSimulation:
     """The simulator of a plan, with these states."""
     return (PipelineSimulation if plan.HasField("pipeline") else Simulation)(plan, states)
@@ -138,6 +163,15 @@ def _member(model: nn.Module, name: str) -> torch.Tensor:
 def _lazy_outputs(result: Any) -> list[tuple[str, torch.Tensor]]:
     leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, LazyTensor)]
     return [(f"output_{i}", leaf) for i, leaf in enumerate(leaves)]
+
+
+def loss_and_gradients(model: Any, loss: torch.Tensor) -> list[torch.Tensor]:
+    """Runs the backward pass. Returns the loss and the gradients of all parameters, which are cleared."""
+    loss.backward()
+    gradients = [parameter.grad.clone() for parameter in model.parameters()]
+    for parameter in model.parameters():
+        parameter.grad = None
+    return [loss.detach(), *gradients]
 
 
 def kinds(plan: plan_pb2.Plan) -> Mapping[str, int]:

@@ -2,11 +2,9 @@
 
 import pytest
 import torch
-from torch import nn
-from traced_steps import X, states_of, trace
+from traced_steps import trace_behind_linear
 
 from cstorch._internal.lowering import lower
-from cstorch._internal.tracing import move_module
 from cstorch._internal.tracing.context import context
 from cstorch.errors import CompileError, TraceError
 
@@ -19,12 +17,6 @@ def lines(monkeypatch):
     return found
 
 
-def traced(step):
-    model = nn.Linear(4, 3)
-    move_module(model)
-    return trace(lambda x: step(model(x)), X, states_of(model=model), model)
-
-
 def several(y):
     singular = torch.linalg.svdvals(y)  # has no lowering
     spectrum = torch.fft.rfft(y).abs()  # makes complex numbers
@@ -35,7 +27,7 @@ def several(y):
 
 
 def test_all_operations_are_reported(lines):
-    lower(traced(several))
+    lower(trace_behind_linear(several))
     first = several.__code__.co_firstlineno
     assert {line - first for line in lines} == {1, 2, 3, 4, 5}
 
@@ -46,12 +38,12 @@ def test_all_lowerings_are_reported(lines):
         counts = torch.histc(y, 4)
         return y.sum() + singular.max() + counts.sum()
 
-    lower(traced(step))
+    lower(trace_behind_linear(step))
     assert {line - step.__code__.co_firstlineno for line in lines} == {1, 2}
 
 
 def test_operations_are_errors_without_a_report():
     with pytest.raises(TraceError, match="complex numbers"):
-        traced(several)
+        trace_behind_linear(several)
     with pytest.raises(CompileError, match="svd"):
-        lower(traced(lambda y: torch.linalg.svdvals(y).sum()))
+        lower(trace_behind_linear(lambda y: torch.linalg.svdvals(y).sum()))

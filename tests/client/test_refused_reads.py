@@ -4,10 +4,8 @@ import re
 
 import pytest
 import torch
-from torch import nn
-from traced_steps import X, states_of, trace
+from traced_steps import trace_behind_linear
 
-from cstorch._internal.tracing import move_module
 from cstorch._internal.tracing.context import context
 from cstorch.errors import TraceError
 
@@ -17,12 +15,6 @@ def refusals(monkeypatch):
     found: list[TraceError] = []
     monkeypatch.setattr(context, "on_refusal", lambda error, line: found.append(error))
     return found
-
-
-def traced(step):
-    model = nn.Linear(4, 3)
-    move_module(model)
-    return trace(lambda x: step(model(x)), X, states_of(model=model), model)
 
 
 def test_all_reads_are_reported(refusals):
@@ -36,7 +28,7 @@ def test_all_reads_are_reported(refusals):
         added += len(y.nonzero())
         return kept.sum() * chosen.mean() + added
 
-    traced(step)
+    trace_behind_linear(step)
     first = step.__code__.co_firstlineno
     lines = {int(re.search(r"[Aa]t \S+\.py:(\d+)", str(refusal))[1]) - first for refusal in refusals}
     assert lines == {1, 3, 4, 5, 6, 7}
@@ -44,4 +36,4 @@ def test_all_reads_are_reported(refusals):
 
 def test_reads_are_errors_without_a_report():
     with pytest.raises(TraceError, match="the value of a traced tensor is needed"):
-        traced(lambda y: y * y.max().item())
+        trace_behind_linear(lambda y: y * y.max().item())

@@ -48,6 +48,13 @@ def trace(step, batch, states=None, model=None) -> Trace:
     return trace_step(step, batch, states or {}, names_of(model) if model is not None else {}, outputs_of)
 
 
+def trace_behind_linear(step):
+    """Traces a step that gets the output of a linear layer."""
+    model = nn.Linear(4, 3)
+    move_module(model)
+    return trace(lambda x: step(model(x)), X, states_of(model=model), model)
+
+
 def interpret(graph: fx.Graph, arguments):
     values, arguments = {}, iter(arguments)
     with torch.no_grad():

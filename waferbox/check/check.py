@@ -30,6 +30,7 @@ from waferbox.checked_run.record import (
     StepObserved,
     Way,
 )
+from waferbox.cirh.dialect.source import Source
 from waferbox.prediction.machines import Machine
 from waferbox.prediction.prediction import predict_scales
 
@@ -220,10 +221,8 @@ class Check:
                 message="the traced program computes what PyTorch does, and the cluster something else: this is a "
                 "defect of Waferbox, please report it with the folder of --keep",
             )
-        source = found.source
-        layer = f" of {source.module}" if source.module else ""
-        passed = "the backward pass of " if source.backward else ""
-        return Finding(line=source.place, message=f"the first value that differs is that of {passed}{source.op}{layer}")
+        message = f"the first value that differs is that of {_operation_text(found.source)}"
+        return Finding(line=found.source.place, message=message)
 
     def _first_in_half(self, programs: Sequence[Program], comparison: Comparison) -> Finding | None:
         """Returns the first operation of a step in half precision whose result is far from that in float32."""
@@ -357,14 +356,17 @@ def _why_open(*runs: Run) -> str:
 def _first_finding(errors: HalfErrors, program: Program) -> Finding | None:
     if errors.first is None:
         return None
-    source = errors.first
-    layer = f" of {source.module}" if source.module else ""
-    passed = "the backward pass of " if source.backward else ""
     message = (
-        f"the first value that is far from float32 is that of {passed}{source.op}{layer}: in {program.half} it "
+        f"the first value that is far from float32 is that of {_operation_text(errors.first)}: in {program.half} it "
         f"{_error_text(errors.first_error)}"
     )
-    return Finding(line=source.place, message=message)
+    return Finding(line=errors.first.place, message=message)
+
+
+def _operation_text(source: Source) -> str:
+    """An operation, with its pass and its layer."""
+    layer = f" of {source.module}" if source.module else ""
+    return f"{'the backward pass of ' if source.backward else ''}{source.op}{layer}"
 
 
 def _error_text(error: float) -> str:

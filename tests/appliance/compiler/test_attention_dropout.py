@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from compiled_steps import BATCH, Traced
-from counted_random import CountedRandom
+from compiled_steps import BATCH, RandomTraced, Traced, loss_and_gradients
 from torch import nn
 from torch.nn import functional as F
 
@@ -21,30 +20,6 @@ from waferbox.cirh.dialect.operations import body_ops
 pytestmark = pytest.mark.parity
 
 HEADS, TOKENS, OTHER_TOKENS, WIDTH = 2, 5, 4, 6
-
-
-class Random(Traced):
-    """A step whose reference draws the cluster's numbers."""
-
-    def expected(self, batches: Any) -> Any:
-        build, mode = self.build, CountedRandom()
-
-        def counted(model: Any) -> Any:
-            step = build(model)
-
-            def run(batch: Any) -> Any:
-                with mode:
-                    result = step(batch)
-                mode.next_step()
-                return result
-
-            return run
-
-        self.build = counted
-        try:
-            return super().expected(batches)
-        finally:
-            self.build = build
 
 
 class Attention(nn.Module):
@@ -95,12 +70,7 @@ class EncoderDecoder(nn.Module):
 
 def training(model: Any) -> Callable[[Any], Any]:
     def step(batch: Any) -> Any:
-        loss = model(*batch).square().mean()
-        loss.backward()
-        gradients = [parameter.grad.clone() for parameter in model.parameters()]
-        for parameter in model.parameters():
-            parameter.grad = None
-        return [loss.detach(), *gradients]
+        return loss_and_gradients(model, model(*batch).square().mean())
 
     return step
 
@@ -115,7 +85,7 @@ def batch(seed: int) -> tuple[torch.Tensor, ...]:
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_every_attention_is_fused(dropout: float, positions: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(7)
-    traced = Random(training, EncoderDecoder(dropout=dropout, positions=positions), batch(1))
+    traced = RandomTraced(training, EncoderDecoder(dropout=dropout, positions=positions), batch(1))
     ops = body_ops(CompiledStep(traced.text).module)
     found = [op for op in ops if "ttention" in op.name]
     assert [op.name for op in found] == ["cirh.Attention"] * 4 + ["cirh.AttentionGrad"] * 4
@@ -145,7 +115,7 @@ def test_dropout_in_torchs_function() -> None:
             return F.scaled_dot_product_attention(*parts.unbind(0), dropout_p=0.2, is_causal=True)
 
     torch.manual_seed(7)
-    traced = Random(training, Own(), batch(1)[:1])
+    traced = RandomTraced(training, Own(), batch(1)[:1])
     module = CompiledStep(traced.text).module
     assert [op.name for op in body_ops(module) if "ttention" in op.name] == ["cirh.Attention", "cirh.AttentionGrad"]
     traced.check([batch(1)[:1]], [(1, 1), (2, 1)])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from compiled_steps import BATCH, Traced
+from compiled_steps import BATCH, Traced, loss_and_gradients
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -238,12 +238,7 @@ def test_traced_attention_on_wafers() -> None:
 def test_attention_with_a_backward_pass() -> None:
     def build(model: Any) -> Callable[[Any], Any]:
         def step(batch: Any) -> Any:
-            loss = model(batch).square().sum()
-            loss.backward()
-            gradients = [parameter.grad.clone() for parameter in model.parameters()]
-            for parameter in model.parameters():
-                parameter.grad = None
-            return [loss.detach(), *gradients]
+            return loss_and_gradients(model, model(batch).square().sum())
 
         return step
 

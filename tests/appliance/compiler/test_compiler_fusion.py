@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from compiled_steps import BATCH, Traced
+from compiled_steps import BATCH, Traced, loss_and_gradients
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -380,12 +380,7 @@ def test_classes_that_are_cut() -> None:
     def build(model: Any) -> Callable[[Any], Any]:
         def step(batch: Any) -> Any:
             x, labels = batch
-            loss = F.cross_entropy(model(x).transpose(0, 1), labels[:7])
-            loss.backward()
-            gradients = [parameter.grad.clone() for parameter in model.parameters()]
-            for parameter in model.parameters():
-                parameter.grad = None
-            return [loss.detach(), *gradients]
+            return loss_and_gradients(model, F.cross_entropy(model(x).transpose(0, 1), labels[:7]))
 
         return step
 

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from compiled_steps import BATCH, Traced
-from counted_random import CountedRandom
+from compiled_steps import BATCH, RandomTraced, Traced
 from plan_simulator import Simulation
 from torch import nn
 from torch.nn import functional as F
@@ -27,30 +26,6 @@ SEQUENCES = torch.randn(BATCH, 5, 8, generator=G, dtype=torch.float64)
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(11)
-
-
-class Random(Traced):
-    """A step whose reference draws the cluster's numbers."""
-
-    def expected(self, batches: Any) -> Any:
-        build, mode = self.build, CountedRandom()
-
-        def counted(model: Any) -> Any:
-            step = build(model)
-
-            def run(batch: Any) -> Any:
-                with mode:
-                    result = step(batch)
-                mode.next_step()
-                return result
-
-            return run
-
-        self.build = counted
-        try:
-            return super().expected(batches)
-        finally:
-            self.build = build
 
 
 def trained(model: Any, loss: Callable[[Any], Any]) -> Any:
@@ -81,7 +56,7 @@ class Dropped(nn.Module):
 
 
 def test_training_with_dropout() -> None:
-    traced = Random(lambda m: trained(m, lambda y: y.pow(2).mean()), Dropped(), X)
+    traced = RandomTraced(lambda m: trained(m, lambda y: y.pow(2).mean()), Dropped(), X)
     traced.check([X, X + 1, X * 2], seeds=(0, 1))
 
 
@@ -100,7 +75,7 @@ class Attention(nn.Module):
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_attention_in_both_layouts(batch_first: bool) -> None:
     """Time first, a wafer's samples are columns of the whole mask."""
-    traced = Random(lambda m: trained(m, lambda y: y.pow(2).mean()), Attention(batch_first), SEQUENCES)
+    traced = RandomTraced(lambda m: trained(m, lambda y: y.pow(2).mean()), Attention(batch_first), SEQUENCES)
     traced.check([SEQUENCES, -SEQUENCES], [(1, 1), (2, 2), (3, 1), (4, 1)])
 
 
@@ -125,7 +100,7 @@ def _whole_and_in_parts(x: Any) -> Any:
 
 @pytest.mark.parametrize("name", STEPS)
 def test_numbers_meet_samples(name: str) -> None:
-    Random(lambda m: STEPS[name], nn.Identity(), X).check([X, X])
+    RandomTraced(lambda m: STEPS[name], nn.Identity(), X).check([X, X])
 
 
 def test_masks_are_equal_to_the_bit_and_of_their_step_operation_and_seed() -> None:
@@ -161,7 +136,7 @@ def test_mixed_precision_drops_the_same() -> None:
 
 
 def test_steps_go_on_where_the_last_ones_stopped() -> None:
-    traced = Random(lambda m: trained(m, lambda y: y.pow(2).mean()), Dropped(), X)
+    traced = RandomTraced(lambda m: trained(m, lambda y: y.pow(2).mean()), Dropped(), X)
     begun = Simulation(traced.plan(2), traced.initial)
     begun.run([[X], [X]])
     assert begun.states[COUNTER] == traced.initial[COUNTER] + 2
@@ -192,7 +167,7 @@ def test_noise_on_weights_and_its_shards() -> None:
 
         return step
 
-    Random(build, nn.Linear(6, 4), X).check([X, X])
+    RandomTraced(build, nn.Linear(6, 4), X).check([X, X])
 
 
 def test_recomputed_layers_drop_the_same() -> None:
@@ -224,7 +199,7 @@ def test_recomputed_layers_drop_the_same() -> None:
             self.first = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5), nn.Linear(6, 6))
             self.second = nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 6))
 
-    traced = Random(build, Halves(), X)
+    traced = RandomTraced(build, Halves(), X)
     traced.build = plain
     traced.check([X, X], [(1, 1), (2, 1)])
 
@@ -240,7 +215,7 @@ def test_equal_layers_share_kernels() -> None:
 
         return step
 
-    traced = Random(build, model, X)
+    traced = RandomTraced(build, model, X)
     assert len(traced.plan(2).wafer.kernels) <= 8  # as many as without dropout, and one that makes keys
     traced.check([X], [(1, 1), (3, 1)])
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from compiled_steps import BATCH, Traced
+from compiled_steps import BATCH, Traced, loss_and_gradients
 from torch import nn
 from torch.nn import functional as F
 
@@ -69,12 +69,7 @@ LOSSES: dict[str, Loss] = {
 
 def training(model: Any) -> Callable[[Any], Any]:
     def step(batch: Any) -> Any:
-        loss = model(*batch)
-        loss.backward()
-        gradients = [parameter.grad.clone() for parameter in model.parameters()]
-        for parameter in model.parameters():
-            parameter.grad = None
-        return [loss.detach(), *gradients]
+        return loss_and_gradients(model, model(*batch))
 
     return step
 

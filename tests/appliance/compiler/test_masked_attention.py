@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from compiled_steps import BATCH, Traced
+from compiled_steps import BATCH, Traced, loss_and_gradients
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -124,12 +124,7 @@ class Network(nn.Module):
 
 def training(model: Any) -> Callable[[Any], Any]:
     def step(batch: Any) -> Any:
-        loss = model(*batch).square().mean()
-        loss.backward()
-        gradients = [parameter.grad.clone() for parameter in model.parameters()]
-        for parameter in model.parameters():
-            parameter.grad = None
-        return [loss.detach(), *gradients]
+        return loss_and_gradients(model, model(*batch).square().mean())
 
     return step
 

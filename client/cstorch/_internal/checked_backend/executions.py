@@ -10,7 +10,6 @@ from safetensors.torch import save_file
 from torch.utils import _pytree as pytree
 from xdsl.dialects.builtin import ModuleOp
 
-from cstorch import backends
 from cstorch._internal import state
 from cstorch._internal.backend.cpu import CpuExecution
 from cstorch._internal.batch import num_samples
@@ -24,9 +23,10 @@ from cstorch._internal.random_state import random_state, random_state_kept, set_
 from cstorch._internal.session.execution.cluster_execution import ClusterExecution
 from cstorch._internal.session.execution.function import FunctionExecution
 from cstorch._internal.session.execution.loop import LoopExecution
-from cstorch.backends.mixed_precision import get_half_dtype, get_half_dtype_str, mixed_precision
+from cstorch.backends.mixed_precision import get_half_dtype, mixed_precision
 from waferbox.checked_run.moments import WIDTH, moments
 from waferbox.checked_run.record import InputMeasured, Program, Question, StepObserved, Way
+from waferbox.execution_folders import CIRH
 
 # --- On the cluster ---------------------------------------------------------------------------------------------------
 
@@ -81,19 +81,19 @@ class CheckedExecution(ClusterExecution):
     def _launch(self) -> None:
         seconds = time.monotonic() - self._began_call
         super()._launch()
-        is_half = mixed_precision()
+        record = self._record()
         self._trains = self._step.trains
         if self._run.settings.way is Way.TRACE:
             self._changed = {info.name for info in self._step.trace.states if info.changed}
         self._run.add(
             Program(
                 execution=self._number,
-                path=str(self.executor.artifact_dir / "cirh.mlir"),
-                function=self.step_name,
+                path=str(self.executor.artifact_dir / CIRH),
+                function=record.function,
                 trains=self._trains,
-                half=get_half_dtype_str() if is_half else "",
-                optimization_level=backends.csx.precision.optimization_level,
-                half_gradients=is_half and backends.csx.precision.half_gradients,
+                half=record.half,
+                optimization_level=record.optimization_level,
+                half_gradients=record.half_gradients,
                 trace_seconds=seconds,
                 num_csx=self._asked_csx,
                 input_line=line_of_input(self.executor.dataloader, self._run.loader_lines),

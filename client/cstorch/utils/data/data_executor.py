@@ -20,6 +20,7 @@ from cstorch.errors import ConfigurationError, UsageError
 from cstorch.utils.data.dataloader import DataLoader
 from cstorch.utils.data.schedule import Schedule
 from cstorch.utils.profiler import Activity, Profiler
+from waferbox.execution_folders import EXECUTIONS
 
 
 class DataExecutor:
@@ -238,7 +239,7 @@ def _is_count(value: object) -> bool:
 
 def new_artifact_dir(root: Path) -> Path:
     """Makes the next of root/executors/000001, 000002, ... and points root/executors/latest to it."""
-    executors = root / "executors"
+    executors = root / EXECUTIONS
     executors.mkdir(parents=True, exist_ok=True)
     number = 1 + max((int(path.name) for path in executors.iterdir() if path.name.isdecimal()), default=0)
     while True:
