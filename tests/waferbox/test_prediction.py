@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prediction_plans import NBYTES, plan_of
 
-from waferbox.prediction.prediction import Prediction, StuckError, predict
+from waferbox.prediction.prediction import CompiledFor, Prediction, StuckError, is_plan_for, predict
 from waferbox.prediction.simulation import Compute, Costs, Level, Rates, fan_outs, tree_levels
 from wsc.v1 import plan_pb2
 
@@ -143,3 +143,14 @@ def test_a_thousand_wafers_cost_no_more_events_than_a_few() -> None:
 def test_rates_that_cannot_be(field: str) -> None:
     with pytest.raises(ValueError, match=field):
         Compute(**{field: -1.0})
+
+
+@pytest.mark.parametrize(
+    ("micro_batches", "recomputes", "is_used"), [(1, False, True), (2, False, False), (1, True, False)]
+)
+def test_a_plan_is_used_for_more_memory_if_it_lacked_none(micro_batches: int, recomputes: bool, is_used: bool) -> None:
+    plan = plan_of()
+    plan.wafer.memory_bytes = 1 << 30
+    plan.wafer.micro_batches, plan.wafer.recomputes = micro_batches, recomputes
+    assert is_plan_for(plan, CompiledFor(wafer_memory_bytes=1 << 31)) is is_used
+    assert is_plan_for(plan, CompiledFor(wafer_memory_bytes=1 << 30))

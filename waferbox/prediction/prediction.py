@@ -259,8 +259,8 @@ def is_plan_for(plan: plan_pb2.Plan, wanted: CompiledFor) -> bool:
         return False
     if made.wafer_memory_bytes == wanted.wafer_memory_bytes:
         return True
-    # The micro-batches of another memory may be others; a whole batch that fits is one in either memory.
-    if plan.wafer.micro_batches > 1:
+    # What was done for lack of memory may be done otherwise with another; a whole batch that fits is one in either.
+    if plan.wafer.micro_batches > 1 or plan.wafer.recomputes:
         return False
     if made.wafer_memory_bytes < wanted.wafer_memory_bytes:
         return True
