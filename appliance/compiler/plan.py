@@ -131,9 +131,9 @@ def _fitting_order(work: WaferWork, scheduled: Callable[[StepOrder, Sequence[ran
         return scheduled(order, rounds if len(rounds) <= _ROUNDS_TRIED else [*rounds[:2], rounds[-1]])
 
     best = tried(count, adds_in_memoryx=False)
-    if best.memory.fits or count == 1:
-        return best
     possible = [at_once for at_once in range(1, count) if count % at_once == 0 and count // at_once <= most_rounds]
+    if best.memory.fits or not possible:
+        return best
     # Rounded gradients are added before they are rounded, on the wafer.
     for adds_in_memoryx in (False, True) if not work.closing else (False,):
         best = tried(possible[0], adds_in_memoryx=adds_in_memoryx)

@@ -6,7 +6,7 @@ small logits stay. If anything else reads the logits, such as the accuracy of a 
 
 import math
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -25,7 +25,7 @@ from waferbox.cirh.table.lookup import SEGMENTS
 
 # With fewer bytes of logits in the batch of a step, the second product costs more than the memory is worth.
 LEAST_BYTES: Final = 1 << 30
-_MOST_STEPS: Final = 6
+_MOST_STEPS: Final = 10
 _SPARSE: Final = "cirh.SparseSoftmaxCrossEntropyWithLogits"
 _FORWARD: Final = "aten.nll_loss_forward"
 _BACKWARD: Final = frozenset({"aten._log_softmax_backward_data", "aten.nll_loss_backward"})
@@ -33,21 +33,30 @@ _BACKWARD: Final = frozenset({"aten._log_softmax_backward_data", "aten.nll_loss_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Logits:
-    """Logits: `(rows @ weight^T + bias) * scale`.
+    """Logits: `(rows @ weight^T + bias) * scale`, or `cap * tanh` of that (soft capping).
 
     Attributes:
         rows: the left operand of the product.
         weight: the right one, as the product reads it.
         has_classes_first: whether the weight has a row for each class.
         bias: a number for each class, if there is one.
-        scale: the product of the factors.
+        scale: the product of the factors before the tanh.
+        capping: the tanh, if there is one.
+        cap: the product of the factors behind the tanh.
     """
 
     rows: SSAValue
     weight: SSAValue
     has_classes_first: bool
     bias: SSAValue | None
-    scale: float
+    scale: float = 1.0
+    capping: Operation | None = None
+    cap: float = 1.0
+
+    def attributes(self) -> dict[str, AttrValue]:
+        """The factors as attributes of an operation."""
+        made: dict[str, AttrValue] = {} if self.scale == 1 else {"scale": self.scale}
+        return made if self.capping is None else made | {"cap": self.cap}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,9 +151,7 @@ def _emit_gradients(
     logsumexp = _sum_of_rows(rewriter, backward.logsumexps, rows, dtype)
     bias = [] if logits.bias is None else [logits.bias]
     is_trained = "weight" in backward.results or "bias" in backward.results
-    attributes: dict[str, AttrValue] = {"is_trained": is_trained, SEGMENTS: [1] * 7 + [len(bias)]}
-    if logits.scale != 1:
-        attributes["scale"] = logits.scale
+    attributes = logits.attributes() | {"is_trained": is_trained, SEGMENTS: [1] * 7 + [len(bias)]}
     made = rewriter.emit("cirh.LinearCrossEntropyGrad", [losses, spread, logsumexp, *saved, *bias], attributes)
     for name, gradient in zip(("rows", "weight", "bias"), made, strict=False):
         if name in backward.results:
@@ -185,9 +192,7 @@ def _fuse_loss(op: Operation) -> bool:
 
 def _emit_loss(rewriter: Rewriter, logits: _Logits, weight: SSAValue, labels: SSAValue) -> tuple[SSAValue, ...]:
     bias = [] if logits.bias is None else [logits.bias]
-    attributes: dict[str, AttrValue] = {SEGMENTS: [1, 1, 1, len(bias)]}
-    if logits.scale != 1:
-        attributes["scale"] = logits.scale
+    attributes = logits.attributes() | {SEGMENTS: [1, 1, 1, len(bias)]}
     return rewriter.emit("cirh.LinearCrossEntropy", [logits.rows, weight, labels, *bias], attributes)
 
 
@@ -279,21 +284,33 @@ def _is_first(loss: _Loss) -> bool:
 
 
 def _logits_of(value: SSAValue, readers: Collection[Operation]) -> _Logits | None:
-    """The product that makes logits, which only `readers` read, behind views, casts from halves, and factors."""
-    scale = 1.0
+    """The product that makes logits, which only `readers` read, behind views, casts from halves, factors and a tanh."""
+    scale, cap, capping = 1.0, 1.0, None
     for _ in range(_MOST_STEPS):
         op = value.owner
         if not isinstance(op, Operation) or any(use.operation not in readers for use in value.uses):
             return None
-        product = _product(op, scale)
+        product = _product(op)
         if product is not None:
-            return product
-        step = _step(op)
-        if step is None:
-            return None
-        value, factor = step
-        scale, readers = scale * factor, {op}
+            return replace(product, scale=scale, capping=capping, cap=cap)
+        if op.name == "cirh.Tanh" and capping is None:
+            value, scale, cap, capping = op.operands[0], 1.0, scale, op
+        else:
+            step = _step(op)
+            if step is None:
+                return None
+            value, factor = step
+            scale *= factor
+        readers = {op}
+        made = value.owner
+        if isinstance(made, Operation) and made.name == "cirh.Tanh":
+            readers.update(use.operation for use in value.uses if _differentiates(use.operation, made))
     return None
+
+
+def _differentiates(op: Operation, tanh: Operation) -> bool:
+    """Whether an operation is the gradient of a tanh."""
+    return op.name == "aten.tanh_backward" and op.operands[1] is tanh.results[0]
 
 
 def _step(op: Operation) -> tuple[SSAValue, float] | None:
@@ -310,19 +327,19 @@ def _step(op: Operation) -> tuple[SSAValue, float] | None:
     return (op.operands[0], 1.0) if op.name == "cirh.Cast" and is_wider else None
 
 
-def _product(op: Operation, scale: float) -> _Logits | None:
+def _product(op: Operation) -> _Logits | None:
     """The logits that a product of two matrices makes."""
     if op.name == "cirh.MatMul" and not attrs(op).get("transpose_a"):
         rows, weight = op.operands
         first = bool(attrs(op).get("transpose_b"))
-        return _Logits(rows=rows, weight=weight, has_classes_first=first, bias=None, scale=scale)
+        return _Logits(rows=rows, weight=weight, has_classes_first=first, bias=None)
     if op.name == "aten.addmm" and attrs(op).get("alpha", 1) == attrs(op).get("beta", 1) == 1:
         bias, rows, weight = op.operands
         view = made_by(weight, "cirh.Transpose")
         if types.shape(bias) != types.shape(op.results[0])[1:] or len(types.shape(weight)) != 2:
             return None
         source = view.operands[0] if view is not None else weight
-        return _Logits(rows=rows, weight=source, has_classes_first=view is not None, bias=bias, scale=scale)
+        return _Logits(rows=rows, weight=source, has_classes_first=view is not None, bias=bias)
     return None
 
 
@@ -342,21 +359,29 @@ def _backward_of(loss: _Loss, value: SSAValue, logits: _Logits) -> _Backward | N
     terms = _Terms(loss, value)
     if not terms.add(total) or terms.losses is None or terms.differences != _differences(value):
         return None
-    scale = 1.0
+    scale, cap, is_capped = 1.0, 1.0, False
     for _ in range(_MOST_STEPS):
         found = list(_gradients(total, logits))
         if all(name is not None for name, _, _ in found):
             break
-        step = _step(found[0][1]) if len(found) == 1 else None
-        if step is None or step[0] is not total:
+        op = found[0][1]
+        if len(found) > 1 or op.operands[0] is not total:
             return None
-        scale *= step[1]
-        total = found[0][1].results[0]
+        if logits.capping is not None and not is_capped and _differentiates(op, logits.capping):
+            scale, cap, is_capped = 1.0, scale, True
+        else:
+            step = _step(op)
+            if step is None:
+                return None
+            scale *= step[1]
+        total = op.results[0]
     else:
         return None
     results = {name: op for name, op, _ in found if name is not None}
     block = loss.root.parent_block()
-    if not found or len(results) < len(found) or not math.isclose(scale, logits.scale, rel_tol=1e-6) or block is None:
+    pairs = ((scale, logits.scale), (cap, logits.cap))
+    is_same = is_capped == (logits.capping is not None) and all(math.isclose(*pair, rel_tol=1e-6) for pair in pairs)
+    if not found or len(results) < len(found) or not is_same or block is None:
         return None
     made = set(results.values())
     return _Backward(

@@ -8,6 +8,7 @@ import torch
 from compiled_steps import BATCH, Traced, loss_and_gradients
 from torch import nn
 from torch.nn import functional as F
+from xdsl.dialects.builtin import ModuleOp
 
 from appliance.compiler.core.target import Half, Precision, Target
 from appliance.compiler.passes import fuse_linear_cross_entropy
@@ -34,18 +35,22 @@ def _small_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
 class Language(nn.Module):
     """Tokens to logits, by a head of its own or by the embedding."""
 
-    def __init__(self, *, tied: bool, bias: bool, scale: float, loss: Loss) -> None:
+    def __init__(
+        self, *, tied: bool = False, bias: bool = False, scale: float = 1.0, cap: float | None = None, loss: Loss
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(CLASSES, WIDTH)
         self.body = nn.Linear(WIDTH, WIDTH)
         self.head = None if tied else nn.Linear(WIDTH, CLASSES, bias=bias)
-        self.scale, self.loss = scale, loss
+        self.scale, self.cap, self.loss = scale, cap, loss
 
     def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         x = torch.tanh(self.body(self.embedding(tokens)))
         logits = x @ self.embedding.weight.t() if self.head is None else self.head(x)
         if self.scale != 1:
             logits = logits * self.scale
+        if self.cap is not None:
+            logits = self.cap * torch.tanh(logits / self.cap)
         return self.loss(logits.view(-1, CLASSES), labels.view(-1))
 
 
@@ -88,6 +93,12 @@ def batch(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens, labels
 
 
+def has_logits(module: ModuleOp) -> bool:
+    """Whether an operation makes logits, or anything in their shape."""
+    of_logits = {(BATCH * TOKENS, CLASSES), (BATCH, TOKENS, CLASSES)}
+    return not of_logits.isdisjoint(types.shape(result) for op in body_ops(module) for result in op.results)
+
+
 @pytest.mark.parametrize("head", ["tied", "bias", "no bias"])
 @pytest.mark.parametrize("loss", LOSSES)
 def test_training(loss: str, head: str) -> None:
@@ -96,10 +107,30 @@ def test_training(loss: str, head: str) -> None:
     traced = Traced(training, model, batch(1))
     module = CompiledStep(traced.text).module
     assert [op.name for op in body_ops(module) if "CrossEntropy" in op.name] == FUSED
-    of_logits = {(BATCH * TOKENS, CLASSES), (BATCH, TOKENS, CLASSES)}
-    assert of_logits.isdisjoint(types.shape(result) for op in body_ops(module) for result in op.results)
+    assert not has_logits(module)
     traced.check([batch(1), batch(2)], [(1, 1), (2, 1), (3, 2)])
     traced.check([batch(1)], [(1, 1)], micro_batches=2)
+
+
+@pytest.mark.parametrize("loss", ["mean", "smoothed", "with z loss", "of log probabilities"])
+def test_capped_logits(loss: str) -> None:
+    torch.manual_seed(5)
+    model = Language(bias=True, scale=3.0, cap=0.7, loss=LOSSES[loss])
+    traced = Traced(training, model, batch(1))
+    module = CompiledStep(traced.text).module
+    assert [op.name for op in body_ops(module) if "CrossEntropy" in op.name] == FUSED
+    assert not has_logits(module)
+    traced.check([batch(1), batch(2)], [(1, 1), (2, 1), (3, 2)])
+
+
+def test_logits_that_are_capped_twice_stay() -> None:
+    def twice(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(2 * torch.tanh(logits), labels)
+
+    torch.manual_seed(5)
+    traced = Traced(training, Language(cap=0.7, loss=twice), batch(1))
+    assert FUSED[0] not in [op.name for op in body_ops(CompiledStep(traced.text).module)]
+    traced.check([batch(1)], [(1, 1), (2, 1)])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -108,7 +139,7 @@ def test_other_types(dtype: torch.dtype) -> None:
         return F.cross_entropy(logits.float(), labels)
 
     torch.manual_seed(5)
-    model = Language(tied=False, bias=False, scale=1.0, loss=loss).to(dtype)
+    model = Language(loss=loss).to(dtype)
     traced = Traced(training, model, batch(1), double=False)
     module = CompiledStep(traced.text).module
     assert [op.name for op in body_ops(module) if "CrossEntropy" in op.name] == FUSED
@@ -118,16 +149,17 @@ def test_other_types(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("half", [Half.BFLOAT16, Half.FLOAT16, Half.CBFLOAT16])
 def test_mixed_precision(half: Half) -> None:
     torch.manual_seed(5)
-    traced = Traced(training, Language(tied=True, bias=False, scale=1.0, loss=weighted), batch(1), double=False)
+    traced = Traced(training, Language(tied=True, loss=weighted), batch(1), double=False)
     traced.check([batch(1)], [(1, 1), (2, 1)], rtol=2e-2, precision=Precision(half=half, level=1))
 
 
-def test_a_loss_without_a_gradient() -> None:
+@pytest.mark.parametrize("cap", [None, 0.7])
+def test_a_loss_without_a_gradient(cap: float | None) -> None:
     torch.manual_seed(5)
-    traced = Traced(validation, Language(tied=False, bias=True, scale=1.0, loss=weighted), batch(1))
-    names = [op.name for op in body_ops(CompiledStep(traced.text).module)]
-    assert "cirh.LinearCrossEntropy" in names
-    assert "aten._log_softmax" not in names
+    traced = Traced(validation, Language(bias=True, cap=cap, loss=weighted), batch(1))
+    module = CompiledStep(traced.text).module
+    assert "cirh.LinearCrossEntropy" in [op.name for op in body_ops(module)]
+    assert not has_logits(module)
     traced.check([batch(1)], [(1, 1), (2, 1)])
 
 
@@ -145,7 +177,7 @@ def test_frozen_weights_have_no_gradient() -> None:
         return step
 
     torch.manual_seed(5)
-    traced = Traced(frozen, Language(tied=False, bias=True, scale=1.0, loss=F.cross_entropy), batch(1))
+    traced = Traced(frozen, Language(bias=True, loss=F.cross_entropy), batch(1))
     (gradient,) = (op for op in body_ops(CompiledStep(traced.text).module) if op.name == FUSED[1])
     assert len(gradient.results) == 1
     traced.check([batch(1)], [(1, 1), (2, 1)])
@@ -165,7 +197,7 @@ def test_logits_that_others_read_stay() -> None:
         return step
 
     torch.manual_seed(5)
-    traced = Traced(also, Language(tied=False, bias=True, scale=1.0, loss=F.cross_entropy), batch(1))
+    traced = Traced(also, Language(bias=True, loss=F.cross_entropy), batch(1))
     names = [op.name for op in body_ops(CompiledStep(traced.text).module)]
     assert FUSED[0] not in names
     traced.check([batch(1)], [(1, 1), (2, 1)])

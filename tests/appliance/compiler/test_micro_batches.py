@@ -8,6 +8,7 @@ import torch
 from compiled_steps import Traced
 from torch import nn
 
+from appliance.compiler import plan
 from appliance.compiler.core.errors import CompileError, WaferMemoryError
 from appliance.compiler.core.target import MicroBatching
 from appliance.compiler.cost.machine_model import MachineModel
@@ -149,6 +150,16 @@ def test_a_size_that_does_not_fit_is_replaced_by_the_largest_below_that_does(dee
     assert f"micro-batches of {rows}" in micro_batch_notes(plan)[0]
     with pytest.raises(WaferMemoryError):
         compiled(deep.text, MicroBatching(size=ROWS), 1 << 12)
+
+
+def test_a_number_of_micro_batches_that_would_take_too_many_rounds(
+    deep: Traced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "MOST_ROUNDS", 2)
+    memory = needed(deep.text) // 8
+    with pytest.raises(WaferMemoryError):
+        CompiledStep(deep.text).plan(Target(num_csx=1, num_shards=1, micro_batches=3, wafer_memory_bytes=memory))
+    assert compiled(deep.text, MicroBatching(size=ROWS // 3), memory).wafer.recomputes
 
 
 def test_what_fits_is_not_divided(deep: Traced) -> None:

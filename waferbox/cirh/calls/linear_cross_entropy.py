@@ -61,27 +61,35 @@ def _blocks(x: torch.Tensor, weight: torch.Tensor) -> Iterator[slice]:
     return (slice(begin, begin + step) for begin in range(0, x.shape[0], step))
 
 
-def _logits(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, scale: float) -> torch.Tensor:
+def _scaled(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, scale: float) -> torch.Tensor:
     product = torch.mm(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
     logits = product.to(wide(x.dtype))
     return logits if scale == 1 else logits.mul_(scale)
 
 
+def _factors(site: Site) -> tuple[float, float | None]:
+    """The factor of the product, and the cap of the logits if there is one."""
+    cap = site.get("cap")
+    return float(site.get("scale", 1.0)), None if cap is None else float(cap)
+
+
 def prepare_linear_cross_entropy(site: Site) -> Call:
-    """Logits are `(input @ weight^T + bias) * scale`.
+    """Logits are `(input @ weight^T + bias) * scale`; with a cap, `cap * tanh` of that.
 
     Results, for each row: the loss; its spread, which is the sum of the losses that all classes would have as the label
     (label smoothing adds a part of it); and the logsumexp of the logits.
     """
     _check(site)
-    scale = float(site.get("scale", 1.0))
+    scale, cap = _factors(site)
 
     def cross_entropy(
         x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, bias: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, ...]:
         loss, spread, logsumexp = (x.new_empty(labels.shape, dtype=wide(x.dtype)) for _ in range(3))
         for block in _blocks(x, weight):
-            logits = _logits(x[block], weight, bias, scale)
+            logits = _scaled(x[block], weight, bias, scale)
+            if cap is not None:
+                logits.tanh_().mul_(cap)
             largest = logits.amax(1)
             logits -= largest.unsqueeze(1)
             picked = logits.gather(1, labels[block].unsqueeze(1)).squeeze(1)
@@ -101,7 +109,7 @@ def prepare_linear_cross_entropy_grad(site: Site) -> Call:
     Results: the gradient of the input, and with `is_trained` those of the weight and of the bias, if there is one.
     """
     _check(site)
-    scale, is_trained = float(site.get("scale", 1.0)), bool(site.get("is_trained"))
+    (scale, cap), is_trained = _factors(site), bool(site.get("is_trained"))
 
     def gradients(
         loss_grad: torch.Tensor,
@@ -119,10 +127,16 @@ def prepare_linear_cross_entropy_grad(site: Site) -> Call:
         # d loss = p - label, d spread = classes * p - 1, d logsumexp = p
         of_probabilities = loss_grad + spread_grad * weight.shape[0] + logsumexp_grad
         for block in _blocks(x, weight):
-            logits = _logits(x[block], weight, bias, scale)
+            logits = _scaled(x[block], weight, bias, scale)
+            tanh = None
+            if cap is not None:
+                tanh = logits.tanh_()
+                logits = tanh * cap
             changed = logits.sub_(logsumexp[block].unsqueeze(1)).exp_().mul_(of_probabilities[block].unsqueeze(1))
             changed -= spread_grad[block].unsqueeze(1)
             changed.scatter_add_(1, labels[block].unsqueeze(1), loss_grad[block].neg().unsqueeze(1))
+            if cap is not None and tanh is not None:
+                changed.mul_(tanh.square_().neg_().add_(1)).mul_(cap)
             if scale != 1:
                 changed.mul_(scale)
             if bias_grad is not None:
@@ -143,8 +157,12 @@ def temporary_bytes(site: Site) -> int:
     """The bytes that a call needs beside its operands and results."""
     x, weight, _ = _inputs(site)
     rows, classes = block_rows(x.shape[0], weight.shape[0], x.dtype), weight.shape[0]
-    block = rows * classes * (wide(x.dtype).itemsize + (x.dtype.itemsize if x.dtype is not wide(x.dtype) else 0))
-    if site.name == "cirh.LinearCrossEntropy" or not site.get("is_trained") or x.dtype is wide(x.dtype):
+    is_loss = site.name == "cirh.LinearCrossEntropy"
+    copies = 1 if is_loss or site.get("cap") is None else 2  # the gradient keeps the tanh beside the logits
+    block = (
+        rows * classes * (copies * wide(x.dtype).itemsize + (x.dtype.itemsize if x.dtype is not wide(x.dtype) else 0))
+    )
+    if is_loss or not site.get("is_trained") or x.dtype is wide(x.dtype):
         return block
     # Gradients are summed in float32: the sum, and the part of a block.
     return block + math.prod(weight.shape) * (wide(x.dtype).itemsize + x.dtype.itemsize)

@@ -204,7 +204,7 @@ row(
     rule=rules.cross_entropy,
     result_names="loss backprop",
 )
-_LINEAR_CROSS_ENTROPY = "scale=FLOAT?"
+_LINEAR_CROSS_ENTROPY = "scale=FLOAT? cap=FLOAT?"
 row(
     "LinearCrossEntropy",
     "input weight labels bias?",
