@@ -4,16 +4,18 @@ First the passes on the module (`PASSES`) run in order; each changes the module 
 divide the work and schedule the roles.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, NamedTuple
 
 import torch
 from xdsl.dialects.builtin import ModuleOp
 
-from appliance.compiler.core.errors import CompileError
+from appliance.compiler.core.errors import CompileError, WaferMemoryError
 from appliance.compiler.core.target import Half, KernelLibrary, Precision, Target
 from appliance.compiler.partition.cut import Cut, make_cut
 from appliance.compiler.partition.precision import check_half_gradients, insert_casts, round_gradients
@@ -113,6 +115,16 @@ class Stages:
         cut = self.cut
         with self._dividing():
             return make_plan(cut, self._target)
+
+    def with_target(self, target: Target) -> "Stages":
+        """The stages for another target that has the same cut."""
+        other = copy(self)
+        other._target = target
+        return other
+
+    def has_cut_of(self, target: Target) -> bool:
+        """Whether the cut is that of another target: only the plan depends on what is computed again."""
+        return replace(self._target, recomputes=target.recomputes) == target
 
     def sharding_text(self) -> str:
         """The module with the placement of every value."""
@@ -235,6 +247,8 @@ class CompiledStep:
             CompileError: a pass refuses the step.
         """
         self.module = parse_module(text)
+        # The last that did not fit: the same targets are tried again with `recomputes`.
+        self._refused: deque[Stages] = deque(maxlen=2)
         for number, step in enumerate(PASSES, 1):
             if step.run(self.module) and keep is not None:
                 keep(f"{number:02}-{step.name}", print_module(self.module))
@@ -252,11 +266,16 @@ class CompiledStep:
         Raises:
             CompileError: the step cannot run on the target.
         """
-        stages = Stages(self.module.clone(), target)
+        refused = next((stages for stages in self._refused if stages.has_cut_of(target)), None)
+        stages = Stages(self.module.clone(), target) if refused is None else refused.with_target(target)
         if keep is not None:
             for number, (name, stage) in enumerate(STAGES.items(), len(PASSES) + 1):
                 keep(f"{number:02}-{name}", stage.text(stages))
-        return stages.plan
+        try:
+            return stages.plan
+        except WaferMemoryError:
+            self._refused.append(stages)
+            raise
 
 
 def compile_module(text: str, target: Target, keep: Callable[[str, str], None] | None = None) -> plan_pb2.Plan:

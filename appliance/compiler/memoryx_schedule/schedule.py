@@ -4,7 +4,6 @@ Messages have an order that all roles share, so roles with one thread each canno
 is done as early as possible between the messages.
 """
 
-import itertools
 from bisect import bisect_right
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
@@ -228,7 +227,8 @@ class ShardScheduler:
                 would not release the gradients for whose buffers the wafers wait.
         """
         ahead = self._num_sent - bisect_right(self._loads, needed, hi=self._num_sent, key=lambda event: event.position)
-        for event in itertools.islice(self._loads, self._num_sent, None):
+        while self._num_sent < len(self._loads):
+            event = self._loads[self._num_sent]
             if event.position > up_to or (event.position > needed and ahead >= WEIGHTS_AHEAD):
                 return
             ahead += event.position > needed

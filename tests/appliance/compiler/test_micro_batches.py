@@ -1,6 +1,7 @@
 """Into how many micro-batches a batch is divided, and what is said of it."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -160,6 +161,17 @@ def test_a_number_of_micro_batches_that_would_take_too_many_rounds(
     with pytest.raises(WaferMemoryError):
         CompiledStep(deep.text).plan(Target(num_csx=1, num_shards=1, micro_batches=3, wafer_memory_bytes=memory))
     assert compiled(deep.text, MicroBatching(size=ROWS // 3), memory).wafer.recomputes
+
+
+def test_a_target_that_was_refused_is_planned_as_if_it_had_not_been(deep: Traced) -> None:
+    step, fresh = CompiledStep(deep.text), CompiledStep(deep.text)
+    memory = 151_000  # between what the two targets need
+    target = Target(num_csx=1, num_shards=1, micro_batches=8, wafer_memory_bytes=memory)
+    recomputing = replace(target, recomputes=True)
+    for _ in range(2):
+        with pytest.raises(WaferMemoryError):
+            step.plan(target)
+        assert step.plan(recomputing) == fresh.plan(recomputing)
 
 
 def test_what_fits_is_not_divided(deep: Traced) -> None:

@@ -14,6 +14,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cstorch._internal.tracing.recording.trace import Argument, Call, Ref
+from cstorch._internal.tracing.shape_inference import run_on_meta
 from waferbox.cirh.dialect.source import Source
 
 # Arguments for the placement of a tensor; the device has one placement.
@@ -113,7 +114,7 @@ class _Writer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is torch.ops.aten.view.default:
             # A write to a transposed view leaves its base transposed, which may have no such view.
             args = (args[0].contiguous(), *args[1:])
-        out = func(*args, **kwargs)
+        out = run_on_meta(func, args, kwargs)
         if isinstance(out, torch.Tensor):
             self.bind(out, node)
         elif isinstance(out, (list, tuple)):

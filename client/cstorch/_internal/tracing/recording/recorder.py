@@ -32,6 +32,7 @@ from cstorch._internal.tracing.random_counter import COUNTER, random_counter
 from cstorch._internal.tracing.recording.known_values import KnownValues, Recipe
 from cstorch._internal.tracing.recording.operation_checks import HostRandom, check_alias
 from cstorch._internal.tracing.recording.trace import Argument, Call, Made, Ref, UnannouncedTensor
+from cstorch._internal.tracing.shape_inference import run_on_meta
 from cstorch._internal.tracing.step_values import settle
 from cstorch._internal.tracing.tensor import META, Base, Handle, LazyTensor, cell_of, follow_meta
 from cstorch.errors import TraceError
@@ -189,7 +190,7 @@ class Recorder:
         if "device" in kwargs:
             recorded_kwargs["device"] = meta_kwargs["device"] = META
         try:
-            out = func(*metas, **meta_kwargs)
+            out = run_on_meta(func, metas, meta_kwargs)
         except NotImplementedError as error:
             out = _stand_in(func, metas, meta_kwargs, messages.unsupported(func, "it has no rule for shapes."), error)
         except RuntimeError as error:
