@@ -9,6 +9,7 @@ from typing import Any
 
 from benchmarks import (
     checkpoints,
+    compile_layers,
     compile_stages,
     deaths,
     hosts,
@@ -107,6 +108,7 @@ PARTS: Mapping[str, Callable[[int], None]] = {
     "initialisation": bench_initialisation,
     "operations": operations.bench,
     "compile": lambda repeats: compile_stages.bench(),
+    "compile-layers": lambda repeats: compile_layers.bench(),
     "checkpoints": checkpoints.bench,
     "prediction": prediction.bench,
     "hosts": hosts.bench,

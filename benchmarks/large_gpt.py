@@ -16,7 +16,7 @@ from typing import Final
 import torch
 
 from benchmarks.gpt import GPT, GPTSettings, token_loss
-from benchmarks.traced import trace_training
+from benchmarks.traced import TracedStep, trace_training
 
 SEQUENCE: Final = 2048
 SIZES: Final = {
@@ -25,27 +25,37 @@ SIZES: Final = {
 }
 
 
-def main() -> None:
+def trace_without_weights(settings: GPTSettings, rows: int) -> tuple[int, TracedStep]:
+    """A step of a GPT whose weights are never made, and the number of its parameters."""
     import cerebras.pytorch as cstorch
 
+    with tempfile.TemporaryDirectory() as folder:
+        # Within backend.device parameters are only described; nothing here asks for their values.
+        backend = cstorch.backend("CSX", artifact_dir=Path(folder), validate_only=True)
+        with backend.device:
+            model = GPT(settings)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    tokens = torch.zeros((rows, settings.sequence), dtype=torch.int64)
+    made = trace_training(model, lambda net, batch: token_loss(net(batch[0]), batch[1]), (tokens, tokens), lr=1e-4)
+    return parameters, made
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("size", choices=[*SIZES])
     parser.add_argument("--rows", type=int, default=2)
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     begin = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        # Within backend.device parameters are only described; nothing here asks for their values.
-        backend = cstorch.backend("CSX", artifact_dir=Path(folder), validate_only=True)
-        with backend.device:
-            model = GPT(SIZES[options.size])
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    tokens = torch.zeros((options.rows, SEQUENCE), dtype=torch.int64)
-    made = trace_training(model, lambda net, batch: token_loss(net(batch[0]), batch[1]), (tokens, tokens), lr=1e-4)
+    parameters, made = trace_without_weights(SIZES[options.size], options.rows)
     options.out.write_text(made.text)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     seconds = time.perf_counter() - begin
-    told = {"parameters": parameters, "seconds": seconds, "peak_bytes": peak, "text_bytes": len(made.text)}
+    told = {"parameters": parameters, "seconds": seconds, "peak_bytes": peak_bytes(), "text_bytes": len(made.text)}
     print(json.dumps({**told, **made.seconds}))
 
 

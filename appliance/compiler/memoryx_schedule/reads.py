@@ -106,7 +106,8 @@ class Frontier:
     """The operations whose received inputs are complete, so that they can be run, one after the other.
 
     An operation is examined once for each operand that arrives. Looking at all operations after each message would take
-    time quadratic in the size of the step.
+    time quadratic in the size of the step. So would looking at all that can be run but wait for their readers, such as
+    the decay of every weight for its gradient: those of a kind are set aside until another one of it can be run.
     """
 
     def __init__(self, ops: Collection[Operation], reads: Reads) -> None:
@@ -114,6 +115,7 @@ class Frontier:
         self._place = {op: index for index, op in enumerate(ops)}
         self._missing = {op: set(reads.operands(op)) for op in ops}
         self._open: set[Operation] = set()
+        self._aside: dict[Kind, list[Operation]] = {}
         self._reach(op for op, missing in self._missing.items() if not missing)
 
     def add(self, values: Iterable[SSAValue]) -> None:
@@ -125,8 +127,16 @@ class Frontier:
         """Removes operations that have been run."""
         self._open.difference_update(ops)
 
+    def set_aside(self, kind: Kind, ops: list[Operation]) -> None:
+        """Leaves out all operations of a kind until another one of the kind can be run."""
+        self._open.difference_update(ops)
+        self._aside[kind] = ops
+
     def in_order(self, within: Set[Operation] | None = None) -> list[Operation]:
-        """The operations, in the order in which they were given. within: only these; None: all."""
+        """The operations that are not set aside, in the order in which they were given.
+
+        within: only these; None: all.
+        """
         return sorted(self._open if within is None else self._open & within, key=self._place.__getitem__)
 
     def _without(self, value: SSAValue) -> list[Operation]:
@@ -145,6 +155,7 @@ class Frontier:
         while stack:
             op = stack.pop()
             self._open.add(op)
+            self._open.update(self._aside.pop(self._reads.kind(op), ()))
             for result in op.results:
                 stack += self._without(result)
 
@@ -167,22 +178,28 @@ def ready_batches(
         reads: the readers of each value.
         have: values that have been received or computed.
         may_run: whether an operation may be run now.
-        leaves: whether a value is needed even if no operation reads it.
+        leaves: whether a value is needed even if no operation reads it. A value that is not will not become so.
         within: the operations that are run; None: all.
     """
+    incomplete: set[Kind] = set()
     batches: dict[Kind, list[Operation]] = {}
     maker: dict[SSAValue, Kind] = {}
     for op in frontier.in_order(within):
-        if not may_run(op):
-            continue
         kind = reads.kind(op)
         operands = [value for value in reads.operands(op) if value not in have]
         # An operation may read a result of its own batch, but not of another batch of this round.
-        if all(value in maker and maker[value] == kind for value in operands):
+        if may_run(op) and all(value in maker and maker[value] == kind for value in operands):
             batches.setdefault(kind, []).append(op)
             maker.update(dict.fromkeys(op.results, kind))
-    whole = (_without_loose_ends(reads, leaves, kind, batch) for kind, batch in batches.items())
-    return [batch for batch in whole if batch]
+        else:
+            incomplete.add(kind)
+    found = []
+    for kind, batch in batches.items():
+        if led := _without_loose_ends(reads, leaves, kind, batch):
+            found.append(led)
+        elif within is None and kind not in incomplete:
+            frontier.set_aside(kind, batch)
+    return found
 
 
 def _without_loose_ends(

@@ -243,6 +243,13 @@ def _way_out(plan: MemoryPlan, num_csx: int, global_rows: int, micro_batches: in
             f"{tightest.segment}: let micro-batches of fewer rows be tried "
             f'(cstorch.backends.csx.performance.micro_batch_size = "auto"), or {larger}'
         )
+    if rows < 1 and share > 0:
+        left = plan.capacity_bytes - tightest.weight_bytes - tightest.gradient_bytes
+        return (
+            f"a single row of the batch needs {bytes_text(tightest.scaling_bytes)} in segment "
+            f"{tightest.segment}, where weights and gradients leave {bytes_text(left)}, so neither a smaller batch nor "
+            f"more wafers (num_csx) help: make rows shorter or the layer smaller, or {larger}"
+        )
     if rows < 1:
         return (
             f"weights and gradients of segment {tightest.segment} leave no room for a single row of the batch, so "

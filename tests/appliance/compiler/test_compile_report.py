@@ -119,6 +119,9 @@ def test_a_refusal_says_what_would_fit(traced: Traced) -> None:
     traced.plan(1, wafer_memory_bytes=peak.total_bytes)
     with pytest.raises(CompileError, match=r'with 12 rows at once there is no room .*micro_batch_size = "auto"'):
         traced.plan(1, wafer_memory_bytes=1000)
+    row = peak.weight_bytes + peak.gradient_bytes + 64
+    with pytest.raises(CompileError, match=r"a single row .* needs .* gradients leave 64 B, so neither"):
+        traced.plan(1, wafer_memory_bytes=row, micro_batches=ROWS)
     with pytest.raises(CompileError, match="leave no room for a single row"):
         traced.plan(1, wafer_memory_bytes=1000, micro_batches=ROWS)
 
