@@ -52,6 +52,7 @@ class CheckedRun:
     def __init__(self, settings: RunSettings) -> None:
         self.settings = settings
         self.folder = Path(settings.folder)
+        self.files = self.folder / "files"  # those that the script writes, by their absolute paths
         self.saved_states: set[str] | None = None  # the states in checkpoints of the script; None: it saved none
         self.saved_at = ""  # the line of the last one
         self.buffer_lines: WeakKeyDictionary[nn.Module, dict[str, str]] = WeakKeyDictionary()  # of register_buffer
@@ -172,8 +173,8 @@ class CheckedRun:
     # --- Checkpoints --------------------------------------------------------------------------------------------------
 
     def redirected(self, path: Path) -> Path:
-        """Returns where a checkpoint that the script writes is written: in the record, as checks change no files."""
-        return self.folder / "files" / path.absolute().relative_to(path.absolute().anchor)
+        """Returns where a checkpoint that the script writes is written, by code that is not Python's."""
+        return self.files / path.absolute().relative_to(path.absolute().anchor)
 
     def saved(self, state_dict: Any) -> None:
         """Notes the states in a checkpoint of the script: those in it, and those of which it has copies."""

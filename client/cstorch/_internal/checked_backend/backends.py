@@ -11,6 +11,7 @@ from cstorch._internal.backend.csx import CsxBackend
 from cstorch._internal.backend.current import Make, replace_backends
 from cstorch._internal.backend.interface import Backend, BackendType, Cluster
 from cstorch._internal.check.counted_random import CountedRandom
+from cstorch._internal.check.private_files import PrivateFiles
 from cstorch._internal.check.run import CheckedRun, checked_run
 from cstorch._internal.execution import Execution, Executor
 from cstorch._internal.tracing import DEVICE, XlaName
@@ -78,10 +79,11 @@ class CheckedEagerBackend(CpuBackend):
 
 
 def install_check() -> None:
-    """Has the backends of this process made as a check wants them, if this is a checked run; called once."""
+    """Has the backends and files of this process made as a check wants them, if this is one of a check; called once."""
     run = checked_run()
     if run is None:
         return
+    PrivateFiles(run.files).install()
 
     def replacement(kind: BackendType, make: Make) -> Make:
         def made(
