@@ -1,14 +1,15 @@
 """Files of its own for a script that a check runs: it writes to a folder of the record, and reads what it has written.
 
 A file that the script opens for writing is copied first where it keeps its content; one that it removes is hidden. So
-the script finds all files as in a run without a check, and changes none. This holds for what Python does with files, and
-for the writers of torch, h5py and safetensors; a program that the script starts sees the user's files only.
+the script finds all files as in a run without a check, and changes none. This holds for what Python does with files,
+and for torch, h5py and safetensors; a program that the script starts sees the user's files only.
 """
 
 import errno
 import functools
 import io
 import os
+import pickle
 import shutil
 import sys
 import tempfile
@@ -18,8 +19,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import cloudpickle
 import h5py
-import safetensors.torch
+import safetensors
 import torch
 
 from waferbox import settings
@@ -292,8 +294,8 @@ class PrivateFiles:
         replaced += [
             (_PLAIN_OPEN, self.open),
             (torch.save, self._saving(torch.save)),
-            (safetensors.torch.serialize_file, self._saving(safetensors.torch.serialize_file)),
-            (safetensors.torch.safe_open, self._translated(safetensors.torch.safe_open, self.reading)),
+            (safetensors.serialize_file, self._saving(safetensors.serialize_file)),
+            (safetensors.safe_open, self._translated(safetensors.safe_open, self.reading)),
         ]
         by_identity = {id(plain): function for plain, function in replaced}
         for module in list(sys.modules.values()):
@@ -334,6 +336,31 @@ class PrivateFiles:
             function(file, name, mode, *args, **kwargs)
 
         return initialise
+
+
+def with_private_files(pickled: bytes, root: Path) -> bytes:
+    """Returns a pickled object for another process, which sees the files under a root before it reads the object.
+
+    Args:
+        pickled: The object, pickled by cloudpickle.
+        root: The folder of the script's own files.
+    """
+    return pickle.dumps(_Seeing(root, pickled))
+
+
+class _Seeing:
+    """A pickled object, and the files that it is read with."""
+
+    def __init__(self, root: Path, pickled: bytes) -> None:
+        self._arguments = (root, pickled)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _read_with_files, self._arguments
+
+
+def _read_with_files(root: Path, pickled: bytes) -> Any:
+    PrivateFiles(root).install()
+    return cloudpickle.loads(pickled)
 
 
 class _Entries:
