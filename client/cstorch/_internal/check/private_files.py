@@ -36,7 +36,7 @@ _PLAIN_OPEN: Final = io.open
 # The modules that other ones take these calls from, and this one.
 _PLAIN_MODULES: Final = ("posix", "_io", __name__)
 
-_READERS: Final = ("access", "chdir", "getxattr", "listxattr", "lstat", "readlink", "stat", "statvfs")
+_READERS: Final = ("access", "getxattr", "listxattr", "lstat", "readlink", "stat", "statvfs")
 _CHANGERS: Final = ("chmod", "chown", "removexattr", "setxattr", "truncate", "utime")
 
 
@@ -57,6 +57,7 @@ class PrivateFiles:
         caches: list[Any] = [os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")]
         caches += [folder for each in (settings.CACHE, settings.RECOVERY_DIR) if (folder := each.get())]
         self._shared = {*_SYSTEM, *map(os.path.realpath, caches), os.path.dirname(self._root)}
+        self._is_inside = False  # whether the current folder is one of the script's own
         self._local = threading.local()
         self._resolved = functools.cache(os.path.realpath)
 
@@ -106,7 +107,10 @@ class PrivateFiles:
     def reading(self, path: Any, dir_fd: int | None = None) -> Any:
         """Returns the path to read instead of one."""
         place = self.place(path, dir_fd)
-        return path if place is None else self.seen(place)
+        if place is None:
+            return path
+        # A relative path stays one, as names in errors and folders are made of it.
+        return path if dir_fd is None and not (self._is_inside or self._is_changed(place)) else self.seen(place)
 
     def writing(self, path: Any, dir_fd: int | None = None, *, keeps: bool = True) -> Any:
         """Returns the path to write instead of one.
@@ -179,7 +183,7 @@ class PrivateFiles:
 
     def scandir(self, path: Any = ".") -> Any:
         place = self.place(_folder_of(path))
-        if place is None or not (self._removed or self._is_changed(place)):
+        if place is None or not (self._is_inside or self._removed or self._is_changed(place)):
             return _PLAIN["scandir"](path)
         names = set(self.names(place))
         with self._plainly():
@@ -187,6 +191,11 @@ class PrivateFiles:
             names -= {entry.name for entry in own}
             others = [entry for entry in os.scandir(place) if entry.name in names] if names else []
         return _Entries([*others, *own])
+
+    def chdir(self, path: Any) -> None:
+        place = self.place(_folder_of(path))
+        self._is_inside = place is not None and not self._is_of_user(place)
+        _PLAIN["chdir"](self.seen(place) if place is not None and self._is_inside else place or path)
 
     def unlink(self, path: Any, *, dir_fd: int | None = None) -> None:
         if (place := self.place(path, dir_fd)) is None:
@@ -281,7 +290,7 @@ class PrivateFiles:
             **{name: self._translated(_PLAIN[name], self.writing) for name in _CHANGERS},
             **{
                 name: getattr(self, name)
-                for name in ("link", "listdir", "mkdir", "rmdir", "scandir", "symlink", "unlink")
+                for name in ("chdir", "link", "listdir", "mkdir", "rmdir", "scandir", "symlink", "unlink")
             },
             "open": self.os_open,
             "remove": self.unlink,

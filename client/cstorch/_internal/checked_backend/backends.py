@@ -1,9 +1,11 @@
 """The backends of checked runs, in the place of the one that the script asks for."""
 
 import os
+import random
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from cstorch._internal.backend.cpu import CpuBackend
@@ -78,12 +80,20 @@ class CheckedEagerBackend(CpuBackend):
         return CheckedEagerLoop(executor, self._run, self._random)
 
 
+def _seed_generators() -> None:
+    """Has a script without seeds draw the same numbers in all runs of a check."""
+    torch.manual_seed(0)
+    np.random.seed(0)
+    random.seed(0)
+
+
 def install_check() -> None:
     """Has the backends and files of this process made as a check wants them, if this is one of a check; called once."""
     run = checked_run()
     if run is None:
         return
     PrivateFiles(run.files).install()
+    _seed_generators()
 
     def replacement(kind: BackendType, make: Make) -> Make:
         def made(
