@@ -62,4 +62,8 @@ class _Copies(TorchDispatchMode):
             tensor.copy_(copied[id(tensor)][..., 0])
         if written:
             return written[0] if len(written) == 1 else tuple(written)
-        return pytree.tree_map_only(torch.Tensor, lambda wide: wide[..., 0].contiguous(), result)
+        return pytree.tree_map_only(torch.Tensor, _first_copies, result)
+
+
+def _first_copies(wide: torch.Tensor) -> torch.Tensor:
+    return wide[..., 0].clone(memory_format=torch.contiguous_format)

@@ -1,5 +1,6 @@
 """The executions of checked runs: on the cluster with the states of every step, and by plain PyTorch on the CPU."""
 
+import shutil
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -89,10 +90,12 @@ class CheckedExecution(ClusterExecution):
         self._trains = self._step.trains
         if self._run.settings.way is Way.TRACE:
             self._changed = {info.name for info in self._step.trace.states if info.changed}
+        program = self._run.folder / f"program-{self._number}.mlir"  # the artifact folder may be one of the script's
+        shutil.copyfile(self.executor.artifact_dir / CIRH, program)
         self._run.add(
             Program(
                 execution=self._number,
-                path=str(self.executor.artifact_dir / CIRH),
+                path=str(program),
                 function=record.function,
                 trains=self._trains,
                 half=record.half,
