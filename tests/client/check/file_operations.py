@@ -50,6 +50,14 @@ descriptor = os.open("out", os.O_RDONLY)
 assert sorted(os.listdir(descriptor)) == ["latest", "run"]
 assert os.stat("run", dir_fd=descriptor).st_ino == os.stat("out/run").st_ino
 
+# Paths of the script's own files, as functions return them.
+own = record / "files" / user.relative_to("/")
+(own / "kept").mkdir(exist_ok=True)
+assert (own / "losses.csv").read_text() == "1\n"
+assert sorted(entry.name for entry in os.scandir(own / "kept")) == ["file"]
+with open("out/run/here") as file:
+    assert Path(file.name).parent.is_dir()
+
 # Files of the user.
 with open("losses.csv", "a") as file:
     file.write("2\n")

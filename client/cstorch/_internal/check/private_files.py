@@ -110,7 +110,8 @@ class PrivateFiles:
         if place is None:
             return path
         # A relative path stays one, as names in errors and folders are made of it.
-        return path if dir_fd is None and not (self._is_inside or self._is_changed(place)) else self.seen(place)
+        is_as_given = dir_fd is None and not self._is_own_path(path)
+        return path if is_as_given and not self._is_changed(place) else self.seen(place)
 
     def writing(self, path: Any, dir_fd: int | None = None, *, keeps: bool = True) -> Any:
         """Returns the path to write instead of one.
@@ -183,7 +184,7 @@ class PrivateFiles:
 
     def scandir(self, path: Any = ".") -> Any:
         place = self.place(_folder_of(path))
-        if place is None or not (self._is_inside or self._removed or self._is_changed(place)):
+        if place is None or not (self._is_own_path(path) or self._removed or self._is_changed(place)):
             return _PLAIN["scandir"](path)
         names = set(self.names(place))
         with self._plainly():
@@ -245,6 +246,10 @@ class PrivateFiles:
     def link(self, src: Any, dst: Any, **kwargs: Any) -> None:
         self._must_be_free(dst)
         _PLAIN["link"](self.writing(src), self.writing(dst), **kwargs)
+
+    def _is_own_path(self, path: Any) -> bool:
+        """Whether a path leads to the script's own files, so that the user's are elsewhere."""
+        return self._is_inside or _is_in(os.fsdecode(_folder_of(path)), self._root)
 
     def _is_changed(self, place: str) -> bool:
         with self._plainly():

@@ -179,7 +179,7 @@ class CheckedRun:
     # --- Checkpoints --------------------------------------------------------------------------------------------------
 
     def redirected(self, path: Path) -> Path:
-        """Returns where a checkpoint that the script writes is written, by code that is not Python's."""
+        """Returns where a file that the script has written is, for code that is not Python's."""
         return self.files / path.absolute().relative_to(path.absolute().anchor)
 
     def saved(self, state_dict: Any) -> None:
