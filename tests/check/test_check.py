@@ -115,6 +115,9 @@ def test_no_false_alarm(script, checked):
     assert findings(verdict) == {}
     assert verdict.status == 0
     assert [answer.summary for answer in verdict.answers if answer.state is State.OPEN] == []
+    # The check has changed no file.
+    assert {path.suffix for path in script.parent.iterdir()} <= {".py", ""}
+    assert not (script.parent / "out").exists()
 
 
 def test_script_that_fails_before_its_first_step(tmp_path):

@@ -84,6 +84,21 @@ def test_overflow(answer):
     assert [finding.line for finding in given.findings if "not finite" in finding.message] == ["train.py:5"]
 
 
+@pytest.mark.parametrize(
+    ("skipped", "said"),
+    [
+        (1.0, "; the loss scale moved to 16384, and the step was skipped"),
+        (0.0, "; the loss scale of 16384 did not move, as the gradients are finite"),
+    ],
+)
+def test_overflow_with_a_loss_scale(answer, skipped, said):
+    scaler = {"state.grad_scaler.0.loss_scale": 2.0**14, "state.grad_scaler.0.num_skipped_steps": skipped}
+    given = answer([{"output.0": math.inf, **scaler}], [{}, {"output.0": 1.0}])
+    assert given.state is State.FOUND
+    (finding,) = given.findings
+    assert finding.message == f"after step 1 output.0 are not finite, and in float32 they are{said}"
+
+
 def test_infinity_that_float32_has_too(answer):
     given = answer([[1.1, float("inf")]], [[1.0, 2.0], [1.1, float("inf")]])
     assert given.state is State.GOOD

@@ -17,7 +17,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation, SSAValue
 
 from waferbox.checked_run.moments import is_among, moments
-from waferbox.checked_run.record import StepObserved
+from waferbox.checked_run.record import INPUT, StepObserved
 from waferbox.cirh.dialect.locations import source_of
 from waferbox.cirh.dialect.operations import Const, body_ops, func_of
 from waferbox.cirh.dialect.source import Source
@@ -94,7 +94,7 @@ def argument_tensors(
     arguments = list(func_of(module).block.args)
     meaning = signature(module)
     tensors: dict[int, torch.Tensor | None] = {state.argument: kept.get(state.name) for state in meaning.states}
-    tensors |= {each.argument: kept.get(f"input.{number}") for number, each in enumerate(meaning.inputs)}
+    tensors |= {each.argument: kept.get(f"{INPUT}{number}") for number, each in enumerate(meaning.inputs)}
     tensors |= {state.argument: torch.tensor(counter) for state in meaning.states if state.name == COUNTER}
     if meaning.wafers is not None:
         tensors[meaning.wafers] = torch.zeros(1, dtype=dtype(arguments[meaning.wafers]))

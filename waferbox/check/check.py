@@ -13,7 +13,17 @@ from typing import Final, TypeVar
 from appliance.compiler.core.target import Precision
 from appliance.drawing.number_text import bytes_text, count_text, seconds_text
 from waferbox.check.bisection import first_difference
-from waferbox.check.comparison import CLOSE, CLOSE_IN_HALF, Comparison, Steps, compare, needs_judge, step_values
+from waferbox.check.comparison import (
+    CLOSE,
+    CLOSE_IN_HALF,
+    Comparison,
+    Difference,
+    Steps,
+    compare,
+    needs_judge,
+    not_repeated,
+    step_values,
+)
 from waferbox.check.compiles import Compiled, compile_for, largest_value
 from waferbox.check.half import first_not_finite, half_answer, steps_before_skip
 from waferbox.check.half_errors import HalfErrors, half_errors
@@ -39,6 +49,10 @@ _JUDGES: Final = {Way.DOUBLE: "float64", Way.HALF: "half precision by PyTorch"}
 # The numbers of wafers for which the time of a step is predicted, besides those that are checked.
 _SCALES: Final = (1, 4, 16, 64, 256, 1024)
 _MOST_NAMED: Final = 4
+_SEEDS: Final = (
+    "Give all of its random numbers a seed: those of torch, numpy and random, and of each generator of its own"
+)
+_SKIPPED: Final = "the loss scale skips the first step, and PyTorch on the CPU has no loss scale."
 _MOST_LAYERS: Final = 32
 # A loader is slow if this many workers for each wafer, together, keep it waiting, and a batch is longer on its way than
 # the outputs of a step: steps of small models take microseconds, and no loader keeps up with them.
@@ -172,14 +186,18 @@ class Check:
             self._progress(f"running the script in {_JUDGES[way]}, to tell rounding from what is wrong")
             (run,) = self._runs(way)
             judge = step_values(run.folder, run.events)
+            if name := not_repeated(theirs, judge):
+                summary = f"Not compared: two runs of the script by PyTorch differ in {name}. {_SEEDS}"
+                return Answer(question=question, state=State.OPEN, summary=summary)
         if is_half:
             # PyTorch in half precision is compared, and float32 is the judge. It has no loss scale.
             ours = steps_before_skip(ours)
             theirs, judge = (judge, theirs) if judge else (theirs, judge)
         comparison = compare(ours, theirs, judge, close)
         notes = [_finding(each) for each in _of(eager, Found) if each.question is question]
-        not_finite = () if is_half else comparison.not_finite  # in half precision this is the next answer
-        if comparison.differences or not_finite:
+        # In half precision an overflow is the next answer, and other tensors of its step follow from it.
+        is_overflow = is_half and bool(comparison.not_finite or comparison.overflowed)
+        if (comparison.differences or comparison.not_finite) and not is_overflow:
             if notes:
                 return Answer(
                     question=question,
@@ -188,18 +206,12 @@ class Check:
                 )
             first_line = self._first_in_half(programs, comparison) if is_half else self._first_line(cluster, comparison)
             return _different(comparison, bool(judge), first_line)
-        rounding = f"the largest relative difference is {comparison.largest:.1g}"
-        summary = (
-            f"Yes: {_counted(comparison.steps, 'step')}, {_counted(comparison.tensors, 'tensor')} each; {rounding}."
-        )
-        if comparison.largest > close:
-            judged = "half precision is as far from float32" if is_half else "float32 is as far from float64"
-            summary = f"{summary[:-1]}, which is rounding: PyTorch in {judged}."
-        return Answer(question=question, state=State.GOOD, summary=summary)
+        return _agreeing(comparison, close, is_half=is_half)
 
     def _first_line(self, cluster: Run, comparison: Comparison) -> Finding | None:
         """Returns the first operation that differs, found by a run that records the operations of the step."""
-        first = (comparison.not_finite or comparison.differences)[0]
+        first = comparison.first
+        assert first is not None
         program = next((each for each in _of(cluster, Program) if each.execution == first.execution), None)
         if program is None:
             return None
@@ -226,7 +238,8 @@ class Check:
 
     def _first_in_half(self, programs: Sequence[Program], comparison: Comparison) -> Finding | None:
         """Returns the first operation of a step in half precision whose result is far from that in float32."""
-        first = (comparison.not_finite or comparison.differences)[0]
+        first = comparison.first
+        assert first is not None
         program = next((each for each in programs if each.execution == first.execution), None)
         if program is None or not first.step:
             return None
@@ -393,15 +406,46 @@ def _why_ended(run: Run) -> str:
     return f"the script ended with status {run.status}"
 
 
+def _agreeing(comparison: Comparison, close: float, *, is_half: bool) -> Answer:
+    """The answer for steps that agree, up to one whose values overflow in the precision of the script."""
+    end = comparison.first
+    overflow = ""
+    if end is not None:
+        overflowed = comparison.not_finite or comparison.overflowed
+        judge = "float32" if is_half else "float64"
+        where = f"After step {end.step}{_of_execution(end)} {_names(overflowed)} are not finite"
+        if is_half:
+            overflow = f"{where} in half precision, and in {judge} they are; the next answer says more."
+        else:
+            overflow = f"{where} by PyTorch itself, and in {judge} they are."
+    if not comparison.steps:
+        summary = f"Not compared: {overflow[:1].lower()}{overflow[1:]}" if overflow else f"Not compared: {_SKIPPED}"
+        return Answer(question=Question.VALUES, state=State.OPEN, summary=summary)
+    rounding = f"the largest relative difference is {comparison.largest:.1g}"
+    if comparison.largest > close:
+        judged = "half precision is as far from float32" if is_half else "float32 is as far from float64"
+        rounding += f", which is rounding: PyTorch in {judged}"
+    summary = f"Yes: {_counted(comparison.steps, 'step')}, {_counted(comparison.tensors, 'tensor')} each; {rounding}."
+    return Answer(question=Question.VALUES, state=State.GOOD, summary=f"{summary} {overflow}".rstrip())
+
+
+def _names(differences: Sequence[Difference]) -> str:
+    more = len(differences) - _MOST_NAMED
+    return ", ".join(each.name for each in differences[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _of_execution(difference: Difference) -> str:
+    return f" of execution {difference.execution}" if difference.execution > 1 else ""
+
+
 def _different(comparison: Comparison, has_judge: bool, first_line: Finding | None) -> Answer:
-    first = (comparison.not_finite or comparison.differences)[0]
-    execution = f" of execution {first.execution}" if first.execution > 1 else ""
+    first = comparison.first
+    assert first is not None
+    execution = _of_execution(first)
     findings = [] if first_line is None else [first_line]
     if comparison.not_finite:
-        names = ", ".join(each.name for each in comparison.not_finite[:_MOST_NAMED])
-        findings.append(
-            Finding(line="", message=f"after step {first.step}{execution} {names} have values that are not finite")
-        )
+        message = f"after step {first.step}{execution} {_names(comparison.not_finite)} have values that are not finite"
+        findings.append(Finding(line="", message=message))
     for each in comparison.differences[:_MOST_NAMED]:
         rounding = "" if each.rounding is None else f"; rounding of float32 explains {each.rounding:.1g}"
         findings.append(

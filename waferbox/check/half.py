@@ -82,7 +82,10 @@ def _overflow(
         if not names:
             continue
         more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-        reached = f"after step {key[1]} {', '.join(names[:_MOST_NAMED])}{more} are not finite, and in float32 they are"
+        reached = (
+            f"after step {key[1]} {', '.join(names[:_MOST_NAMED])}{more} are not finite, and in float32 they are"
+            f"{_move_of_scale(load_file(cluster[key]))}"
+        )
         if not beyond:
             yield Finding(line="", message=reached)
         for found in beyond:
@@ -132,6 +135,17 @@ def _lines_of_states(program: Program) -> dict[str, str]:
             if operand in names and source.file:
                 lines.setdefault(names[operand], source.place)
     return lines
+
+
+def _move_of_scale(values: Mapping[str, torch.Tensor]) -> str:
+    """Says what the loss scale, if there is one, did in the first step that overflows, as the end of a sentence."""
+    for name, tensor in values.items():
+        if name.endswith(_SKIPPED):
+            scale = float(values[name.removesuffix(_SKIPPED) + _SCALE].max())
+            if bool(tensor.any()):
+                return f"; the loss scale moved to {scale:g}, and the step was skipped"
+            return f"; the loss scale of {scale:g} did not move, as the gradients are finite"
+    return ""
 
 
 def _loss_scale(first: Path, last: Path) -> str:

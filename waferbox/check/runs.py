@@ -86,6 +86,7 @@ class ScriptProcess:
         for name in (settings.MANAGEMENT.name, "CSCONFIG_PATH"):
             environment.pop(name, None)
         environment |= {settings.CHECK.name: run.to_json(), "PYTHONUNBUFFERED": "1"}
+        environment.setdefault("PYTHONHASHSEED", "0")  # sets have the same order in all runs
         with (folder / LOG).open("wb") as log:
             self._process = subprocess.Popen(
                 command,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 EVENTS: Final = "events"
+INPUT: Final = "input."  # what the names of a batch's tensors begin with
 
 
 class Way(enum.StrEnum):
@@ -143,7 +144,8 @@ class StepValues:
     Attributes:
         execution: number of the execution.
         step: number of the step, from 1; 0: before the first.
-        path: a file with the outputs and states after the step, sampled: `output.N` and the names of the states.
+        path: a file with the outputs and states after the step, sampled: `output.N` and the names of the states; by
+            plain PyTorch also the batch, `input.N`.
     """
 
     execution: int

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from random_programs import traced_program
 from torch import nn
+from whole_vectors import whole_vectors
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import SSAValue
 
@@ -17,6 +18,7 @@ from appliance.compiler.passes.canonicalise import canonicalise
 from appliance.compiler.passes.cse import join_common_subexpressions
 from appliance.compiler.passes.dce import eliminate_dead_code
 from appliance.compiler.passes.fold import LARGEST, fold_constants
+from appliance.compiler.passes.sink_broadcasts import sink_broadcasts
 from appliance.compiler.pipeline import PASSES, Pass
 from cstorch.errors import CompileError as LoweringError
 from waferbox.cirh.dialect.attributes import SplatAttr, dense
@@ -302,7 +304,55 @@ def check_pass(step: Pass, module: ModuleOp, inputs: list[torch.Tensor], expecte
     return changed
 
 
+# Functions of one operand that torch approximates by other code for whole vectors than for the elements after them.
+APPROXIMATED = ("Tanh", "Rsqrt", "Exp", "Log", "Sigmoid", "Cos", "Sin", "Erf", "Gelu")
+EXACT = ("Relu", "Sqrt", "Abs", "Neg", "Floor", "Ceil", "Round", "Sign", "Reciprocal")
+
+
+def broadcast_function(name: str, size: int, dtype: torch.dtype) -> ModuleOp:
+    builder = GraphBuilder()
+    values = builder.argument(tensor_type((size,), dtype), input="x")
+    wide = tensor_type((size, 3), dtype)
+    (spread,) = builder.op("cirh.BroadcastInDim", [values], {"broadcast_dimensions": [0]}, types=[wide])
+    (result,) = builder.op(f"cirh.{name}", [spread])
+    return builder.finish([(result, "output_0")])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("name", [*EXACT, *APPROXIMATED])
+def test_a_function_of_a_smaller_tensor_differs_in_its_last_bits_at_most(name: str, dtype: torch.dtype) -> None:
+    """A broadcast may move behind a function, although torch may round the function of the smaller tensor otherwise.
+
+    Torch has code for whole vectors, and other code for the elements after the last of them and for strided tensors. So
+    the position of an element may change the last bits of a sigmoid, and so may each wafer's part of a batch, each
+    micro-batch, and each pass that moves a view. A pass cannot promise more than the rest of the system: numbers are
+    PyTorch's up to such roundings. A pass promises the same operation on the same numbers for each element, which is
+    tested to the bit, as `whole_vectors` takes the position away.
+    """
+    torch.manual_seed(0)
+    for size in (1, 3, 7, 8, 15, 16, 33):
+        values = torch.rand(size, dtype=torch.float64).add(0.1).mul(3).to(dtype)
+        module = broadcast_function(name, size, dtype)
+        large, before = Kernel.build(module), print_module(module)
+        assert sink_broadcasts(module) is (print_module(module) != before) is True
+        small = Kernel.build(module)
+        (expected,), (made,) = large([values]), small([values])
+        if name in EXACT:
+            assert torch.equal(made, expected)
+        else:
+            torch.testing.assert_close(made, expected)  # as near as torch's own tests ask of its functions
+        with whole_vectors():
+            (expected,), (made,) = large([values]), small([values])
+        assert torch.equal(made, expected)
+
+
 def test_no_pass_changes_a_value() -> None:
+    """Every pass but the fusions keeps every bit of an element, wherever it lies in its tensor.
+
+    Operations are computed by `whole_vectors`: by torch's own loops the last bit of some functions depends on the
+    position of an element, which passes change (see the test above), and a later floor or comparison makes any
+    difference of it. So this test has no tolerance for such functions, and none for what follows from them.
+    """
     found: Counter[str] = Counter()
 
     @seed(0)
@@ -320,11 +370,12 @@ def test_no_pass_changes_a_value() -> None:
             given_inputs[state.argument] = traced.initial[state.name]
         inputs = [given_inputs[index] for index in range(len(func_of(module).block.args))]
         assert [info(argument).shape for argument in func_of(module).block.args] == [tuple(i.shape) for i in inputs]
-        expected = Kernel.build(module)(inputs)
-        # In order, and each on the text as it was traced.
-        for step in PASSES:
-            found[step.name] += check_pass(step, module, inputs, Kernel.build(module)(inputs))
-            check_pass(step, parse_module(traced.text), inputs, expected)
+        with whole_vectors():
+            expected = Kernel.build(module)(inputs)
+            # In order, and each on the text as it was traced.
+            for step in PASSES:
+                found[step.name] += check_pass(step, module, inputs, Kernel.build(module)(inputs))
+                check_pass(step, parse_module(traced.text), inputs, expected)
 
     run()
     # Traced linear layers and layer norms are fused already, and the constants of these programs are.

@@ -26,6 +26,7 @@ from cstorch._internal.tracing.provenance import line_of
 from cstorch.errors import CstorchError
 from waferbox import settings
 from waferbox.checked_run.record import (
+    INPUT,
     Event,
     ExecutionBegun,
     ExecutionEnded,
@@ -52,6 +53,7 @@ class CheckedRun:
     def __init__(self, settings: RunSettings) -> None:
         self.settings = settings
         self.folder = Path(settings.folder)
+        self.files = self.folder / "files"  # those that the script writes, by their absolute paths
         self.saved_states: set[str] | None = None  # the states in checkpoints of the script; None: it saved none
         self.saved_at = ""  # the line of the last one
         self.buffer_lines: WeakKeyDictionary[nn.Module, dict[str, str]] = WeakKeyDictionary()  # of register_buffer
@@ -102,7 +104,9 @@ class CheckedRun:
         self._ended += 1
         self.add(ExecutionEnded(execution=self._executions, seconds=time.monotonic() - self._began))
 
-    def record_step(self, execution: int, step: int, outputs: Any, states: Mapping[str, torch.Tensor]) -> None:
+    def record_step(
+        self, execution: int, step: int, outputs: Any, states: Mapping[str, torch.Tensor], batch: Any = None
+    ) -> None:
         """Records the values of a step.
 
         Args:
@@ -110,9 +114,12 @@ class CheckedRun:
             step: The number of the step, from 1; 0: before the first.
             outputs: The result of the traced function, with CPU tensors; None: it is not known.
             states: The states after the step, as CPU tensors, by name.
+            batch: The batch of the step; None: it is not known.
         """
-        leaves = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
-        values = {f"output.{number}": sample(tensor) for number, tensor in enumerate(leaves)}
+        named = {"output.": outputs, INPUT: batch}
+        values = {
+            f"{prefix}{n}": sample(leaf) for prefix, tree in named.items() for n, leaf in enumerate(tensors(tree))
+        }
         values |= {name: sample(tensor) for name, tensor in states.items()}
         path = self.folder / f"values-{execution}-{step}.safetensors"
         save_file(values, path)
@@ -172,12 +179,12 @@ class CheckedRun:
     # --- Checkpoints --------------------------------------------------------------------------------------------------
 
     def redirected(self, path: Path) -> Path:
-        """Returns where a checkpoint that the script writes is written: in the record, as checks change no files."""
-        return self.folder / "files" / path.absolute().relative_to(path.absolute().anchor)
+        """Returns where a file that the script has written is, for code that is not Python's."""
+        return self.files / path.absolute().relative_to(path.absolute().anchor)
 
     def saved(self, state_dict: Any) -> None:
         """Notes the states in a checkpoint of the script: those in it, and those of which it has copies."""
-        leaves = [leaf for leaf in pytree.tree_leaves(state_dict) if isinstance(leaf, torch.Tensor)]
+        leaves = tensors(state_dict)
         cells = {_cell(leaf) for leaf in leaves}
         states = {name: getter() for name, getter in state.named_getters().items()}
         names = {name for name, tensor in states.items() if _cell(tensor) in cells}
@@ -194,6 +201,11 @@ class CheckedRun:
 def _cell(tensor: torch.Tensor) -> Cell | int:
     """Returns what two tensors with the same values share."""
     return cell_of(tensor) if isinstance(tensor, LazyTensor) else tensor.data_ptr()
+
+
+def tensors(tree: Any) -> list[torch.Tensor]:
+    """Returns the tensors of a tree, in order."""
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def sample(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,9 +1,11 @@
 """The backends of checked runs, in the place of the one that the script asks for."""
 
 import os
+import random
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from cstorch._internal.backend.cpu import CpuBackend
@@ -11,6 +13,7 @@ from cstorch._internal.backend.csx import CsxBackend
 from cstorch._internal.backend.current import Make, replace_backends
 from cstorch._internal.backend.interface import Backend, BackendType, Cluster
 from cstorch._internal.check.counted_random import CountedRandom
+from cstorch._internal.check.private_files import PrivateFiles
 from cstorch._internal.check.run import CheckedRun, checked_run
 from cstorch._internal.execution import Execution, Executor
 from cstorch._internal.tracing import DEVICE, XlaName
@@ -77,11 +80,20 @@ class CheckedEagerBackend(CpuBackend):
         return CheckedEagerLoop(executor, self._run, self._random)
 
 
+def _seed_generators() -> None:
+    """Has a script without seeds draw the same numbers in all runs of a check."""
+    torch.manual_seed(0)
+    np.random.seed(0)
+    random.seed(0)
+
+
 def install_check() -> None:
-    """Has the backends of this process made as a check wants them, if this is a checked run; called once."""
+    """Has the backends and files of this process made as a check wants them, if this is one of a check; called once."""
     run = checked_run()
     if run is None:
         return
+    PrivateFiles(run.files).install()
+    _seed_generators()
 
     def replacement(kind: BackendType, make: Make) -> Make:
         def made(

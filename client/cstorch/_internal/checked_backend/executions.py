@@ -1,5 +1,6 @@
 """The executions of checked runs: on the cluster with the states of every step, and by plain PyTorch on the CPU."""
 
+import shutil
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -16,8 +17,9 @@ from cstorch._internal.batch import num_samples
 from cstorch._internal.check.counted_random import CountedRandom
 from cstorch._internal.check.half_range import HalfRange
 from cstorch._internal.check.loader import BusyLines, line_of_input, partial_batch, shared_samples
+from cstorch._internal.check.private_files import with_private_files
 from cstorch._internal.check.resumption import report_lost_states
-from cstorch._internal.check.run import CheckedRun
+from cstorch._internal.check.run import CheckedRun, tensors
 from cstorch._internal.execution import Closure, Executor
 from cstorch._internal.random_state import random_state, random_state_kept, set_random_state
 from cstorch._internal.session.execution.cluster_execution import ClusterExecution
@@ -25,7 +27,7 @@ from cstorch._internal.session.execution.function import FunctionExecution
 from cstorch._internal.session.execution.loop import LoopExecution
 from cstorch.backends.mixed_precision import get_half_dtype, mixed_precision
 from waferbox.checked_run.moments import WIDTH, moments
-from waferbox.checked_run.record import InputMeasured, Program, Question, StepObserved, Way
+from waferbox.checked_run.record import INPUT, InputMeasured, Program, Question, StepObserved, Way
 from waferbox.execution_folders import CIRH
 
 # --- On the cluster ---------------------------------------------------------------------------------------------------
@@ -63,6 +65,9 @@ class CheckedExecution(ClusterExecution):
             report_lost_states(self._run, self._changed)
         self._run.end_execution()
 
+    def _builder(self) -> bytes:
+        return with_private_files(super()._builder(), self._run.files)
+
     def _measure_input(self) -> None:
         """Times the batches after the first, and records what is wrong with the loader."""
         # A trainer asks for a single step if nothing is to run.
@@ -85,10 +90,12 @@ class CheckedExecution(ClusterExecution):
         self._trains = self._step.trains
         if self._run.settings.way is Way.TRACE:
             self._changed = {info.name for info in self._step.trace.states if info.changed}
+        program = self._run.folder / f"program-{self._number}.mlir"  # the artifact folder may be one of the script's
+        shutil.copyfile(self.executor.artifact_dir / CIRH, program)
         self._run.add(
             Program(
                 execution=self._number,
-                path=str(self.executor.artifact_dir / CIRH),
+                path=str(program),
                 function=record.function,
                 trains=self._trains,
                 half=record.half,
@@ -159,7 +166,7 @@ def _record_input(
             rows=rows,
             seconds=seconds,
             line=busiest_line,
-            nbytes=sum(leaf.nbytes for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)),
+            nbytes=sum(leaf.nbytes for leaf in tensors(batch)),
             is_restartable=loader.is_restartable,
         )
     )
@@ -225,7 +232,7 @@ class CheckedEagerExecution(CpuExecution):
             with self._around_body():
                 yield batch
             own_random = random_state()
-            self._run.record_step(number, step, self._result, _detached_states())
+            self._run.record_step(number, step, self._result, _detached_states(), batch)
         if executor.dataloader.is_restartable:
             executor.dataloader.completed(self.input_states())
         _record_input(self._run, number, executor, self._batch, executor.num_steps - 1, seconds, busy.busiest)
@@ -264,8 +271,7 @@ class CheckedEagerExecution(CpuExecution):
     @contextmanager
     def _observed(self, batch: Any) -> Iterator[None]:
         """Context that records the operations of the step, with the states that it begins with and its batch."""
-        inputs = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
-        kept = {f"input.{number}": tensor for number, tensor in enumerate(inputs)} | _state_tensors()
+        kept = {f"{INPUT}{number}": tensor for number, tensor in enumerate(tensors(batch))} | _state_tensors()
         kept = {name: tensor.detach().clone(memory_format=torch.contiguous_format) for name, tensor in kept.items()}
         rows: list[torch.Tensor] = []
 

@@ -20,7 +20,7 @@ class Output(io.FileIO):
     """
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, "x+")
+        super().__init__(path, "x+", opener=_opened)
         self._error: OSError | None = None
 
     def write(self, data: Any) -> int:
@@ -37,6 +37,11 @@ class Output(io.FileIO):
         """Raises the first OSError of a write, if any."""
         if self._error is not None:
             raise self._error
+
+
+def _opened(path: str, flags: int) -> int:
+    # By Python's function, which a checked run replaces.
+    return os.open(path, flags, 0o666)
 
 
 @contextmanager

