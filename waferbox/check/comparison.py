@@ -110,7 +110,7 @@ def compare(cluster: Steps, eager: Steps, judge: Steps, close: float) -> Compari
                 differences.append(difference)
         if differences or not_finite or overflowed:
             break
-        steps, tensors, largest = steps + 1, len(names), max(largest, *errors.values())
+        steps, tensors, largest = steps + 1, len(names), max([largest, *errors.values()])
     return Comparison(
         steps=steps,
         tensors=tensors,
