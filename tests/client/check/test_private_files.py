@@ -8,7 +8,7 @@ from pathlib import Path
 import cloudpickle
 import torch
 
-from cstorch._internal.check.private_files import with_private_files
+from cstorch._internal.check.private_files import PrivateFiles
 
 OPERATIONS = Path(__file__).parent / "file_operations.py"
 
@@ -51,7 +51,7 @@ def test_object_that_is_read_with_the_files(tmp_path):
         assert path.read_text() == "7"
 
     pickled = tmp_path / "pickled"
-    pickled.write_bytes(with_private_files(cloudpickle.dumps(read), root))
-    code = f"import pickle; pickle.load(open({str(pickled)!r}, 'rb'))()"
+    pickled.write_bytes(cloudpickle.dumps({"files": PrivateFiles(root), "read": read}))
+    code = f"import pickle; pickle.load(open({str(pickled)!r}, 'rb'))['read']()"
     in_process("-c", code, temporary=tmp_path / "temporary")
     assert not (tmp_path / "index").exists()

@@ -9,7 +9,6 @@ import errno
 import functools
 import io
 import os
-import pickle
 import shutil
 import sys
 import tempfile
@@ -19,7 +18,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-import cloudpickle
 import h5py
 import safetensors
 import torch
@@ -286,6 +284,10 @@ class PrivateFiles:
             if _is_in(made, self._temporary):
                 self._shared.add(made)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Has the process that unpickles it see the same files."""
+        return _install, (Path(self._root),)
+
     # --- Installation -------------------------------------------------------------------------------------------------
 
     def install(self) -> None:
@@ -352,29 +354,8 @@ class PrivateFiles:
         return initialise
 
 
-def with_private_files(pickled: bytes, root: Path) -> bytes:
-    """Returns a pickled object for another process, which sees the files under a root before it reads the object.
-
-    Args:
-        pickled: The object, pickled by cloudpickle.
-        root: The folder of the script's own files.
-    """
-    return pickle.dumps(_Seeing(root, pickled))
-
-
-class _Seeing:
-    """A pickled object, and the files that it is read with."""
-
-    def __init__(self, root: Path, pickled: bytes) -> None:
-        self._arguments = (root, pickled)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _read_with_files, self._arguments
-
-
-def _read_with_files(root: Path, pickled: bytes) -> Any:
+def _install(root: Path) -> None:
     PrivateFiles(root).install()
-    return cloudpickle.loads(pickled)
 
 
 class _Entries:

@@ -17,7 +17,6 @@ from cstorch._internal.batch import num_samples
 from cstorch._internal.check.counted_random import CountedRandom
 from cstorch._internal.check.half_range import HalfRange
 from cstorch._internal.check.loader import BusyLines, line_of_input, partial_batch, shared_samples
-from cstorch._internal.check.private_files import with_private_files
 from cstorch._internal.check.resumption import report_lost_states
 from cstorch._internal.check.run import CheckedRun, tensors
 from cstorch._internal.execution import Closure, Executor
@@ -64,9 +63,6 @@ class CheckedExecution(ClusterExecution):
         if self._trains:
             report_lost_states(self._run, self._changed)
         self._run.end_execution()
-
-    def _builder(self) -> bytes:
-        return with_private_files(super()._builder(), self._run.files)
 
     def _measure_input(self) -> None:
         """Times the batches after the first, and records what is wrong with the loader."""

@@ -10,6 +10,8 @@ from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import cloudpickle
 
+from cstorch._internal.check.private_files import PrivateFiles
+from cstorch._internal.check.run import checked_run
 from cstorch._internal.execution import current_execution
 from cstorch._internal.loader_processes import workers_in_process
 from cstorch._internal.random_state import random_state, random_state_kept
@@ -283,7 +285,8 @@ class DataLoader:
             InputError: The input_fn, an argument or a loaded state cannot be pickled.
         """
         recipe = {
-            # The first: what the others import, as they are unpickled, finds the variables set.
+            # The first: what the others import, as they are unpickled, finds files and variables set.
+            **({"files": PrivateFiles(run.files)} if (run := checked_run()) is not None else {}),
             **({"environment": appliance_environ} if appliance_environ else {}),
             "input_fn": self.input_fn,
             "args": self.args,

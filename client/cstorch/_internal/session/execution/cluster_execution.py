@@ -85,10 +85,6 @@ class ClusterExecution(Execution):
         assert self._target.session is not None
         return self._target.session
 
-    def _builder(self) -> bytes:
-        """Returns the pickled function that calls the input_fn."""
-        return self.executor.dataloader.builder()
-
     def _begin(self) -> Any:
         """Sends the input to the workers, and returns the first batch."""
         loader, session, config = self.executor.dataloader, self._target.session, self._target.config
@@ -96,7 +92,7 @@ class ClusterExecution(Execution):
             session.open_in_background()
             if not self._target.compile_only:
                 # The builder has the states of the random generators, which the first batch changes.
-                builder = self._builder()
+                builder = loader.builder()
                 self._input = session.prepare_input(prepared_input(builder, config, self.executor.artifact_dir))
                 self._staged = Staged(state.named_getters(), session.stage)
         batch = loader.first_batch()
