@@ -118,8 +118,11 @@ def plan_memory(plan: plan_pb2.WaferPlan, profiles: Mapping[int, KernelProfile],
                 new = dict(zip(run.outputs, profile.output_bytes, strict=True))
                 if run.kernel not in direct:
                     direct[run.kernel] = Kernel(profile.module).direct_results
-                written = in_buffers - joined
-                placed = sum(profile.output_bytes[i] for i in direct[run.kernel] if run.outputs[i] in written)
+                placed = sum(
+                    profile.output_bytes[i]
+                    for i in direct[run.kernel]
+                    if run.outputs[i] in in_buffers and run.outputs[i] not in joined
+                )
                 joined.update(value for value in run.outputs if value in in_buffers)
                 points.append(
                     MemoryPoint(
