@@ -6,7 +6,7 @@ PROTOS := $(wildcard proto/wsc/v1/*.proto proto/vendor_wire/*.proto)
 # Also where the environment forbids it: every process of the tests would compile all modules, and rewrite all asserts.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test unit lint proto docs bench chaos races fuzz opinfo vendor-test ray-test zoo-test venv clean
+.PHONY: demo test unit lint proto docs bench chaos simulate races fuzz opinfo vendor-test ray-test zoo-test venv clean
 
 demo: venv
 	$(BIN)/waferbox run --wafers 2 examples/fc_digits/train.py
@@ -30,6 +30,10 @@ bench: venv
 # Random faults, and whether the results are those of the undisturbed run: an hour. TRIALS and SEED can be given.
 chaos: venv
 	$(BIN)/python tests/chaos --trials $(or $(TRIALS),200) --seed $(or $(SEED),0)
+
+# The control plane on a virtual clock, with random faults: a minute for 2,000 seeds. SEEDS and FIRST can be given.
+simulate: venv
+	$(BIN)/python tests/simulation --seeds $(or $(SEEDS),2000) --first $(or $(FIRST),0)
 
 # The tests of one process whose threads sleep at random; each failure is to be looked at: ten minutes. SEED can be given.
 races: venv

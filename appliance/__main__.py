@@ -18,8 +18,9 @@ from pathlib import Path
 
 from grpc_health.v1 import health, health_pb2_grpc
 
-from appliance.coordinator.record import sweep_records
+from appliance.coordinator.record import OrphanedJobs, sweep_records
 from appliance.coordinator.settings import CoordinatorHome
+from appliance.management.coordinator_process import HostProcesses
 from appliance.management.service import ManagementService
 from appliance.management.supervisor import ManagementSettings
 from appliance.page.server import PageServer
@@ -29,11 +30,12 @@ from waferbox.host.folders import cache_root
 from waferbox.launch.fork_server_process import COORDINATOR_PRELOAD, own_fork_server
 from waferbox.launch.stop_signals import on_stop_signal
 from waferbox.rpc.address import bind, split_address
-from waferbox.rpc.async_server import AsyncServer
+from waferbox.rpc.async_server import AsyncServer, make_async_channel
 from waferbox.runtime.logs import set_up_logging
 from wsc.v1 import management_pb2_grpc, observation_pb2_grpc
 
 STOP_SECONDS = 1.0
+METRICS_SECONDS = 10.0
 
 logger = logging.getLogger("appliance")
 
@@ -66,6 +68,12 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "the owner ends the jobs too, and a second line reports their end",
     )
     return parser.parse_args(argv)
+
+
+async def _supervise(service: ManagementService, home: CoordinatorHome) -> None:
+    """Makes the service supervise its jobs, in its event loop."""
+    orphans = OrphanedJobs(home.cache_root, home.management)
+    service.start(home.management, HostProcesses(home, make_async_channel), orphans)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -112,24 +120,24 @@ def main(argv: Sequence[str] | None = None) -> int:
             from waferbox.runtime.metrics import MetricsServer
 
             try:
-                metrics = MetricsServer(ManagementCollector(service.nodes, service.jobs), host, options.metrics_port)
+                collector = ManagementCollector(lambda: server.run(service.state(), METRICS_SECONDS))
+                metrics = MetricsServer(collector, host, options.metrics_port)
             except OSError as error:
                 logger.error("no figures can be served at port %d: %s", options.metrics_port, error)
                 return 1
             open_parts.callback(metrics.close)
             service.metrics = metrics.address
-        server.start()
-        service.start(
-            CoordinatorHome(
-                management=address,
-                host=host,
-                cache_root=settings.cache_root,
-                compile_root=settings.compile_root,
-                terminated="its cluster went down",
-            )
+        home = CoordinatorHome(
+            management=address,
+            host=host,
+            cache_root=settings.cache_root,
+            compile_root=settings.compile_root,
+            terminated="its cluster went down",
         )
+        server.start()
+        server.run(_supervise(service, home))
         if page is not None:
-            page.start(ServiceSource(service))
+            page.start(ServiceSource(service, server))
         # Here, since the cluster waits for management, and coordinators start later.
         open_parts.enter_context(own_fork_server(COORDINATOR_PRELOAD))
         announce_to = os.devnull if options.announce_fd is None else options.announce_fd
@@ -140,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             end_jobs = over.get()
             if page is not None:
                 page.close()
-            service.close(end_jobs=end_jobs)
+            server.run(service.close(end_jobs=end_jobs))
             if end_jobs:
                 announce.write(json.dumps({"ended": True}) + "\n")
     if defects:

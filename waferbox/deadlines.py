@@ -108,7 +108,7 @@ class CoordinationDeadlines:
     retry: between attempts of a coordinator to reach management.
     management_away: how long a job that waits for nodes waits for management.
     spawn: until a fork server that died is replaced.
-    restarted_hello: until a coordinator that management started again has connected to it.
+    hello: until a coordinator that runs has connected to management again; then it is killed, as it hangs.
     coordinator_return: until a coordinator whose process management does not know has connected again.
     ingress_return: until an ingress that died has been restarted, to run its coordinators again.
     losses: the time in which more coordinators of a job may not die than it may restart.
@@ -127,7 +127,7 @@ class CoordinationDeadlines:
     retry: float = 0.5
     management_away: float = 60.0
     spawn: float = 10.0
-    restarted_hello: float = 30.0
+    hello: float = 30.0
     coordinator_return: float = 10.0
     ingress_return: float = 60.0
     losses: float = 60.0

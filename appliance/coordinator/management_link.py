@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import grpc
 
@@ -26,6 +26,8 @@ from waferbox.rpc.server import make_channel
 from waferbox.runtime.registration import REFUSALS
 from waferbox.security.tokens import Kind, cluster_secret
 from wsc.v1 import management_pb2, management_pb2_grpc, observation_pb2
+
+CLOSE_STEP_SECONDS: Final = 0.5
 
 _Stream: TypeAlias = "grpc.CallIterator[management_pb2.CoordinateResponse]"
 
@@ -197,7 +199,9 @@ class ManagementLink:
                 self._requests.put(None)
             self._changed.notify_all()
         if self._thread is not None:
-            self._thread.join(seconds)
+            # Counted in steps, as the time in which this process is suspended is no time of management's.
+            for _ in range(math.ceil(seconds / CLOSE_STEP_SECONDS)):
+                self._thread.join(CLOSE_STEP_SECONDS)
         self._over.set()
         self._channel.close()  # ends the stream, if it has not ended
         if self._thread is not None:

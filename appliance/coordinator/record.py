@@ -12,7 +12,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -415,13 +415,13 @@ class OrphanedJobs:
         """Whether there may still be one."""
         return bool(self._hellos) and time.monotonic() < self._until
 
-    def take(self, is_known: Callable[[str], bool] = lambda job: False) -> Sequence[management_pb2.CoordinatorHello]:
+    def take(self, known: Collection[str] = ()) -> Sequence[management_pb2.CoordinatorHello]:
         """Returns the hellos of jobs without a coordinator; each once.
 
-        is_known: whether a coordinator of the job has sent its hello, or the job has ended.
+        known: jobs whose coordinator has sent its hello, or that have ended.
         """
         if not self:
             self._hellos.clear()
-        for job in [job for job in self._hellos if is_known(job)]:
+        for job in self._hellos.keys() & known:
             del self._hellos[job]
         return [self._hellos.pop(job) for job in list(self._hellos) if not is_held(self._cache_root, job)]

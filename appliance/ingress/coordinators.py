@@ -12,7 +12,8 @@ import grpc
 from appliance.coordinator.record import OrphanedJobs, is_kept
 from appliance.coordinator.settings import CoordinatorHome, FolderRefused
 from waferbox import deadlines
-from waferbox.launch.spawn import Child, SpawnError
+from waferbox.launch.async_child import AsyncChild
+from waferbox.launch.spawn import SpawnError
 from waferbox.rpc.async_server import Context
 from waferbox.security.guard import bearer
 from waferbox.security.tokens import Kind, cluster_secret
@@ -28,7 +29,7 @@ class Coordinators(ingress_pb2_grpc.IngressServicer):
         """home: for the coordinators; these do not outlive this process."""
         self._home = home
         self._runs: dict[str, asyncio.Task[int]] = {}  # by job
-        self._children: dict[str, Child] = {}  # the processes of those that have been started
+        self._children: dict[str, AsyncChild] = {}  # the processes of those that have been started
         self._closing = False
 
     def count(self) -> int:
@@ -65,17 +66,14 @@ class Coordinators(ingress_pb2_grpc.IngressServicer):
 
     async def _run(self, request: ingress_pb2.RunCoordinatorRequest) -> int:
         """Runs a coordinator; returns its exit status."""
-        child = await asyncio.to_thread(self._home.start, request)
+        child = AsyncChild(await asyncio.to_thread(self._home.start, request))
         logger.info("the coordinator of %s has pid %d", request.job, child.pid)
         self._children[request.job] = child
         if self._closing:
             child.terminate()
-        try:
-            await _readable(child.fileno())
-            status = await asyncio.to_thread(child.wait)
-        finally:
-            del self._children[request.job]
-            child.close()
+        status = await child.wait()
+        del self._children[request.job]
+        await child.close(0.0)
         logger.info("the coordinator of %s has ended with status %d", request.job, status)
         return status
 
@@ -103,17 +101,6 @@ class Coordinators(ingress_pb2_grpc.IngressServicer):
             child.kill()
         if self._runs:
             await asyncio.wait(self._runs.values())
-
-
-async def _readable(descriptor: int) -> None:
-    """Waits until the descriptor is readable."""
-    loop = asyncio.get_running_loop()
-    ready = asyncio.Event()
-    loop.add_reader(descriptor, ready.set)
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_reader(descriptor)
 
 
 # --- Orphaned jobs of an earlier ingress, reported to management ------------------------------------------------------

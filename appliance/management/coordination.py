@@ -1,13 +1,12 @@
 """Management's side of a coordinator's stream: receives requests and reports, sends leased nodes and notices."""
 
-import threading
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from appliance.management.jobs import ENDED, JobEntry
 from appliance.management.nodes.job_queue import Waiting
 from appliance.management.nodes.registry import NodeRegistry
 from appliance.management.requests import problem_of_acquire, problem_of_nodes, problem_of_report
+from waferbox.host.clock import Clock, seconds_since_1970
 from waferbox.rpc.async_server import Mailbox
 from waferbox.security.tokens import Kind, cluster_secret
 from wsc.v1 import management_pb2, observation_pb2
@@ -15,11 +14,11 @@ from wsc.v1 import management_pb2, observation_pb2
 # --- Lease tokens: they show a node that management gave it to the coordinator's job ----------------------------------
 
 
-def with_lease(node: management_pb2.NodeInfo, job: str) -> management_pb2.NodeInfo:
-    """Returns the node with the token of a new lease, which is later than all before."""
+def with_lease(node: management_pb2.NodeInfo, job: str, time_ns: int) -> management_pb2.NodeInfo:
+    """Returns the node with the token of a new lease of this time, which is later than all before."""
     leased = management_pb2.NodeInfo()
     leased.CopyFrom(node)
-    leased.lease = cluster_secret().token(Kind.LEASE, job, node.instance, str(time.time_ns()))
+    leased.lease = cluster_secret().token(Kind.LEASE, job, node.instance, str(time_ns))
     return leased
 
 
@@ -31,15 +30,12 @@ class BadRequest(ValueError):
 
 
 class Coordination:
-    """Management's side of one Coordinate stream, and the Waiter of its job. responses() ends with the stream.
+    """Management's side of one Coordinate stream, and the Waiter of its job. responses() ends with the stream."""
 
-    read and responses run in the event loop of the stream; the rest is thread-safe and never blocks.
-    """
-
-    def __init__(self, job: JobEntry, registry: NodeRegistry) -> None:
+    def __init__(self, job: JobEntry, registry: NodeRegistry, clock: Clock) -> None:
         self._job = job
         self._registry = registry
-        self._lock = threading.Lock()
+        self._clock = clock
         self._take: Callable[[observation_pb2.Spans | None], None] | None = None  # gets the spans of the current trace
         self._outbox: Mailbox[management_pb2.CoordinateResponse] = Mailbox()
         self.changed()
@@ -63,7 +59,7 @@ class Coordination:
                         _check(self._registry.reduce(self._job.name, request.reduce.nodes, self))
                     case "report":
                         _check(problem_of_report(request.report))
-                        self._report(request.report)
+                        self.report(request.report)
                     case "events":
                         self._job.history.add(request.events.events)
                     case "spans":
@@ -90,8 +86,8 @@ class Coordination:
 
     def admitted(self, nodes: Sequence[management_pb2.NodeInfo]) -> None:
         self._job.nodes = nodes
-        self._job.started = self._job.started or time.time()
-        leased = [with_lease(node, self._job.name) for node in nodes]
+        self._job.started = self._job.started or seconds_since_1970(self._clock)
+        leased = [with_lease(node, self._job.name, self._clock.time_ns()) for node in nodes]
         self._outbox.put(management_pb2.CoordinateResponse(acquired=management_pb2.Acquired(nodes=leased)))
 
     def refused(self, refusal: str) -> None:
@@ -104,18 +100,16 @@ class Coordination:
 
         take(spans) is called with spans as they arrive, and with None at the end.
         """
-        with self._lock:
-            if self._take is not None:
-                return False
-            self._take = take
+        if self._take is not None:
+            return False
+        self._take = take
         self._outbox.put(management_pb2.CoordinateResponse(trace=request))
         return True
 
     def _traced(self, spans: observation_pb2.Spans | None) -> None:
-        with self._lock:
-            take = self._take
-            if spans is None or spans.last:
-                self._take = None
+        take = self._take
+        if spans is None or spans.last:
+            self._take = None
         if take is not None:
             take(spans)
 
@@ -130,7 +124,8 @@ class Coordination:
         waiting = Waiting(job=job.name, wanted=wanted, priority=job.request.priority, created=job.created)
         self._registry.enqueue(waiting, self)
 
-    def _report(self, report: management_pb2.JobReport) -> None:
+    def report(self, report: management_pb2.JobReport) -> None:
+        """Takes a report of the job."""
         if report.phase in ENDED:
             # The coordinator still runs for a while, but an ended job must not hold up others in the queue.
             self._registry.leave(self._job.name, self)

@@ -1,15 +1,18 @@
 """The process of a job's coordinator as management sees it: a child, a child of an earlier service, or an ingress's."""
 
+import asyncio
 import logging
-import threading
+from collections.abc import Callable
 from typing import Protocol
 
 import grpc
 
+from appliance.coordinator.settings import CoordinatorHome
 from waferbox import deadlines
+from waferbox.launch.async_child import AsyncChild
 from waferbox.launch.spawn import Child
 from waferbox.links.socket_names import host_id
-from waferbox.rpc.server import make_channel
+from waferbox.security.guard import bearer
 from waferbox.security.tokens import Kind, cluster_secret
 from wsc.v1 import ingress_pb2, ingress_pb2_grpc, management_pb2
 
@@ -21,75 +24,106 @@ class ProcessLost(RuntimeError):
 
 
 class CoordinatorProcess(Protocol):
-    """The process of a coordinator: a waferbox.launch.spawn.Child, or an object with the same methods."""
+    """The process of a coordinator. Without a call of close it outlives this process."""
 
     @property
     def cause(self) -> str:
         """After wait: the cause, if the process ended together with another one; else empty."""
 
-    def wait(self) -> int:
+    async def wait(self) -> int:
         """Returns the exit status, once it has ended. Raises ProcessLost."""
 
-    def terminate(self) -> None: ...
+    def terminate(self) -> None:
+        """Requests its end."""
 
-    def kill(self) -> None: ...
+    def kill(self) -> None:
+        """Ends it at once."""
 
-    def close(self, deadline_seconds: float = ...) -> object:
-        """Ends the process if it still runs, and releases all resources."""
+    async def close(self, seconds: float) -> None:
+        """Ends the process if it still runs, at once after so many seconds, and releases all resources."""
+
+
+class CoordinatorProcesses(Protocol):
+    """The control of the processes of coordinators."""
+
+    async def start(self, request: ingress_pb2.RunCoordinatorRequest, ingress: str) -> CoordinatorProcess:
+        """Starts a coordinator: at the ingress of this address, or here if that is empty. Raises SpawnError."""
+
+    def find(self, hello: management_pb2.CoordinatorHello) -> CoordinatorProcess | None:
+        """Returns the process of a coordinator that an earlier service started; None if it cannot be found."""
+
+
+class HostProcesses:
+    """The processes of coordinators: started on this host, or by an ingress on its host."""
+
+    def __init__(self, home: CoordinatorHome, open_channel: Callable[[str], grpc.aio.Channel]) -> None:
+        """home: of the coordinators that no ingress runs. open_channel: opens a channel to an address."""
+        self._home = home
+        self._open_channel = open_channel
+
+    async def start(self, request: ingress_pb2.RunCoordinatorRequest, ingress: str) -> CoordinatorProcess:
+        if ingress:
+            return IngressProcess(ingress, self._open_channel(ingress), request)
+        return AsyncChild(await asyncio.to_thread(self._home.start, request))
+
+    def find(self, hello: management_pb2.CoordinatorHello) -> CoordinatorProcess | None:
+        if hello.ingress or hello.host != host_id():
+            return None
+        child = Child.find("appliance.coordinator", hello.process_id, hello.process_started)
+        return None if child is None else AsyncChild(child)
 
 
 class IngressProcess:
-    """A coordinator that an ingress runs. Without a call of close it outlives this process. Thread-safe."""
+    """A coordinator that an ingress runs."""
 
     cause = ""
 
-    def __init__(self, ingress: str, request: ingress_pb2.RunCoordinatorRequest) -> None:
-        """Requests the start; wait raises ProcessLost if it failed. ingress: its address."""
+    def __init__(self, ingress: str, channel: grpc.aio.Channel, request: ingress_pb2.RunCoordinatorRequest) -> None:
+        """Requests the start; wait raises ProcessLost if it failed. ingress: its address. close closes the channel."""
         self._ingress = ingress
         self._job = request.job
-        self._channel = make_channel(ingress, cluster_secret().token(Kind.MANAGEMENT))
-        self._stub = ingress_pb2_grpc.IngressStub(self._channel)
-        self._call = self._stub.RunCoordinator.future(request)
-        self._lock = threading.Lock()  # of the channel against close
+        self._channel = channel
+        self._stub: ingress_pb2_grpc.IngressAsyncStub = ingress_pb2_grpc.IngressStub(channel)
+        self._shown = (bearer(cluster_secret().token(Kind.MANAGEMENT)),)
+        self._end = asyncio.create_task(self._run(request))
+        self._signals: set[asyncio.Task[None]] = set()
 
-    def wait(self) -> int:
-        try:
-            return self._call.result().status
-        except (grpc.RpcError, grpc.FutureCancelledError) as error:
-            reason = error.details() if isinstance(error, grpc.Call) else "the call has ended"
-            raise ProcessLost(f"the ingress at {self._ingress} does not run it: {reason}") from error
+    async def wait(self) -> int:
+        return await asyncio.shield(self._end)
 
     def terminate(self) -> None:
-        self._end(kill=False)
+        self._signal(kill=False)
 
     def kill(self) -> None:
-        self._end(kill=True)
+        self._signal(kill=True)
 
-    def close(self, deadline_seconds: float = deadlines.END.signal) -> None:
-        if not self._call.done():
+    async def close(self, seconds: float) -> None:
+        if not self._end.done():
             self.terminate()
-            try:
-                self._call.result(deadline_seconds)
-            except grpc.FutureTimeoutError:
-                self.kill()
-            except (grpc.RpcError, grpc.FutureCancelledError):
-                pass  # the ingress has died
-        with self._lock:
-            self._channel.close()
+            await asyncio.wait([self._end], timeout=seconds)
+        if not self._end.done():
+            self.kill()
+            await asyncio.wait([self._end], timeout=deadlines.END.signal)
+        for task in (self._end, *self._signals):
+            task.cancel()
+        await self._channel.close(None)
 
-    def _end(self, *, kill: bool) -> None:
+    async def _run(self, request: ingress_pb2.RunCoordinatorRequest) -> int:
+        try:
+            return (await self._stub.RunCoordinator(request, metadata=self._shown)).status
+        except grpc.aio.AioRpcError as error:
+            raise ProcessLost(f"the ingress at {self._ingress} does not run it: {error.details()}") from error
+
+    def _signal(self, *, kill: bool) -> None:
+        task = asyncio.create_task(self._send_signal(kill=kill))
+        self._signals.add(task)
+        task.add_done_callback(self._signals.discard)
+
+    async def _send_signal(self, *, kill: bool) -> None:
+        if self._end.done():
+            return
         request = ingress_pb2.EndCoordinatorRequest(job=self._job, kill=kill)
-        with self._lock:
-            if self._call.done():
-                return
-            try:
-                self._stub.EndCoordinator(request, timeout=deadlines.END.signal)
-            except grpc.RpcError as error:
-                logger.warning("the ingress at %s did not end %s: %s", self._ingress, self._job, error)
-
-
-def process_of(hello: management_pb2.CoordinatorHello) -> Child | None:
-    """Returns a coordinator that an earlier management service started; None if it has ended or is elsewhere."""
-    if hello.ingress or hello.host != host_id():
-        return None
-    return Child.find("appliance.coordinator", hello.process_id, hello.process_started)
+        try:
+            await self._stub.EndCoordinator(request, timeout=deadlines.END.signal, metadata=self._shown)
+        except grpc.aio.AioRpcError as error:
+            logger.warning("the ingress at %s did not end %s: %s", self._ingress, self._job, error.details())

@@ -8,6 +8,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from appliance.management.jobs import JobEntry
+from appliance.management.service import ManagementState
 from waferbox import roles
 from waferbox.runtime.metrics import report_metrics
 from wsc.v1 import management_pb2
@@ -16,24 +17,22 @@ JOB = "cluster_job"  # `job` is the name of Prometheus itself for a scraped targ
 
 
 class ManagementCollector(Collector):
-    """The collector of management's metrics, which reads the values at each scrape."""
+    """The collector of management's metrics."""
 
-    def __init__(
-        self, nodes: Callable[[], Sequence[management_pb2.NodeInfo]], jobs: Callable[[], Sequence[JobEntry]]
-    ) -> None:
-        """jobs: live ones, and the last that ended."""
-        self._nodes = nodes
-        self._jobs = jobs
+    def __init__(self, read: Callable[[], ManagementState]) -> None:
+        """read: called at each scrape, in its thread."""
+        self._read = read
 
     def collect(self) -> Iterator[Metric]:
-        nodes = Counter((node.role, "leased" if node.job else "free") for node in self._nodes())
+        state = self._read()
+        nodes = Counter((node.role, "leased" if node.job else "free") for node in state.nodes)
         nodes_metric = GaugeMetricFamily("waferbox_nodes", "Nodes of the cluster.", labels=["role", "state"])
         for role in roles.REGISTERED:
-            for state in ("free", "leased"):
-                nodes_metric.add_metric([role.module.removeprefix("appliance."), state], nodes[role.number, state])
+            for lease in ("free", "leased"):
+                nodes_metric.add_metric([role.module.removeprefix("appliance."), lease], nodes[role.number, lease])
         yield nodes_metric
 
-        jobs = self._jobs()
+        jobs = state.jobs
         phases = Counter(job.report.phase for job in jobs)
         jobs_metric = GaugeMetricFamily("waferbox_jobs", "Jobs, also some that have ended.", labels=["phase"])
         for name, phase in management_pb2.JobPhase.items():

@@ -3,20 +3,23 @@
 It stores nothing on disk. Jobs outlive it; after a restart at the same address, nodes and coordinators connect again
 and send their state.
 
-Calls are coroutines of one event loop, so that an open stream costs no thread; their decisions are plain code under
-locks. Operations that may block, such as the start of a process, run in threads of the loop.
+All state belongs to one event loop, and calls are its coroutines, so that an open stream costs no thread. Operations
+that may block, such as the start of a process, run in threads, and their results come back to the loop.
 """
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from random import Random
 from typing import NoReturn, TypeVar
 
 import grpc
 
-from appliance.coordinator.settings import CoordinatorHome, FolderRefused, cache_directory
+from appliance.coordinator.settings import FolderRefused, cache_directory
 from appliance.job_history import JobHistory
-from appliance.management.coordination import BadRequest, Coordination
+from appliance.management.coordination import BadRequest
+from appliance.management.coordinator_process import CoordinatorProcesses
 from appliance.management.jobs import JobEntry, TooManyJobs
 from appliance.management.nodes.registry import RegistryFull
 from appliance.management.observation import ObservationService
@@ -32,9 +35,9 @@ from appliance.management.requests import (
     problem_of_report,
     shown,
 )
-from appliance.management.supervisor import ManagementSettings, Supervisor
+from appliance.management.supervisor import ManagementSettings, Orphans, Supervisor
 from waferbox import __version__, deadlines, roles
-from waferbox.launch.spawn import SpawnError
+from waferbox.host.clock import Clock, SystemClock, seconds_since_1970
 from waferbox.rpc.async_server import Context, when_over
 from waferbox.rpc.server import INGRESS_KEY
 from waferbox.security.guard import caller_of
@@ -47,31 +50,55 @@ logger = logging.getLogger(__name__)
 _Request = TypeVar("_Request")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManagementState:
+    """The state of a management service from which its metrics are made.
+
+    Attributes:
+        nodes: all registered nodes.
+        jobs: live ones, and the last that ended.
+    """
+
+    nodes: Sequence[management_pb2.NodeInfo]
+    jobs: Sequence[JobEntry]
+
+
 class ManagementService(management_pb2_grpc.ManagementServicer):
-    """Serves Management, in an event loop. Its other methods are thread-safe; coordinators may outlive it."""
+    """Serves Management. All methods are called in its event loop; coordinators may outlive it."""
 
     def __init__(
         self,
         settings: ManagementSettings,
         on_shutdown: Callable[[], None],
         on_defect: Callable[[Exception], None],
+        clock: Clock | None = None,
+        random: Random | None = None,
     ) -> None:
-        """on_shutdown: called at a user's request to end the service. on_defect: see Supervisor."""
+        """Makes the service; `start` begins to supervise.
+
+        Args:
+            settings: of the service.
+            on_shutdown: called at a user's request to end the service.
+            on_defect: as of Supervisor.
+            clock: as of Supervisor.
+            random: as of Supervisor.
+        """
         self._settings = settings
-        self._supervisor = Supervisor(settings, on_defect)
+        self._clock = clock or SystemClock()
+        self._supervisor = Supervisor(settings, on_defect, self._clock, random)
         self._registry = self._supervisor.registry
         self._jobs = self._supervisor.jobs
         self.observation = ObservationService(self._jobs, self._supervisor.coordination_of)
         self.metrics = ""  # where this process serves metrics for Prometheus, as host:port; empty: nowhere
         self._on_shutdown = on_shutdown
 
-    def start(self, home: CoordinatorHome) -> None:
+    def start(self, address: str, processes: CoordinatorProcesses, orphans: Orphans) -> None:
         """As Supervisor.start."""
-        self._supervisor.start(home)
+        self._supervisor.start(address, processes, orphans)
 
-    def close(self, *, end_jobs: bool) -> None:
+    async def close(self, *, end_jobs: bool) -> None:
         """As Supervisor.close."""
-        self._supervisor.close(end_jobs=end_jobs)
+        await self._supervisor.close(end_jobs=end_jobs)
 
     def nodes(self) -> Sequence[management_pb2.NodeInfo]:
         """Returns all registered nodes."""
@@ -86,11 +113,16 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
         queue = self._registry.queue_status()
         infos = []
         for job in jobs:
-            info = job.describe(queue.get(job.name, management_pb2.QueueStatus()), self._registry.held)
+            status, held = queue.get(job.name, management_pb2.QueueStatus()), self._registry.held(job.name)
+            info = job.describe(seconds_since_1970(self._clock), status, held)
             folder = cache_directory(self._settings.cache_root, self._settings.compile_root, job.request.compile_dir)
             info.artifacts.extend(str(folder / artifact) for artifact in job.report.artifacts if is_artifact(artifact))
             infos.append(info)
         return infos
+
+    async def state(self) -> ManagementState:
+        """Returns the state from which metrics are made."""
+        return ManagementState(nodes=self.nodes(), jobs=self.jobs())
 
     def describe_one(self, name: str) -> management_pb2.JobInfo | None:
         """Describes the job of this name, if there is one."""
@@ -152,19 +184,14 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
         wait_seconds = deadlines.JOB_CREATION.ingress_return if through_ingress else 0.0
         ingress = await self._registry.changes.wait_for(self._registry.ingress, wait_seconds)
         try:
-            # In one call, since this coroutine may be cancelled at any await.
-            job = await asyncio.to_thread(self._supervisor.create, request, ingress)
+            job = self._supervisor.create(request, ingress)
         except TooManyJobs as error:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
-        except SpawnError as error:
-            await context.abort(grpc.StatusCode.INTERNAL, str(error))
         seconds = deadlines.JOB_CREATION.coordinator
-        in_time = await job.started_or_over.wait_for(lambda: job.coordinator or job.over.is_set(), seconds)
+        in_time = await job.changes.wait_for(lambda: job.coordinator or job.ended, seconds)
         if not job.coordinator:
             message = job.report.message if in_time else f"it did not answer within {seconds:g} s"
-            job.cancelled = True
-            if (process := job.process) is not None:
-                await asyncio.to_thread(process.kill)
+            self._supervisor.give_up(job)
             await context.abort(grpc.StatusCode.INTERNAL, f"the coordinator of {job.name} did not start: {message}")
         return management_pb2.CreateJobResponse(
             job=job.name, coordinator=job.coordinator, token=job.token, gateway=through_ingress
@@ -187,9 +214,10 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
         if first.WhichOneof("kind") != "hello":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be hello")
         job = await self._job_of(first.hello, context)
-        coordination = Coordination(job, self._registry)
+        coordination = self._supervisor.attach(job, first.hello.address)
         when_over(context, lambda: self._supervisor.detach(job, coordination))
-        self._supervisor.attach(job, first.hello.address, coordination)
+        if first.hello.HasField("request"):
+            coordination.report(first.hello.report)  # the last one may have been lost with the last stream
         reading = asyncio.create_task(coordination.read(request_iterator))
         when_over(context, reading.cancel)
         async for response in coordination.responses():
@@ -203,11 +231,12 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
         """Returns the job of a coordinator; adopts one that an earlier management service created."""
         await _check_own_job(hello, context)
         job = self._jobs.live(hello.job)
+        if hello.HasField("request"):
+            await self._check_hello(hello, context)
         if job is not None:
             return job
         if self._jobs.find(hello.job) is not None or not hello.HasField("request"):
             await context.abort(grpc.StatusCode.NOT_FOUND, f"{hello.job} has ended")
-        await self._check_hello(hello, context)
         try:
             return self._supervisor.adopt(hello)
         except TooManyJobs as error:
@@ -219,13 +248,13 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
         await _check_own_job(request.hello, context)
         await self._check_hello(request.hello, context)
         try:
-            await asyncio.to_thread(self._supervisor.adopt_orphaned, request.hello)
+            self._supervisor.adopt_orphan(request.hello)
         except TooManyJobs as error:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         return management_pb2.AdoptJobResponse()
 
     async def _check_hello(self, hello: management_pb2.CoordinatorHello, context: Context) -> None:
-        """Checks the hello of a job that an earlier management service created."""
+        """Checks the hello of a coordinator that has had an answer before."""
         if hello.request.version != __version__:
             await _refuse_version(context, "this coordinator", hello.request.version)
         await self._check_job(hello.request, context)
@@ -240,17 +269,14 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
         job = await self._find(request.job, context)
         wait_seconds = min(max(0.0, request.wait_seconds), deadlines.QUERIES.longest_wait)
         lost = request.lost_coordinator
-        await job.started_or_over.wait_for(
-            lambda: job.over.is_set() or (lost and job.coordinator not in ("", lost)), wait_seconds
-        )
+        await job.changes.wait_for(lambda: job.ended or (lost and job.coordinator not in ("", lost)), wait_seconds)
         return management_pb2.GetJobResponse(job=self.describe([job])[0])
 
     async def CancelJob(
         self, request: management_pb2.CancelJobRequest, context: Context
     ) -> management_pb2.CancelJobResponse:
         job = await self._find(request.job, context)
-        if not job.ended:
-            await asyncio.to_thread(self._supervisor.cancel, job)
+        self._supervisor.cancel(job)
         return management_pb2.CancelJobResponse()
 
     async def SetPriority(

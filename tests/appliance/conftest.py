@@ -18,14 +18,16 @@ from pretending_job import Behaviour, PretendingJob, plan_with_groups
 from appliance.coordinator import serving
 from appliance.coordinator import settings as coordinator_settings
 from appliance.coordinator.compilation import CompileRefused
+from appliance.coordinator.record import OrphanedJobs
 from appliance.coordinator.serving import CutOff, Event, serve_job
 from appliance.coordinator.settings import CUT_OFF_STATUS, CoordinatorHome, CoordinatorSettings, read_settings
-from appliance.management import supervisor
+from appliance.management.coordinator_process import HostProcesses
 from appliance.management.service import ManagementService
 from appliance.management.supervisor import ManagementSettings
 from waferbox import __version__, roles
+from waferbox.launch.async_child import AsyncChild
 from waferbox.rpc.address import bind
-from waferbox.rpc.async_server import AsyncServer
+from waferbox.rpc.async_server import AsyncServer, make_async_channel
 from waferbox.rpc.server import make_channel, through
 from waferbox.runtime.node import Node, NodeSettings
 from wsc.v1 import (
@@ -231,17 +233,32 @@ class ClusterInProcess:
         management_pb2_grpc.add_ManagementServicer_to_server(self.service, self.server.server)
         observation_pb2_grpc.add_ObservationServicer_to_server(self.service.observation, self.server.server)
         self.server.start()
+        home = coordinator_home(self.address, self.settings.cache_root)
+        self.processes = HostProcesses(home, make_async_channel)
         self.channel = make_channel(self.address)
         grpc.channel_ready_future(self.channel).result(10)  # what could not connect before may not try again at once
-        self.service.start(coordinator_home(self.address, self.settings.cache_root))
+        orphans = OrphanedJobs(self.settings.cache_root, self.address)
+        self.call(lambda: self.service.start(self.address, self.processes, orphans))
         self.stub = management_pb2_grpc.ManagementStub(self.channel)
         self.observation = observation_pb2_grpc.ObservationStub(self.channel)
 
     def stop_management(self) -> None:
         """Acts as the death of the management service: the coordinators and the nodes stay."""
-        self.service.close(end_jobs=False)
+        self.server.run(self.service.close(end_jobs=False))
         self.channel.close()
         self.server.stop(0)
+
+    def call(self, function: Callable[[], Any]) -> Any:
+        """Calls a function in the event loop of management."""
+
+        async def call() -> Any:
+            return function()
+
+        return self.server.run(call())
+
+    def coordinator(self, job: str) -> Any:
+        """The process of a job's coordinator, as management has it."""
+        return self.service._supervisor._supervisions[job]._process
 
     def add(self, **counts: int) -> None:
         """Adds a node of each role module; returns when all are registered."""
@@ -281,7 +298,7 @@ class ClusterInProcess:
         node.close()
 
     def close(self) -> None:
-        self.service.close(end_jobs=True)
+        self.server.run(self.service.close(end_jobs=True))
         for _, node in self.nodes:
             node.close()
         self.channel.close()
@@ -380,8 +397,13 @@ class Client:
 def make_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], ClusterInProcess]]:
     """A cluster with leases of so many seconds."""
     monkeypatch.setattr(coordinator_settings, "spawn", lambda module, argv, fds, outlives: ThreadChild(os.dup(fds[0])))
+
     # What a management service finds that follows another one.
-    monkeypatch.setattr(supervisor, "process_of", lambda hello: None if hello.ingress else _children.get(hello.job))
+    def find(self: HostProcesses, hello: management_pb2.CoordinatorHello) -> AsyncChild | None:
+        child = None if hello.ingress else _children.get(hello.job)
+        return None if child is None else AsyncChild(child)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(HostProcesses, "find", find)
     for name, made in (
         ("CoordinatedJob", "job"),
         ("ManagementLink", "management"),

@@ -14,6 +14,7 @@ from prometheus_client.metrics_core import Metric
 
 from appliance.management.jobs import JobEntry
 from appliance.management.metrics import ManagementCollector
+from appliance.management.service import ManagementState
 from waferbox.runtime.metrics import RoleCollector
 from wsc.v1 import management_pb2
 from wsc.v1.observation_pb2 import JobEvent, NodeReport, Scalar
@@ -48,11 +49,11 @@ def selectors(expression: Any) -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def exported() -> dict[str, list[dict[str, str]]]:
     """The labels of each sample that a role or management exports, by its name."""
-    job = JobEntry(name="job-1", request=management_pb2.CreateJobRequest(), token="")
+    job = JobEntry(name="job-1", request=management_pb2.CreateJobRequest(), token="", created=0.0)
     job.history.add([JobEvent(report=REPORT), JobEvent(scalar=Scalar(name="loss", step=12, value=0.5))])
     collect: tuple[Callable[[], Iterator[Metric]], ...] = (
         RoleCollector("wafer", lambda: REPORT).collect,
-        ManagementCollector(list, lambda: [job]).collect,
+        ManagementCollector(lambda: ManagementState(nodes=(), jobs=[job])).collect,
     )
     found: dict[str, list[dict[str, str]]] = {name: [{}] for name in PROCESS}
     for metric in itertools.chain.from_iterable(one() for one in collect):

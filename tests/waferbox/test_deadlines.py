@@ -86,7 +86,7 @@ WAITS: Sequence[Wait] = (
     Wait(
         what="script: another coordinator / management: fork server and hello",
         waiting=COORDINATION.another,
-        working=COORDINATION.spawn + COORDINATION.restarted_hello,
+        working=COORDINATION.spawn + COORDINATION.hello,
     ),
     Wait(
         what="script: another coordinator / management: coordinator returns",
@@ -96,7 +96,7 @@ WAITS: Sequence[Wait] = (
     Wait(
         what="script: another coordinator / management: ingress returns, and hello",
         waiting=COORDINATION.another,
-        working=COORDINATION.ingress_return + COORDINATION.restarted_hello,
+        working=COORDINATION.ingress_return + COORDINATION.hello,
     ),
     Wait(
         what="record kept / script: another coordinator",

@@ -4,6 +4,7 @@ An open stream costs a coroutine here, and a thread in a server of `waferbox.rpc
 """
 
 import asyncio
+import concurrent.futures
 import contextlib
 import logging
 from collections import deque
@@ -65,8 +66,12 @@ class AsyncServer:
     def run(self, coroutine: Coroutine[Any, Any, _Result], timeout_seconds: float | None = None) -> _Result:
         """Runs a coroutine in the event loop, and returns its result. Not to be called in the loop's own thread."""
         if self._running:
-            return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout_seconds)
+            return self.submit(coroutine).result(timeout_seconds)
         return self._loop.run_until_complete(coroutine)
+
+    def submit(self, coroutine: Coroutine[Any, Any, _Result]) -> "concurrent.futures.Future[_Result]":
+        """Begins a coroutine in the event loop, after `start`, from any thread. Returns the future of its result."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def stop(self, grace_seconds: float) -> None:
         """Takes no more calls, and cancels those under way after the grace. Further calls have no effect."""

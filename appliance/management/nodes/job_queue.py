@@ -1,4 +1,4 @@
-"""The queue of jobs that wait for nodes. Pure: no threads, no clock.
+"""The queue of jobs that wait for nodes. Pure: no clock.
 
 The order is strict: by priority, then by age. The first job gets its nodes all at once, as soon as they are free. No
 job overtakes it, even with nodes that the first job cannot use: the wait of a large job is bounded by the running jobs,
@@ -38,7 +38,7 @@ class Admission:
 
 
 class JobQueue:
-    """The queue of jobs that wait for nodes. Not thread-safe: the owner has a lock."""
+    """The queue of jobs that wait for nodes."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, Waiting] = {}

@@ -7,8 +7,6 @@ register before these jobs' coordinators; they are kept for the jobs for a while
 """
 
 import itertools
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,6 +16,7 @@ from appliance.management.nodes.allocation import Inventory, refusal
 from appliance.management.nodes.job_queue import JobQueue, Waiting
 from appliance.management.nodes.replacements import MAX_REQUESTS, Replacement, Replacements
 from waferbox import deadlines
+from waferbox.host.clock import Clock
 from wsc.v1 import management_pb2, node_pb2
 
 MAX_NODES = 16_384
@@ -29,7 +28,7 @@ class RegistryFull(RuntimeError):
 
 
 class Waiter(Protocol):
-    """The receiver of a waiting job's nodes. Called under the registry's lock: it must not block or call it."""
+    """The receiver of a waiting job's nodes. It must not call the registry."""
 
     def queued(self, status: management_pb2.QueueStatus) -> None:
         """The job waits at this position; at position 0 it no longer waits."""
@@ -48,26 +47,28 @@ class _Node:
 
 
 class NodeRegistry:
-    """The registered nodes, with the jobs that lease them or wait for some. Thread-safe."""
+    """The registered nodes, with the jobs that lease them or wait for some."""
 
-    def __init__(self, lease_seconds: float, on_lost: Callable[[management_pb2.NodeInfo, str], None]) -> None:
-        """on_lost(node, reason): called, without a lock held, when a leased node is lost."""
+    def __init__(
+        self, lease_seconds: float, clock: Clock, on_lost: Callable[[management_pb2.NodeInfo, str], None]
+    ) -> None:
+        """on_lost(node, reason): called when a leased node is lost."""
+        self._clock = clock
         self.address = "HOST:PORT"  # of the management service, for messages
         self._lease_seconds = lease_seconds
         self._on_lost = on_lost
         self._nodes: dict[str, _Node] = {}
         self._numbers = itertools.count()
         self.changes = Changes()  # of the results of nodes() and ingress()
-        self._lock = threading.Lock()
         # Jobs that may hold nodes; with those, by member, that their coordinators reported.
         self._jobs: dict[str, Mapping[str, management_pb2.NodeInfo]] = {}
-        self._returning_until = time.monotonic() + deadlines.REGISTRATION.return_to_job
+        self._returning_until = self._clock.monotonic() + deadlines.REGISTRATION.return_to_job
         # Until then: job and member, by address, of nodes that have not registered since the restart of management.
         self._homes: dict[str, tuple[str, str]] = {}
         self._queue = JobQueue()
         self._replacements = Replacements()
         self._waiters: dict[str, Waiter] = {}
-        self._returning: set[str] = set()  # those that already have nodes, which must register again
+        self._returning: dict[str, None] = {}  # those that already have nodes, which must register again
         self._last_statuses: dict[str, management_pb2.QueueStatus] = {}  # the last status sent to each waiter
         self._impossible_since: dict[str, float] = {}
 
@@ -75,47 +76,44 @@ class NodeRegistry:
 
     def add(self, hello: management_pb2.RegisterRequest) -> str:
         """Adds a node; returns its id. Raises RegistryFull."""
-        with self._lock:
-            if len(self._nodes) >= MAX_NODES:
-                raise RegistryFull(f"the cluster has {MAX_NODES} nodes, which is as many as it may have")
-            node_id = f"n{next(self._numbers)}"
-            info = management_pb2.NodeInfo(
-                node_id=node_id,
-                role=hello.role,
-                address=hello.address,
-                host=hello.host,
-                process_id=hello.process_id,
-                version=hello.version,
-                metrics=hello.metrics,
-                instance=hello.instance,
-            )
-            now = time.monotonic()
-            if hello.job and (hello.job in self._jobs or now < self._returning_until):
-                self._homes.pop(hello.address, None)
-                info.job, info.member = hello.job, hello.member if self._is_member(hello) else ""
-            elif not hello.job:
-                self._keep_returned(info)
-            self._nodes[node_id] = _Node(info=info, expires=now + self._lease_seconds)
-            self._admit()
+        if len(self._nodes) >= MAX_NODES:
+            raise RegistryFull(f"the cluster has {MAX_NODES} nodes, which is as many as it may have")
+        node_id = f"n{next(self._numbers)}"
+        info = management_pb2.NodeInfo(
+            node_id=node_id,
+            role=hello.role,
+            address=hello.address,
+            host=hello.host,
+            process_id=hello.process_id,
+            version=hello.version,
+            metrics=hello.metrics,
+            instance=hello.instance,
+        )
+        now = self._clock.monotonic()
+        if hello.job and (hello.job in self._jobs or now < self._returning_until):
+            self._homes.pop(hello.address, None)
+            info.job, info.member = hello.job, hello.member if self._is_member(hello) else ""
+        elif not hello.job:
+            self._keep_returned(info)
+        self._nodes[node_id] = _Node(info=info, expires=now + self._lease_seconds)
+        self._admit()
         return node_id
 
     def renew(self, node_id: str, job: str) -> bool:
         """Renews a lease; False if it had expired: the node must register again. job: the one attached to the node."""
-        with self._lock:
-            node = self._nodes.get(node_id)
-            if node is not None:
-                node.expires = time.monotonic() + self._lease_seconds
-                if node.info.job and not node.info.member and not job:
-                    node.info.job = ""  # given up by its job, which it has now released
-                    self._admit()
-            return node is not None
+        node = self._nodes.get(node_id)
+        if node is not None:
+            node.expires = self._clock.monotonic() + self._lease_seconds
+            if node.info.job and not node.info.member and not job:
+                node.info.job = ""  # given up by its job, which it has now released
+                self._admit()
+        return node is not None
 
     def remove(self, node_id: str, reason: str) -> None:
         """Removes a node; idempotent."""
-        with self._lock:
-            node = self._nodes.pop(node_id, None)
-            is_missed = node is not None and self._is_missed(node.info)
-            self._admit()
+        node = self._nodes.pop(node_id, None)
+        is_missed = node is not None and self._is_missed(node.info)
+        self._admit()
         if node is not None and is_missed:
             self._on_lost(node.info, reason)
 
@@ -125,19 +123,16 @@ class NodeRegistry:
 
     def nodes(self) -> Sequence[management_pb2.NodeInfo]:
         """Returns all nodes, in the order of their registration."""
-        with self._lock:
-            now = time.monotonic()
-            return [_with_lease(node.info, node.expires - now) for node in self._nodes.values()]
+        now = self._clock.monotonic()
+        return [_with_lease(node.info, node.expires - now) for node in self._nodes.values()]
 
     def ingress(self) -> str:
         """Returns the address of an ingress; empty if there is none."""
-        with self._lock:
-            return next((node.address for node in self._infos() if node.role == node_pb2.ROLE_INGRESS), "")
+        return next((node.address for node in self._infos() if node.role == node_pb2.ROLE_INGRESS), "")
 
     def held(self, job: str) -> Sequence[management_pb2.NodeInfo]:
         """Returns the nodes that a job leases."""
-        with self._lock:
-            return self._held(job)
+        return self._held(job)
 
     # --- jobs ---------------------------------------------------------------------------------------------------------
 
@@ -146,42 +141,39 @@ class NodeRegistry:
 
         nodes: as its coordinator reports them after a restart of management.
         """
-        with self._lock:
-            known = self._jobs[job] = {node.member: node for node in nodes}
-            if time.monotonic() < self._returning_until:
-                self._homes.update((node.address, (job, node.member)) for node in nodes)
-            for node in self._nodes.values():
-                if node.info.job:
-                    self._homes.pop(node.info.address, None)
-                else:
-                    self._keep_returned(node.info)
-                if node.info.job == job and known and not _is_same(known.get(node.info.member), node.info):
-                    node.info.member = ""
+        known = self._jobs[job] = {node.member: node for node in nodes}
+        if self._clock.monotonic() < self._returning_until:
+            self._homes.update((node.address, (job, node.member)) for node in nodes)
+        for node in self._nodes.values():
+            if node.info.job:
+                self._homes.pop(node.info.address, None)
+            else:
+                self._keep_returned(node.info)
+            if node.info.job == job and known and not _is_same(known.get(node.info.member), node.info):
+                node.info.member = ""
 
     def release(self, job: str) -> None:
         """Removes an ended job from the queue, and frees its nodes."""
-        with self._lock:
-            self._jobs.pop(job, None)
-            self._forget(job)
-            self._free(lambda holder: holder == job)
-            self._admit()
+        self._jobs.pop(job, None)
+        self._forget(job)
+        self._free(lambda holder: holder == job)
+        self._admit()
 
     def enqueue(self, waiting: Waiting, waiter: Waiter) -> None:
         """Adds a job to the queue. A job that has nodes already gets the same ones again, dead ones included.
 
         After a restart of management it gets them once they have registered: only then do they accept a new lease.
         """
-        with self._lock:
-            if waiting.job not in self._jobs:
-                return
-            if self._jobs[waiting.job] or self._held(waiting.job):
-                self._waiters[waiting.job] = waiter
-                self._returning.add(waiting.job)
-                self._admit_returned()
-            elif not self._replacements.lost_members(waiting.job):
-                self._queue.put(waiting)
-                self._waiters[waiting.job] = waiter
-                self._admit()
+        if waiting.job not in self._jobs:
+            return
+        if self._jobs[waiting.job] or self._held(waiting.job):
+            self._waiters[waiting.job] = waiter
+            self._returning[waiting.job] = None
+            self._admit_returned()
+        elif not self._replacements.lost_members(waiting.job):
+            self._queue.put(waiting)
+            self._waiters[waiting.job] = waiter
+            self._admit()
 
     def replace(
         self, job: str, lost: Sequence[management_pb2.NodeInfo], waiter: Waiter, *, priority: int, created: float
@@ -190,105 +182,98 @@ class NodeRegistry:
 
         Returns a problem of the request, or an empty text.
         """
-        with self._lock:
-            known = self._jobs.get(job, {})
-            members = {node.member for node in lost}
-            if not members <= known.keys():
-                return f"{job} has no nodes {', '.join(sorted(members - known.keys()))}"[:MAX_PROBLEM]
-            for node in lost:
-                self._homes.pop(node.address, None)
-                for other in self._nodes.values():
-                    if other.info.job == job and _is_same(node, other.info):
-                        other.info.member = ""
-            replacement = Replacement(job=job, nodes=known, lost=members, priority=priority, created=created)
-            if not self._replacements.put(replacement):
-                return f"{job} waits for {MAX_REQUESTS} answers already"
-            self._waiters[job] = waiter
-            self._admit()
+        known = self._jobs.get(job, {})
+        members = {node.member for node in lost}
+        if not members <= known.keys():
+            return f"{job} has no nodes {', '.join(sorted(members - known.keys()))}"[:MAX_PROBLEM]
+        for node in lost:
+            self._homes.pop(node.address, None)
+            for other in self._nodes.values():
+                if other.info.job == job and _is_same(node, other.info):
+                    other.info.member = ""
+        replacement = Replacement(job=job, nodes=known, lost=members, priority=priority, created=created)
+        if not self._replacements.put(replacement):
+            return f"{job} waits for {MAX_REQUESTS} answers already"
+        self._waiters[job] = waiter
+        self._admit()
         return ""
 
     def reduce(self, job: str, nodes: Sequence[management_pb2.NodeInfo], waiter: Waiter) -> str:
         """Reduces a job to some of its nodes, as these members, so that it waits for no others; returns as replace."""
-        with self._lock:
-            known = {node.address for node in self._jobs.get(job, {}).values()}
-            strangers = {node.address for node in nodes} - known
-            if strangers:
-                return f"{job} has no nodes at {', '.join(sorted(strangers))}"[:MAX_PROBLEM]
-            members = {node.address: node.member for node in nodes}
-            for node in self._nodes.values():
-                if node.info.job == job:
-                    node.info.member = members.get(node.info.address, "")
-            answers = 1 + self._replacements.num_requests(job)
-            if job in self._last_statuses:
-                waiter.queued(management_pb2.QueueStatus())
-            self._forget(job)
-            held = {node.member: node for node in self._held(job)}
-            self._jobs[job] = {node.member: held.get(node.member, node) for node in nodes}
-            for _ in range(answers):
-                waiter.admitted(list(self._jobs[job].values()))
-            self._admit()
+        known = {node.address for node in self._jobs.get(job, {}).values()}
+        strangers = {node.address for node in nodes} - known
+        if strangers:
+            return f"{job} has no nodes at {', '.join(sorted(strangers))}"[:MAX_PROBLEM]
+        members = {node.address: node.member for node in nodes}
+        for node in self._nodes.values():
+            if node.info.job == job:
+                node.info.member = members.get(node.info.address, "")
+        answers = 1 + self._replacements.num_requests(job)
+        if job in self._last_statuses:
+            waiter.queued(management_pb2.QueueStatus())
+        self._forget(job)
+        held = {node.member: node for node in self._held(job)}
+        self._jobs[job] = {node.member: held.get(node.member, node) for node in nodes}
+        for _ in range(answers):
+            waiter.admitted(list(self._jobs[job].values()))
+        self._admit()
         return ""
 
     def leave(self, job: str, waiter: Waiter) -> None:
         """Removes a job from the queue, unless another waiter has taken its place."""
-        with self._lock:
-            if self._waiters.get(job) is waiter:
-                self._forget(job)
-                self._admit()
+        if self._waiters.get(job) is waiter:
+            self._forget(job)
+            self._admit()
 
     def set_priority(self, job: str, priority: int) -> None:
         """Changes a job's priority, and thereby its position."""
-        with self._lock:
-            self._queue.set_priority(job, priority)
-            self._replacements.set_priority(job, priority)
-            self._admit()
+        self._queue.set_priority(job, priority)
+        self._replacements.set_priority(job, priority)
+        self._admit()
 
     def queue_status(self) -> Mapping[str, management_pb2.QueueStatus]:
         """Returns each job's position in the queue, or the replacements that it waits for."""
-        with self._lock:
-            return self._status()
+        return self._status()
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
     def expire(self) -> list[str]:
         """Removes the nodes whose lease has expired; returns their ids."""
-        now = time.monotonic()
-        with self._lock:
-            expired = [node_id for node_id, node in self._nodes.items() if node.expires <= now]
+        now = self._clock.monotonic()
+        expired = [node_id for node_id, node in self._nodes.items() if node.expires <= now]
         for node_id in expired:
             self.remove(node_id, f"it has sent nothing for {self._lease_seconds:g} s")
         return expired
 
     def review(self) -> None:
         """Sends changed statuses, refuses jobs that stay impossible, and ends the time for nodes to register again."""
-        now = time.monotonic()
-        with self._lock:
-            if now >= self._returning_until:
-                self._homes.clear()
-                self._free(lambda holder: holder not in self._jobs)
-            self._admit()
-            since = self._impossible_since
-            self._impossible_since = {
-                waiting.job: since.get(waiting.job, now) for waiting in self._queue.impossible(self._infos())
-            }
-            for waiting in self._queue.ordered():
-                impossible_since = self._impossible_since.get(waiting.job)
-                if impossible_since is not None and now - impossible_since >= deadlines.REGISTRATION.missing_nodes:
-                    inventory = Inventory(self._infos())
-                    self._waiters[waiting.job].refused(refusal(waiting.wanted, inventory, self.address))
-                    self._forget(waiting.job)
-            for job, status in self._status().items():
-                if status != self._last_statuses.get(job):
-                    self._last_statuses[job] = status
-                    self._waiters[job].queued(status)
+        now = self._clock.monotonic()
+        if now >= self._returning_until:
+            self._homes.clear()
+            self._free(lambda holder: holder not in self._jobs)
+        self._admit()
+        since = self._impossible_since
+        self._impossible_since = {
+            waiting.job: since.get(waiting.job, now) for waiting in self._queue.impossible(self._infos())
+        }
+        for waiting in self._queue.ordered():
+            impossible_since = self._impossible_since.get(waiting.job)
+            if impossible_since is not None and now - impossible_since >= deadlines.REGISTRATION.missing_nodes:
+                inventory = Inventory(self._infos())
+                self._waiters[waiting.job].refused(refusal(waiting.wanted, inventory, self.address))
+                self._forget(waiting.job)
+        for job, status in self._status().items():
+            if status != self._last_statuses.get(job):
+                self._last_statuses[job] = status
+                self._waiters[job].queued(status)
 
-    # --- under the lock -----------------------------------------------------------------------------------------------
+    # --- parts --------------------------------------------------------------------------------------------------------
 
     def _infos(self) -> Sequence[management_pb2.NodeInfo]:
         return [node.info for node in self._nodes.values()]
 
     def _held(self, job: str) -> Sequence[management_pb2.NodeInfo]:
-        now = time.monotonic()
+        now = self._clock.monotonic()
         return [
             _with_lease(node.info, node.expires - now)
             for node in self._nodes.values()
@@ -323,7 +308,7 @@ class NodeRegistry:
     def _admit(self) -> None:
         """Leases nodes to the next jobs; called after every change."""
         self._admit_returned()
-        now = time.monotonic()
+        now = self._clock.monotonic()
         infos = self._infos()
         for admission in (*self._replacements.admit(infos), *self._queue.admit(infos)):
             waiter = self._waiters[admission.job]
@@ -345,7 +330,7 @@ class NodeRegistry:
         """Answers jobs that request the nodes that they have already, once these have registered."""
         awaited = {job for job, _ in self._homes.values()}
         for job in list(self._returning):
-            if job not in awaited or time.monotonic() >= self._returning_until:
+            if job not in awaited or self._clock.monotonic() >= self._returning_until:
                 held = {node.member: node for node in self._held(job)}
                 known = self._jobs[job] or held
                 self._waiters[job].admitted(
@@ -354,7 +339,7 @@ class NodeRegistry:
                 self._forget(job)
 
     def _forget(self, job: str) -> None:
-        self._returning.discard(job)
+        self._returning.pop(job, None)
         self._queue.remove(job)
         self._replacements.remove(job)
         for table in (self._waiters, self._last_statuses, self._impossible_since):

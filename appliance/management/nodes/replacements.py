@@ -1,4 +1,4 @@
-"""The jobs that wait for replacements of lost nodes. Pure: no threads, no clock.
+"""The jobs that wait for replacements of lost nodes. Pure: no clock.
 
 They precede all jobs in the queue, and have its order among themselves. They get free nodes one by one; a job resumes
 when it has all of them.
@@ -29,7 +29,7 @@ class Replacement:
 
 
 class Replacements:
-    """The jobs that wait for replacements. Not thread-safe: the owner has a lock."""
+    """The jobs that wait for replacements."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, Replacement] = {}

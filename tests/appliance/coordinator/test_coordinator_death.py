@@ -1,5 +1,6 @@
 """A job goes on when its coordinator dies: another takes it up, and the script has what it has when nobody dies."""
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,8 +13,7 @@ import pytest
 from appliance.coordinator import record, serving
 from appliance.coordinator.session import ClientSession
 from appliance.ingress.process import Ingress, IngressSettings
-from appliance.management import supervisor
-from appliance.management.supervisor import Supervisor
+from appliance.management import supervision
 from cstorch._internal.session import job as session_job
 from cstorch._internal.session.execution.stream import ExecutionStream
 from cstorch._internal.session.job import ClientJob
@@ -94,7 +94,7 @@ class Script:
         self.cluster.until(lambda: self.job.connection.incarnation > incarnation)
 
     def coordinator(self) -> Any:
-        return self.cluster.service._jobs.live(self.job.name).process
+        return self.cluster.coordinator(self.job.name)
 
     def info(self) -> management_pb2.JobInfo:
         return self.cluster.service.describe_one(self.job.name)
@@ -178,10 +178,12 @@ def test_with_its_management(
     cluster.stop_management()
     if before:
         coordinator.kill()
-        coordinator.wait(10.0)
+        coordinator._child.wait(10.0)
     cluster.start_management(address)
-    assert bool(cluster.jobs()) == before
-    if not before:
+    if before:
+        cluster.until(cluster.jobs)
+    else:
+        assert not cluster.jobs()
         coordinator.kill()
     cluster.until(lambda: one.job.connection.incarnation)
     go.set()
@@ -196,14 +198,14 @@ def test_nodes_that_died_meanwhile_count_as_one_restart(cluster: Any, script: Ca
     one.start()
     go = hold(cluster, 15)
     one.run(10)
-    start, ended, began = Supervisor._start_coordinator, threading.Event(), threading.Event()
+    start, ended, began = cluster.processes.start, threading.Event(), threading.Event()
 
-    def start_later(*arguments: Any, **options: Any) -> Any:
+    async def start_later(*arguments: Any) -> Any:
         ended.set()
-        began.wait(30)
-        return start(cluster.service._supervisor, *arguments, **options)
+        await asyncio.to_thread(began.wait, 30)
+        return await start(*arguments)
 
-    cluster.service._supervisor._start_coordinator = start_later
+    cluster.processes.start = start_later
     one.coordinator().kill()
     assert ended.wait(10)  # else it may ask for others in their places
     go.set()
@@ -319,7 +321,7 @@ def test_with_its_ingress(
 ) -> None:
     monkeypatch.setattr(deadlines, "COORDINATION", replace(deadlines.COORDINATION, retry=0.05))
     monkeypatch.setattr(deadlines, "REGISTRATION", replace(deadlines.REGISTRATION, retry=0.05))
-    monkeypatch.setattr(supervisor, "INGRESS_RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(supervision, "INGRESS_RETRY_SECONDS", 0.05)
     ingress = start_ingress(cluster)
     try:
         cluster.wait_for_nodes(5)
@@ -560,12 +562,13 @@ def test_a_script_that_ends_meanwhile_ends_the_job(
     one.start()
     one.run(5)
     held = threading.Event()
-    start = type(cluster.service._supervisor)._start_coordinator
-    monkeypatch.setattr(
-        cluster.service._supervisor,
-        "_start_coordinator",
-        lambda *arguments, **options: held.wait(30) and start(cluster.service._supervisor, *arguments, **options),
-    )
+    start = cluster.processes.start
+
+    async def start_later(*arguments: Any) -> Any:
+        await asyncio.to_thread(held.wait, 30)
+        return await start(*arguments)
+
+    monkeypatch.setattr(cluster.processes, "start", start_later)
     one.coordinator().kill()
     threading.Timer(0.3, one.job.cancel).start()
     with pytest.raises(ClusterError):

@@ -12,6 +12,7 @@ from tokens_shown import shown, token
 
 from appliance.coordinator import settings
 from appliance.ingress.process import Ingress, IngressSettings
+from appliance.management.supervision import CoordinatorState, Lost
 from waferbox import __version__, deadlines
 from waferbox.rpc.server import LARGE_MESSAGE_BYTES, SMALL_MESSAGE_BYTES, make_channel
 from waferbox.security.tokens import Kind
@@ -93,7 +94,7 @@ def test_jobs_end_with_the_ingress_which_is_named(cluster: Any, client: Callable
 def test_a_shutdown_ends_what_the_ingress_runs(cluster: Any, client: Callable[..., Any], ingress: Ingress) -> None:
     one = client(ingress=ingress.address)
     one.compile()
-    cluster.service.close(end_jobs=True)
+    cluster.server.run(cluster.service.close(end_jobs=True))
     assert "or the cluster did" in one.failure().message
     assert ingress._coordinators.count() == 0
 
@@ -109,6 +110,10 @@ class Stillborn:
 
     def wait(self, timeout_seconds: float | None = None) -> int:
         return 3
+
+    def terminate(self) -> None: ...
+
+    kill = terminate
 
     def close(self) -> int:
         os.close(self._ended)
@@ -141,9 +146,10 @@ def test_a_coordinator_of_which_the_ingress_is_lost_may_come_back_but_not_for_ev
     monkeypatch.setattr(deadlines, "COORDINATION", replace(deadlines.COORDINATION, coordinator_return=0.3))
     one = client()
     one.compile()
-    job = cluster.service._jobs.live(one.created.job)
-    job.process._channel.close()  # as if the connection broke
-    cluster.until(lambda: job.process is None)
+    supervision = cluster.service._supervisor._supervisions[one.created.job]
+    process = supervision._process
+    cluster.call(lambda: supervision.handle(Lost(process, "its connection broke")))
+    assert supervision.state is CoordinatorState.UNKNOWN
     # Its coordinator has not gone.
     cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_IDLE)
     one.close()

@@ -8,6 +8,7 @@ import pytest
 from appliance.management.coordination import Coordination
 from appliance.management.jobs import ENDED, JobEntry
 from appliance.management.nodes.registry import NodeRegistry
+from waferbox.host.clock import SystemClock
 from wsc.v1 import management_pb2
 
 
@@ -15,12 +16,12 @@ from wsc.v1 import management_pb2
 def test_a_job_that_has_ended_is_out_of_the_queue_while_its_coordinator_is_there(
     phase: "management_pb2.JobPhase.ValueType",
 ) -> None:
-    registry = NodeRegistry(5.0, lambda node, reason: None)
-    job = JobEntry(name="job-1", request=management_pb2.CreateJobRequest(priority=2), token="")
+    registry = NodeRegistry(5.0, SystemClock(), lambda node, reason: None)
+    job = JobEntry(name="job-1", request=management_pb2.CreateJobRequest(priority=2), token="", created=0.0)
     registry.open(job.name)
 
     async def run() -> None:
-        coordination = Coordination(job, registry)
+        coordination = Coordination(job, registry, SystemClock())
 
         async def requests() -> AsyncIterator[management_pb2.CoordinateRequest]:
             yield management_pb2.CoordinateRequest(

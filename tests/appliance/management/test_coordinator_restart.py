@@ -30,6 +30,7 @@ class FakeCoordinator:
     def __init__(self, settings: CoordinatorSettings, number: int, cluster: Any) -> None:
         self.settings = settings
         self._over: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._ended = os.eventfd(0)
         self._requests: queue.SimpleQueue[management_pb2.CoordinateRequest | None] = queue.SimpleQueue()
         hello = management_pb2.CoordinatorHello(job=settings.job, token=settings.token, address=f"h:{number}")
         self.say(hello=hello)
@@ -50,7 +51,14 @@ class FakeCoordinator:
     def end(self, status: int) -> None:
         self._call.cancel()
         self._requests.put(None)
+        self.exit(status)
+
+    def exit(self, status: int) -> None:
         self._over.put(status)
+        os.eventfd_write(self._ended, 1)
+
+    def fileno(self) -> int:
+        return self._ended
 
     def wait(self) -> int:
         return self._over.get(timeout=WAIT_SECONDS)
@@ -161,23 +169,6 @@ def test_one_that_cannot_be_started_at_once_is_tried_again(cluster: Any, coordin
     cluster.until(lambda: job(cluster, name).ended)
 
 
-def test_one_that_says_hello_while_it_is_started_is_not_waited_for(
-    cluster: Any, coordinators: Coordinators, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name = create(cluster)
-    coordinators.wait_for(1).nodes()
-    watcher = cluster.service._supervisor
-    live = cluster.service._jobs.live(name)
-
-    def start(*arguments: Any, **options: Any) -> Any:
-        watcher.attach(live, "h:1", watcher.coordination_of(name))
-        return live.process
-
-    monkeypatch.setattr(watcher, "_start_coordinator", start)
-    assert watcher._replace_coordinator(live, "", "it ended")
-    assert live.restarted_at is None
-
-
 def test_one_that_cannot_be_started_again_ends_the_job(
     cluster: Any, coordinators: Coordinators, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,7 +186,7 @@ def test_one_that_ends_before_it_has_come_has_a_successor_but_not_for_ever(
     cluster: Any, coordinators: Coordinators, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FakeCoordinator, "say", lambda self, **kind: self.end(3) if kind.get("acquire") else None)
-    monkeypatch.setattr(FakeCoordinator, "end", lambda self, status: self._over.put(status))
+    monkeypatch.setattr(FakeCoordinator, "end", FakeCoordinator.exit)
     with pytest.raises(grpc.RpcError, match="its coordinator ended with status 3, the last of 3 in 60 s"):
         create(cluster, max_num_restarts=2)
     assert [one.settings.restarted for one in coordinators.started] == [False] * 3

@@ -1,5 +1,6 @@
 """The management service: registration, leases, versions, jobs."""
 
+import os
 import queue
 import threading
 import time
@@ -15,6 +16,7 @@ from tokens_shown import shown
 from appliance.coordinator.settings import FolderRefused, cache_directory
 from appliance.management import jobs
 from appliance.management.nodes import registry
+from appliance.management.supervision import TRANSITIONS, CoordinatorState, Exited, Supervision
 from waferbox import __version__, deadlines
 from waferbox.security.tokens import Kind
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2
@@ -192,16 +194,19 @@ def test_a_coordinator_that_does_not_start_is_reported(
         pid = 1
         cause = ""
 
-        def wait(self, timeout_seconds: float | None = None) -> int:
+        def wait(self) -> int:
             return 3
 
-        def kill(self) -> None: ...
-        def close(self) -> int:
-            return 3
+        def fileno(self) -> int:
+            return ended
 
+        terminate = kill = close = lambda self: None
+
+    ended = os.eventfd(1)
     monkeypatch.setattr(settings, "spawn", lambda *arguments, outlives: Stillborn())
     with pytest.raises(grpc.RpcError) as caught:
         client()
+    os.close(ended)
     assert "status 3" in caught.value.details()
     assert cluster.jobs()[0].phase == management_pb2.JOB_PHASE_FAILED
 
@@ -324,7 +329,7 @@ def test_a_defect_in_the_watch_ends_the_service_loudly(
 
     monkeypatch.setattr(cluster.service._registry, "review", broken)
     cluster.until(lambda: cluster.defects)
-    assert "A defect in thread watch" in caplog.text
+    assert "A defect in the supervision of nodes" in caplog.text
     assert [str(defect) for defect in cluster.defects] == ["a defect"]
     cluster.defects.clear()
 
@@ -333,10 +338,11 @@ def test_a_defect_in_the_watch_ends_the_service_loudly(
 def test_a_defect_in_the_watch_of_a_coordinator_ends_its_job(
     cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(job: object, status: int) -> None:
+    def broken(self: Supervision, event: Exited) -> None:
         raise RuntimeError("a defect")
 
-    monkeypatch.setattr(cluster.service._supervisor, "_process_ended", broken)
+    monkeypatch.setitem(TRANSITIONS[CoordinatorState.EXPECTED], Exited, broken)  # type: ignore[arg-type]
+    monkeypatch.setitem(TRANSITIONS[CoordinatorState.CONNECTED], Exited, broken)  # type: ignore[arg-type]
     one = client()
     one.close()
     cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_FAILED)

@@ -67,7 +67,7 @@ def test_a_job_waits_longer_than_missing_nodes_are_waited_for(
     first.compile()
     second = client()
     assert news_of(second).queue.waiting_for == f"1 MemoryX node, held by {first.created.job}"
-    cluster.service._registry.review()
+    cluster.call(cluster.service._registry.review)
     first.close()
     assert second.compile().artifact == "artifact-good"
 

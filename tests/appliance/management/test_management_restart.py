@@ -1,7 +1,7 @@
 """A management service that is started anew: nodes and coordinators tell it what it must know."""
 
+import asyncio
 import logging
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,11 +11,11 @@ import grpc
 import pytest
 from tokens_shown import shown
 
-from appliance.management import supervisor
 from appliance.management.nodes import registry
 from waferbox import __version__, deadlines
+from waferbox.host.clock import SystemClock
 from waferbox.security.tokens import Kind
-from wsc.v1 import management_pb2, node_pb2, observation_pb2
+from wsc.v1 import ingress_pb2, management_pb2, node_pb2, observation_pb2
 
 TWO = {"memoryx": 2, "swarmx": 2, "wafer": 2, "workers": 2}
 
@@ -102,7 +102,7 @@ def test_a_job_that_ends_while_management_is_away_is_told_later(cluster: Any, cl
 def test_nodes_are_kept_for_a_job_that_is_not_back_but_not_for_ever(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keeper = registry.NodeRegistry(5.0, lambda node, reason: None)
+    keeper = registry.NodeRegistry(5.0, SystemClock(), lambda node, reason: None)
     hello = management_pb2.RegisterRequest(role=node_pb2.ROLE_WAFER, address="h:1", job="job-1", member="wafer-3")
     keeper.add(hello)
     keeper.review()
@@ -144,17 +144,17 @@ def test_a_job_that_an_ingress_tells_of_has_another_coordinator(cluster: Any, mo
     class Process:
         cause = "an end"
 
-        def wait(self) -> int:
+        async def wait(self) -> int:
             return 0
 
-        def close(self) -> None:
+        async def close(self, seconds: float) -> None:
             pass
 
-    def start(self: supervisor.Supervisor, job: Any, ingress: str, *, restarted: bool) -> Process:
-        started.append((job.name, ingress, restarted))
+    async def start(request: ingress_pb2.RunCoordinatorRequest, ingress: str) -> Process:
+        started.append((request.job, ingress, request.restarted))
         return Process()
 
-    monkeypatch.setattr(supervisor.Supervisor, "_start_coordinator", start)
+    monkeypatch.setattr(cluster.processes, "start", start)
     request = management_pb2.CreateJobRequest(
         version=__version__, num_csx=1, num_workers_per_csx=1, max_num_restarts=3, user="ada"
     )
@@ -167,6 +167,7 @@ def test_a_job_that_an_ingress_tells_of_has_another_coordinator(cluster: Any, mo
     assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
     for _ in range(2):
         cluster.stub.AdoptJob(told, metadata=shown(Kind.COORDINATOR, "job-1"))
+    cluster.until(lambda: cluster.jobs()[0].ended)
     assert started == [("job-1", "127.0.0.1:2", True)]
     (job,) = cluster.jobs()
     assert (job.user, job.created) == ("ada", 1.0)
@@ -182,26 +183,30 @@ def test_a_job_that_an_ingress_tells_of_has_another_coordinator(cluster: Any, mo
 def test_a_coordinator_that_hangs_when_it_is_started_again_is_replaced(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deadlines, "COORDINATION", replace(deadlines.COORDINATION, restarted_hello=0.2))
+    monkeypatch.setattr(deadlines, "COORDINATION", replace(deadlines.COORDINATION, hello=0.2))
     started: list[Any] = []
 
     class Hanging:
         cause = ""
 
         def __init__(self) -> None:
-            self._end = threading.Event()
+            self._end = asyncio.Event()
 
-        def wait(self) -> int:
-            assert self._end.wait(30)
+        async def wait(self) -> int:
+            await self._end.wait()
             return -9
 
-        kill = terminate = close = lambda self, *seconds: self._end.set()
+        def kill(self) -> None:
+            self._end.set()
 
-    def start(*arguments: Any, **options: Any) -> Hanging:
+        async def close(self, seconds: float) -> None:
+            pass
+
+    async def start(*arguments: Any) -> Hanging:
         started.append(Hanging())
         return started[-1]
 
-    monkeypatch.setattr(supervisor.Supervisor, "_start_coordinator", start)
+    monkeypatch.setattr(cluster.processes, "start", start)
     request = management_pb2.CreateJobRequest(version=__version__, num_csx=1, num_workers_per_csx=1, max_num_restarts=3)
     hello = management_pb2.CoordinatorHello(job="job-1", address="127.0.0.1:1", request=request)
     cluster.stub.AdoptJob(management_pb2.AdoptJobRequest(hello=hello), metadata=shown(Kind.COORDINATOR, "job-1"))

@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from appliance.management.jobs import JobEntry
 from appliance.management.metrics import ManagementCollector
+from appliance.management.service import ManagementState
 from waferbox.rpc.address import split_address
 from waferbox.runtime.metrics import MetricsServer, RoleCollector
 from wsc.v1 import management_pb2, node_pb2
@@ -69,7 +70,7 @@ def test_management_shows_nodes_jobs_and_how_they_go() -> None:
     ]
 
     def job(name: str, phase: "management_pb2.JobPhase.ValueType") -> JobEntry:
-        one = JobEntry(name=name, request=management_pb2.CreateJobRequest(), token="")
+        one = JobEntry(name=name, request=management_pb2.CreateJobRequest(), token="", created=0.0)
         one.report.phase = phase
         one.history.add([JobEvent(report=REPORT), JobEvent(scalar=Scalar(name="loss", step=12, value=0.5))])
         return one
@@ -80,7 +81,7 @@ def test_management_shows_nodes_jobs_and_how_they_go() -> None:
         job("job-3", management_pb2.JOB_PHASE_FAILED),
     ]
     jobs[-1].ended = 1.0
-    server = MetricsServer(ManagementCollector(lambda: nodes, lambda: jobs), "127.0.0.1", 0)
+    server = MetricsServer(ManagementCollector(lambda: ManagementState(nodes=nodes, jobs=jobs)), "127.0.0.1", 0)
     try:
         found = scrape(server)
     finally:

@@ -18,6 +18,7 @@ from appliance.management.nodes import replacements
 from appliance.management.nodes.job_queue import Waiting
 from appliance.management.nodes.registry import NodeRegistry
 from waferbox import __version__, deadlines
+from waferbox.host.clock import SystemClock
 from waferbox.rpc.server import make_channel
 from waferbox.security.tokens import Kind
 from wsc.v1 import management_pb2, node_pb2, node_pb2_grpc
@@ -49,7 +50,7 @@ class Nodes:
 
     def __init__(self) -> None:
         self.lost: list[management_pb2.NodeInfo] = []
-        self.registry = NodeRegistry(5.0, lambda node, reason: self.lost.append(node))
+        self.registry = NodeRegistry(5.0, SystemClock(), lambda node, reason: self.lost.append(node))
         self.registry._returning_until = 0.0
         self.registry.address = "h:1"
         self._ports = 0
@@ -324,8 +325,9 @@ class Linked:
     def __init__(self, cluster: Any, tmp_path: Path) -> None:
         supervisor = cluster.service._supervisor
         request = management_pb2.CreateJobRequest(version=__version__, num_csx=1, num_workers_per_csx=1, priority=2)
-        job = supervisor.jobs.create(request, lambda name: token(Kind.JOB, name))
+        job = supervisor.jobs.create("job-1", request, token(Kind.JOB, "job-1"))
         supervisor.registry.open(job.name)
+        cluster.call(lambda: supervisor._supervise(job, "").take(None))
         self.job = job.name
         self.listening = Listening()
         settings = CoordinatorSettings(

@@ -85,7 +85,7 @@ def test_a_node_that_was_given_up_takes_nobody_who_had_it_before(cluster: Any) -
     _, node = cluster.nodes[0]
     before = node._registration.instance
     (registered,) = cluster.stub.ListNodes(management_pb2.ListNodesRequest()).nodes
-    cluster.service._registry.remove(registered.node_id, "a test")
+    cluster.call(lambda: cluster.service._registry.remove(registered.node_id, "a test"))
     cluster.until(lambda: node._registration.instance != before)
     with make_channel(node.address, token(Kind.LEASE, "job-1", before, str(time.time_ns()))) as channel:
         stub = node_pb2_grpc.NodeServiceStub(channel)

@@ -1,0 +1,389 @@
+"""A simulated cluster: the real management service, with models of all that speaks to it, and faults from a seed."""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from management_models import MANAGEMENT, ClientModel, CoordinatorModel, NodeModel, Records
+from network import Network, Server
+from virtual_time import Process, World
+
+from appliance.management.coordinator_process import CoordinatorProcess
+from appliance.management.service import ManagementService
+from appliance.management.supervisor import ManagementSettings
+from waferbox import __version__, roles
+from waferbox.launch.spawn import SpawnError
+from wsc.v1 import ingress_pb2, management_pb2, management_pb2_grpc, node_pb2
+
+FAULT_SECONDS = 40.0  # faults happen in this time
+QUIET_SECONDS = 400.0  # after the last fault, in which every job must end
+
+
+class SimulatedProcesses:
+    """The control of the coordinators' processes, for one management process."""
+
+    def __init__(self, cluster: "SimulatedCluster", management: Process) -> None:
+        self._cluster = cluster
+        self._management = management
+
+    async def start(self, request: ingress_pb2.RunCoordinatorRequest, ingress: str) -> CoordinatorProcess:
+        await asyncio.sleep(self._cluster.random.uniform(0.005, 0.5))
+        if self._cluster.random.random() < self._cluster.spawn_failures:
+            raise SpawnError("the fork server does not answer")
+        return StartedProcess(self._cluster.start_coordinator(request), self._management)
+
+    def find(self, hello: management_pb2.CoordinatorHello) -> CoordinatorProcess | None:
+        for coordinator in self._cluster.coordinators:
+            process = coordinator.process
+            if process.pid == hello.process_id and process.is_alive:
+                return StartedProcess(coordinator, self._management)
+        return None
+
+
+class StartedProcess:
+    """A coordinator's process, as management has it."""
+
+    cause = ""
+
+    def __init__(self, coordinator: CoordinatorModel, management: Process) -> None:
+        self._coordinator = coordinator
+        self._process = coordinator.process
+        self._ended = asyncio.Event()
+        ended = self._ended.set
+        if self._process.is_alive:
+            self._process.on_end.append(lambda: management.loop.call_soon(ended))
+        else:
+            ended()
+
+    async def wait(self) -> int:
+        await self._ended.wait()
+        assert self._process.status is not None
+        return self._process.status
+
+    def terminate(self) -> None:
+        if self._process.is_alive:
+            self._process.loop.call_soon(self._coordinator.terminate)
+
+    def kill(self) -> None:
+        # One that is stopped, or cut off, does not know yet that its stream has ended.
+        if self._process.is_alive and self._process.stalled_until <= self._process.world.now:
+            assert not self._coordinator.is_connected, "a coordinator is killed that has its stream"
+        self._process.kill()
+
+    async def close(self, seconds: float) -> None:
+        self.terminate()
+        try:
+            async with asyncio.timeout(seconds):
+                await self.wait()
+        except TimeoutError:
+            self.kill()
+
+
+class OrphansOnDisk:
+    """The jobs of an earlier management service whose coordinator may have ended."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+        self._left = list(records.hellos)
+
+    def __bool__(self) -> bool:
+        return bool(self._left)
+
+    def take(self, known: Collection[str]) -> Sequence[management_pb2.CoordinatorHello]:
+        taken = []
+        for job in list(self._left):
+            if job in known or job not in self._records.hellos:
+                self._left.remove(job)
+            elif not self._records.holders[job].is_alive:
+                self._left.remove(job)
+                hello = management_pb2.CoordinatorHello()
+                hello.CopyFrom(self._records.hellos[job])
+                taken.append(hello)
+        return taken
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A fault of a schedule.
+
+    Attributes:
+        at: when it happens, in seconds.
+        kind: its name in FAULTS.
+        seed: of what is drawn for it, such as the process that it is of.
+    """
+
+    at: float
+    kind: str
+    seed: int
+
+
+def draw_schedule(seed: int, most: int, kinds: Sequence[str] = ()) -> list[Fault]:
+    """The faults of a seed, at most so many, in the order of their times. kinds: by default all."""
+    random = Random(f"faults of {seed}")
+    faults = [
+        Fault(random.uniform(0.0, FAULT_SECONDS), random.choice(kinds or list(FAULTS)), random.getrandbits(32))
+        for _ in range(random.randint(0, most))
+    ]
+    return sorted(faults, key=lambda fault: fault.at)
+
+
+class SimulatedCluster:
+    """The cluster of one seed, and the faults of a schedule."""
+
+    def __init__(self, seed: int, schedule: Sequence[Fault], cache_root: Path) -> None:
+        self.schedule = schedule
+        self.world = World(seed)
+        self.random = self.world.random
+        self.network = Network(self.world)
+        self.records = Records()
+        self.coordinators: list[CoordinatorModel] = []
+        self.nodes: list[NodeModel] = []
+        self.clients: list[ClientModel] = []
+        self.spawn_failures = 0.0
+        self._numbers = itertools.count()
+        self._settings = ManagementSettings(cache_root=cache_root)
+        self.management: ManagementService
+        self.process: Process
+        self.start_management()
+        wafers = self.random.randint(1, 4)
+        spares = self.random.randint(0, 2)
+        for role, count in (
+            (node_pb2.ROLE_WAFER, wafers + spares),
+            (node_pb2.ROLE_WORKER, wafers + spares),
+            (node_pb2.ROLE_MEMORYX, self.random.randint(1, 3)),
+            (node_pb2.ROLE_SWARMX, self.random.randint(1, 3)),
+        ):
+            for _ in range(count):
+                self.add_node(role)
+        for number in range(self.random.randint(1, 4)):
+            request = management_pb2.CreateJobRequest(
+                version=__version__,
+                num_csx=self.random.randint(1, wafers),
+                num_workers_per_csx=1,
+                max_num_restarts=self.random.choice([0, 3, 20]),
+                priority=self.random.randint(1, 3),
+            )
+            self.clients.append(ClientModel(self.network, number, request, Random(self.random.random())))
+        for fault in schedule:
+            self.world.after(fault.at, self._happen, fault)
+        self.world.after_event = self._check
+
+    # --- processes ----------------------------------------------------------------------------------------------------
+
+    def start_management(self) -> None:
+        process = self.process = Process(self.world, "management", host="host-0")
+        # The names of jobs are those of no earlier service.
+        random = Random(self.random.random())
+        service = self.management = ManagementService(
+            self._settings, lambda: None, lambda error: process.defects.append(repr(error)), process, random
+        )
+        server = Server(self.network, process, MANAGEMENT)
+        management_pb2_grpc.add_ManagementServicer_to_server(service, server)  # type: ignore[arg-type]
+
+        async def run() -> int:
+            service.start(MANAGEMENT, SimulatedProcesses(self, process), OrphansOnDisk(self.records))
+            await asyncio.get_running_loop().create_future()
+            return 0
+
+        process.start(run)
+
+    def add_node(self, role: "node_pb2.Role.ValueType") -> None:
+        number = next(self._numbers)
+        module = roles.role_of(role).module
+        self.nodes.append(NodeModel(self.network, number, role, f"{module}-node-{number}:7000"))
+
+    def start_coordinator(self, request: ingress_pb2.RunCoordinatorRequest) -> CoordinatorModel:
+        kept = ingress_pb2.RunCoordinatorRequest()
+        kept.CopyFrom(request)
+        seconds = self.random.uniform(0.0, 15.0)
+        self.coordinators.append(CoordinatorModel(self.network, kept, self.records, seconds))
+        return self.coordinators[-1]
+
+    # --- faults -------------------------------------------------------------------------------------------------------
+
+    def _happen(self, fault: Fault) -> None:
+        self.world.note(f"fault: {fault.kind}")
+        FAULTS[fault.kind](self, Random(fault.seed))
+
+    def _coordinator(self, random: Random) -> Process | None:
+        alive = [each.process for each in self.coordinators if each.process.is_alive]
+        return random.choice(alive) if alive else None
+
+    def kill_coordinator(self, random: Random) -> None:
+        if (process := self._coordinator(random)) is not None:
+            process.kill()
+
+    def stall_coordinator(self, random: Random) -> None:
+        if (process := self._coordinator(random)) is not None:
+            self._stall(process, random)
+
+    def kill_node(self, random: Random) -> None:
+        node = random.choice(self.nodes)
+        node.process.kill()
+        self.nodes.remove(node)
+        self.world.after(random.uniform(0.5, 6.0), self.add_node, node.role)  # a launcher starts another
+
+    def stall_node(self, random: Random) -> None:
+        self._stall(random.choice(self.nodes).process, random)
+
+    def kill_management(self, random: Random) -> None:
+        if self.process.is_alive:
+            self.process.kill()
+            self.world.after(random.uniform(0.1, 5.0), self.start_management)
+
+    def stall_management(self, random: Random) -> None:
+        self._stall(self.process, random)
+
+    def partition(self, random: Random) -> None:
+        hosts = sorted({process.host for process in self.world.processes})
+        one, other = random.sample(hosts, 2)
+        self.network.partition(one, other, random.uniform(1.0, 20.0))
+
+    def break_connection(self, random: Random) -> None:
+        connections = list(self.network.connections)
+        if connections:
+            role = random.choice(sorted({connection.client.name.partition("-")[0] for connection in connections}))
+            random.choice([each for each in connections if each.client.name.startswith(role)]).break_()
+
+    def refuse_processes(self, random: Random) -> None:
+        self.spawn_failures = 0.9
+        self.world.after(random.uniform(0.5, 6.0), self._allow_processes)
+
+    def _allow_processes(self) -> None:
+        self.spawn_failures = 0.0
+
+    def _stall(self, process: Process, random: Random) -> None:
+        process.stall(random.choice([0.5, 6.0, 9.0, 20.0]))
+        self.network.stalled(process)
+
+    # --- what must hold -----------------------------------------------------------------------------------------------
+
+    def _check(self, process: Process) -> None:
+        """What must hold after every event of a process."""
+        assert not process.defects, process.defects
+        if process is not self.process:
+            return
+        service = self.management
+        registry = service._registry
+        members: dict[tuple[str, str], str] = {}
+        for node in registry._nodes.values():
+            if node.info.job and node.info.member:
+                key = node.info.job, node.info.member
+                assert key not in members, f"two nodes are {key}"
+                members[key] = node.info.node_id
+        for job in service._jobs.all_live():
+            assert job.name in service._supervisor._supervisions, f"{job.name} has no supervision"
+
+    def is_over(self) -> bool:
+        """Whether all jobs have ended, and all nodes are free."""
+        service = self.management
+        return (
+            self.process.is_alive
+            and all(not client.process.is_alive for client in self.clients)
+            and not service._jobs.all_live()
+            and not any(coordinator.process.is_alive for coordinator in self.coordinators)
+            and all(node.attached is None for node in self.nodes)
+            and len(service._registry._nodes) == len(self.nodes)
+            and all(not node.info.job for node in service._registry._nodes.values())
+        )
+
+    def run(self) -> None:
+        """Runs to the end. Raises AssertionError if it does not come."""
+        assert not self.world.run(FAULT_SECONDS)
+        done = self.world.run(QUIET_SECONDS, self.is_over)
+        assert done, self._left_over()
+        registry = self.management._registry
+        assert not registry._waiters
+        assert not registry._last_statuses
+        assert not self.management._supervisor._supervisions
+        self._check_ends()
+
+    def _check_ends(self) -> None:
+        """Every job that management knows has ended as it should, or with the cause that is true."""
+        clients = {client.job: client for client in self.clients if client.job}
+        for job in self.management._jobs.all():
+            ran = [each for each in self.coordinators if each.job == job.name]
+            finished = [each for each in ran if each.process.status == 0]
+            phase, message = job.report.phase, job.report.message
+            if finished:
+                end = finished[-1].end
+                assert end is not None
+                # A coordinator waits for management for a while, to report the end, and then gives up.
+                assert phase == end.phase or self._was_away(), (job.report, end)
+                continue
+            assert phase == management_pb2.JOB_PHASE_FAILED or job.cancelled, job.report
+            statuses = {f"its coordinator ended with status {each.process.status}" for each in ran}
+            died = {"its coordinator has died", "the fork server does not answer", "cancelled"}
+            assert any(message.startswith(cause) for cause in statuses | died) or "did not start" in message, message
+            ends = [each.process.ended_at for each in ran]
+            restarts = clients[job.name].request.max_num_restarts if job.name in clients else 0
+            most = max(sum(end - 60.0 < other <= end for other in ends) for end in ends) if ends else 0
+            may_continue = restarts >= most and ran and ran[-1].had_hello
+            assert not may_continue or job.cancelled or "refuse processes" in self._kinds(), (message, restarts, ends)
+
+    def _was_away(self) -> bool:
+        """Whether management may have been out of reach for longer than a coordinator waits for it."""
+        return not {"kill management", "stall management", "partition"}.isdisjoint(self._kinds())
+
+    def _kinds(self) -> set[str]:
+        return {fault.kind for fault in self.schedule}
+
+    def _left_over(self) -> str:
+        service = self.management
+        lines = [f"clients: {[client.process.name for client in self.clients if client.process.is_alive]}"]
+        lines += [
+            f"{job.name}: {service._supervisor._supervisions[job.name].state} {job.report}"
+            for job in service._jobs.all_live()
+        ]
+        lines += [f"{c.process.name} {c.process.pid} {c._report}" for c in self.coordinators if c.process.is_alive]
+        lines += [f"{n.process.name} is attached for {n.attached}" for n in self.nodes if n.attached is not None]
+        lines += [f"{node.info}" for node in service._registry._nodes.values() if node.info.job]
+        lines.append(f"{len(service._registry._nodes)} registered of {len(self.nodes)}")
+        return "\n".join(lines)
+
+
+FAULTS: dict[str, Callable[[SimulatedCluster, Random], None]] = {
+    "kill a coordinator": SimulatedCluster.kill_coordinator,
+    "stall a coordinator": SimulatedCluster.stall_coordinator,
+    "kill a node": SimulatedCluster.kill_node,
+    "stall a node": SimulatedCluster.stall_node,
+    "kill management": SimulatedCluster.kill_management,
+    "stall management": SimulatedCluster.stall_management,
+    "partition": SimulatedCluster.partition,
+    "break a connection": SimulatedCluster.break_connection,
+    "refuse processes": SimulatedCluster.refuse_processes,
+}
+
+
+# --- Runs of seeds ----------------------------------------------------------------------------------------------------
+
+MOST_FAULTS = 8
+
+
+def failure_of(seed: int, schedule: Sequence[Fault], cache_root: Path) -> str:
+    """Runs a schedule; returns what went wrong, and what happened; empty if all is well."""
+    cluster = SimulatedCluster(seed, schedule, cache_root)
+    try:
+        cluster.run()
+    except AssertionError as error:
+        happened = "\n".join(f"{when:9.3f} s  {text}" for when, text in cluster.world.journal)
+        return f"{error}\n{happened}"
+    finally:
+        cluster.world.close()
+    return ""
+
+
+def shortest_failure(seed: int, cache_root: Path) -> str:
+    """Runs a seed; returns its failure, with as few of its faults as still fail; empty if all is well."""
+    schedule = draw_schedule(seed, MOST_FAULTS)
+    failure = failure_of(seed, schedule, cache_root)
+    if not failure:
+        return ""
+    for fault in list(schedule):
+        shorter = [other for other in schedule if other is not fault]
+        if (shorter_failure := failure_of(seed, shorter, cache_root)) != "":
+            schedule, failure = shorter, shorter_failure
+    return f"seed {seed} fails with the schedule {schedule}:\n{failure}"

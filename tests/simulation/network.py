@@ -1,0 +1,409 @@
+"""The network of a simulated cluster: gRPC channels and servers, whose messages take the time that a seed draws.
+
+A connection keeps the order of its messages; messages of different connections overtake each other. The messages that
+are under way are lost with their connection. A connection breaks when a process at one of its ends dies, or when one
+end has been silent for longer than gRPC's keepalive allows.
+"""
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Generator, Sequence
+from typing import Any, Final
+
+import grpc
+from virtual_time import Process, World
+
+KEEPALIVE_SECONDS: Final = 8.0  # a peer that is silent for so long is given up
+CONNECT_SECONDS: Final = 0.002
+CLOSED: Final = object()
+
+
+class Network:
+    """All servers and connections."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.servers: dict[str, Server] = {}  # by address
+        self.connections: dict[Connection, None] = {}
+        self._partitions: list[tuple[str, str, float]] = []  # two hosts that cannot reach each other, until a time
+
+    def latency(self) -> float:
+        random = self.world.random
+        return random.uniform(0.0001, 0.002) if random.random() < 0.95 else random.uniform(0.002, 0.3)
+
+    def partition(self, one: str, other: str, seconds: float) -> None:
+        """Lets no message pass between two hosts for so many seconds."""
+        self.world.note(f"{one} and {other} are cut off from each other for {seconds:.1f} s")
+        self._partitions.append((one, other, self.world.now + seconds))
+        for connection in list(self.connections):
+            if {connection.client.host, connection.server.process.host} == {one, other}:
+                self.world.after(KEEPALIVE_SECONDS, self._break_if_cut, connection)
+
+    def cut_until(self, one: str, other: str) -> float:
+        """Returns the time until which no message passes between two hosts; a time in the past: they pass."""
+        return max((end for a, b, end in self._partitions if {a, b} == {one, other}), default=0.0)
+
+    def _break_if_cut(self, connection: "Connection") -> None:
+        if self.cut_until(connection.client.host, connection.server.process.host) > self.world.now:
+            connection.break_()
+
+    def stalled(self, process: Process) -> None:
+        """Breaks the connections of a stalled process once its peers have given it up."""
+        connections = [each for each in self.connections if process in (each.client, each.server.process)]
+
+        def give_up() -> None:
+            if process.stalled_until > self.world.now:
+                for connection in connections:
+                    connection.break_()
+
+        self.world.after(KEEPALIVE_SECONDS, give_up)
+
+
+class Connection:
+    """A connection of a channel to a server."""
+
+    def __init__(self, network: Network, client: Process, server: "Server") -> None:
+        self.network = network
+        self.client = client
+        self.server = server
+        self.is_broken = False
+        self.calls: dict[int, Call] = {}  # of the client
+        self.handled: dict[int, ServerCall] = {}
+        self._last = {client: 0.0, server.process: 0.0}  # by receiver: when its last message arrives
+        network.connections[self] = None
+        for process in (client, server.process):
+            process.on_end.append(self._ended)
+
+    def send(self, receiver: Process, deliver: Callable[..., object], *arguments: Any) -> None:
+        """Delivers a message after a while, behind those that were sent before."""
+        sender = self.client if receiver is self.server.process else self.server.process
+        if self.is_broken or not sender.is_alive:
+            return
+        world = self.network.world
+        cut = self.network.cut_until(self.client.host, self.server.process.host)
+        when = max(self._last[receiver], cut, world.now) + self.network.latency()
+        self._last[receiver] = when
+
+        def arrive() -> None:
+            if not self.is_broken:
+                deliver(*arguments)
+
+        if receiver.is_alive:
+            receiver.loop.call_at(when, arrive).is_message = True
+
+    def break_(self, *, by_death: bool = False) -> None:
+        """Breaks the connection. Both ends notice it, each after a while; the death of the other end soon."""
+        if self.is_broken:
+            return
+        self.is_broken = True
+        self.network.connections.pop(self, None)
+        at_client, at_server = self._notice(by_death=by_death), self._notice(by_death=by_death)
+        for call in list(self.calls.values()):
+            if self.client.is_alive:
+                self.client.loop.call_later(at_client, call.end, grpc.StatusCode.UNAVAILABLE, "the connection broke")
+        for handled in list(self.handled.values()):
+            if self.server.process.is_alive:
+                self.server.process.loop.call_later(at_server, handled.cancel)
+
+    def _notice(self, *, by_death: bool) -> float:
+        """Seconds until an end notices that the connection has broken."""
+        random = self.network.world.random
+        return self.network.latency() if by_death or random.random() < 0.5 else random.uniform(0.0, KEEPALIVE_SECONDS)
+
+    def _ended(self) -> None:
+        """A process has ended; what it had sent before may still arrive."""
+        self.network.world.after(self.network.latency(), lambda: self.break_(by_death=True))
+
+
+# --- Servers ----------------------------------------------------------------------------------------------------------
+
+
+class Server:
+    """The server of a process: an object to which generated code adds services."""
+
+    def __init__(self, network: Network, process: Process, address: str) -> None:
+        assert address not in network.servers
+        self.network = network
+        self.process = process
+        self.address = address
+        self.handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+        network.servers[address] = self
+        process.on_end.append(self.close)
+
+    def close(self) -> None:
+        if self.network.servers.get(self.address) is self:
+            del self.network.servers[self.address]
+
+    def add_generic_rpc_handlers(self, handlers: Sequence[object]) -> None:
+        """The handlers come by name as well."""
+
+    def add_registered_method_handlers(
+        self, service: str, handlers: "dict[str, grpc.RpcMethodHandler[Any, Any]]"
+    ) -> None:
+        self.handlers.update({f"/{service}/{name}": handler for name, handler in handlers.items()})
+
+
+class Context:
+    """The context of a call in its handler."""
+
+    def __init__(self, metadata: Sequence[tuple[str, str]]) -> None:
+        self._metadata = metadata
+        self.callbacks: list[Callable[[Any], object]] = []
+        self.is_over = False
+        self.error: tuple[grpc.StatusCode, str] | None = None
+
+    def invocation_metadata(self) -> Sequence[tuple[str, str]]:
+        return self._metadata
+
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
+        self.callbacks.append(callback)
+
+    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> None:
+        self.error = code, details
+        raise grpc.aio.AbortError
+
+
+class ServerCall:
+    """A call at the server's end."""
+
+    def __init__(self, connection: Connection, call: "Call", handler: Any, metadata: Sequence[tuple[str, str]]) -> None:
+        self._connection = connection
+        self._call = call
+        self._handler = handler
+        self.context = Context(metadata)
+        self._requests: deque[object] = deque()
+        self._arrived = asyncio.Event()
+        connection.handled[call.number] = self
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task.add_done_callback(self._done)
+
+    def request(self, data: object) -> None:
+        """Takes a message of the client; CLOSED: there are no more."""
+        self._requests.append(data if data is CLOSED else self._handler.request_deserializer(data))
+        self._arrived.set()
+
+    def cancel(self) -> None:
+        self._task.cancel()
+
+    async def _next(self) -> object:
+        while not self._requests:
+            self._arrived.clear()
+            await self._arrived.wait()
+        return self._requests.popleft()
+
+    async def _iterate(self) -> AsyncIterator[Any]:
+        while (request := await self._next()) is not CLOSED:
+            yield request
+
+    async def _run(self) -> None:
+        handler = self._handler
+        requests = self._iterate() if handler.request_streaming else await self._next()
+        function = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+        if handler.response_streaming:
+            async for response in function(requests, self.context):
+                self._respond(response)
+        else:
+            self._respond(await function(requests, self.context))
+
+    def _respond(self, response: Any) -> None:
+        self._connection.send(self._connection.client, self._call.response, self._handler.response_serializer(response))
+
+    def _done(self, task: "asyncio.Task[None]") -> None:
+        self._connection.handled.pop(self._call.number, None)
+        error = None if task.cancelled() else task.exception()
+        code, details = grpc.StatusCode.OK, ""
+        if task.cancelled():
+            code, details = grpc.StatusCode.CANCELLED, "cancelled"
+        elif isinstance(error, grpc.aio.AbortError):
+            assert self.context.error is not None
+            code, details = self.context.error
+        elif error is not None:
+            code, details = grpc.StatusCode.UNKNOWN, f"Unexpected {error!r}"
+            self._connection.server.process.defects.append(f"a handler of {self._call.method}: {error!r}")
+        self._connection.send(self._connection.client, self._call.end, code, details)
+        for callback in self.context.callbacks:
+            callback(self.context)
+
+
+# --- Channels ---------------------------------------------------------------------------------------------------------
+
+
+class Channel:
+    """A channel of a process to an address: an object from which generated code makes stubs."""
+
+    def __init__(
+        self, network: Network, process: Process, address: str, metadata: Sequence[tuple[str, str]] = ()
+    ) -> None:
+        """metadata: of each call, besides its own."""
+        self._network = network
+        self._process = process
+        self._address = address
+        self._metadata = tuple(metadata)
+        self._connection: Connection | None = None
+        self._numbers = itertools.count(1)
+        self._calls: set[Call] = set()
+
+    async def connect(self, *, waits: bool) -> Connection:
+        """Returns the connection, a new one if there is none; raises ConnectionError if the server is away."""
+        while True:
+            await asyncio.sleep(CONNECT_SECONDS)
+            if self._connection is not None and not self._connection.is_broken:
+                return self._connection
+            server = self._network.servers.get(self._address)
+            if server is not None:
+                cut = self._network.cut_until(self._process.host, server.process.host)
+                if cut <= self._network.world.now and server.process.stalled_until <= self._network.world.now:
+                    self._connection = Connection(self._network, self._process, server)
+                    return self._connection
+            if not waits:
+                raise ConnectionError(f"failed to connect to {self._address}")
+            await asyncio.sleep(0.2)
+
+    def unary_unary(self, method: str, *serializers: Any, **options: Any) -> Callable[..., "Call"]:
+        return self._method(method, *serializers, **options)
+
+    unary_stream = stream_unary = stream_stream = unary_unary
+
+    def _method(
+        self, method: str, request_serializer: Any, response_deserializer: Any, **options: Any
+    ) -> Callable[..., "Call"]:
+        def call(
+            request: Any,
+            *,
+            timeout: float | None = None,
+            metadata: Sequence[tuple[str, str]] = (),
+            wait_for_ready: bool = False,
+        ) -> Call:
+            made = Call(
+                self,
+                next(self._numbers),
+                method,
+                request,
+                request_serializer,
+                response_deserializer,
+                timeout,
+                (*self._metadata, *metadata),
+                wait_for_ready,
+            )
+            self._calls.add(made)
+            return made
+
+        return call
+
+    async def close(self, grace: float | None = None) -> None:
+        for call in self._calls:
+            call.cancel()
+        if self._connection is not None:
+            self._connection.break_()
+
+
+class Call:
+    """A call at the client's end: awaitable for one response, iterable for a stream of them."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        number: int,
+        method: str,
+        request: Any,
+        serialize: Callable[[Any], bytes],
+        deserialize: Callable[[bytes], Any],
+        timeout: float | None,
+        metadata: Sequence[tuple[str, str]],
+        wait_for_ready: bool,
+    ) -> None:
+        self.number = number
+        self.method = method
+        self._channel = channel
+        self._serialize = serialize
+        self._deserialize = deserialize
+        self._responses: deque[Any] = deque()
+        self._arrived = asyncio.Event()
+        self._status: tuple[grpc.StatusCode, str] | None = None
+        self._connection: Connection | None = None
+        loop = asyncio.get_running_loop()
+        self._task = loop.create_task(self._send(request, metadata, wait_for_ready))
+        if timeout is not None:
+            loop.call_later(timeout, self.end, grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+
+    async def _send(self, request: Any, metadata: Sequence[tuple[str, str]], waits: bool) -> None:
+        try:
+            connection = self._connection = await self._channel.connect(waits=waits)
+        except ConnectionError as error:
+            self.end(grpc.StatusCode.UNAVAILABLE, str(error))
+            return
+        connection.calls[self.number] = self
+        server = connection.server
+        connection.send(server.process, self._begin, connection, metadata)
+        if isinstance(request, AsyncIterable):
+            async for each in request:
+                connection.send(server.process, self._pass, connection, self._serialize(each))
+        else:
+            connection.send(server.process, self._pass, connection, self._serialize(request))
+        connection.send(server.process, self._pass, connection, CLOSED)
+
+    def _begin(self, connection: Connection, metadata: Sequence[tuple[str, str]]) -> None:
+        """Begins the call at the server, in whose loop this is called."""
+        handler = connection.server.handlers.get(self.method)
+        if handler is None:
+            connection.send(connection.client, self.end, grpc.StatusCode.UNIMPLEMENTED, f"no {self.method}")
+        else:
+            ServerCall(connection, self, handler, metadata)
+
+    def _pass(self, connection: Connection, data: object) -> None:
+        if (handled := connection.handled.get(self.number)) is not None:
+            handled.request(data)
+
+    def _cancel_at_server(self, connection: Connection) -> None:
+        if (handled := connection.handled.get(self.number)) is not None:
+            handled.cancel()
+
+    def response(self, data: bytes) -> None:
+        if self._status is None:
+            self._responses.append(self._deserialize(data))
+            self._arrived.set()
+
+    def end(self, code: grpc.StatusCode, details: str) -> None:
+        """Ends the call, if it has not ended."""
+        if self._status is not None:
+            return
+        self._status = code, details
+        self._arrived.set()
+        connection = self._connection
+        self._task.cancel()
+        if connection is not None:
+            connection.calls.pop(self.number, None)
+            if code in (grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED):
+                connection.send(connection.server.process, self._cancel_at_server, connection)
+
+    def cancel(self) -> bool:
+        self.end(grpc.StatusCode.CANCELLED, "cancelled by the client")
+        return True
+
+    async def _next(self) -> Any:
+        """The next response; CLOSED after the last. Raises AioRpcError."""
+        while not self._responses and self._status is None:
+            self._arrived.clear()
+            await self._arrived.wait()
+        if self._responses:
+            return self._responses.popleft()
+        assert self._status is not None
+        code, details = self._status
+        if code is not grpc.StatusCode.OK:
+            raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
+        return CLOSED
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        while (response := await self._next()) is not CLOSED:
+            yield response
+
+    async def _unary(self) -> Any:
+        try:
+            return await self._next()
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._unary().__await__()

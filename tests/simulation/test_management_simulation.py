@@ -1,0 +1,118 @@
+"""Seeds of the simulated cluster around management: what it must keep to, whatever fails, and in whatever order."""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from management_world import MOST_FAULTS, Fault, SimulatedCluster, draw_schedule, failure_of, shortest_failure
+
+from appliance.management import supervision
+from appliance.management.coordination import Coordination
+from appliance.management.nodes.registry import NodeRegistry
+from appliance.management.supervision import Disconnected, Exited, Supervision
+from wsc.v1 import management_pb2
+
+SEEDS = 500
+CHUNK = 25
+MUTATION_SEEDS = 1000
+
+
+@pytest.fixture(autouse=True)
+def silent() -> Iterator[None]:
+    """Nothing is logged: most faults are, and there are thousands."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+def test_jobs_end_as_they_should(first: int, tmp_path: Path) -> None:
+    for seed in range(first, first + CHUNK):
+        failure = shortest_failure(seed, tmp_path)
+        assert not failure, failure
+
+
+def test_a_seed_gives_the_same_run_event_by_event(tmp_path: Path) -> None:
+    for seed in range(5):
+        journals = []
+        for _ in range(2):
+            cluster = SimulatedCluster(seed, draw_schedule(seed, MOST_FAULTS), tmp_path)
+            cluster.run()
+            journals.append((cluster.world.now, cluster.world.journal))
+            cluster.world.close()
+        assert journals[0] == journals[1]
+
+
+# --- Mutations: faults of the product that the simulation must find ---------------------------------------------------
+
+
+def _keep_nodes(self: NodeRegistry, job: str) -> None:
+    """An ended job keeps its nodes."""
+    self._forget(job)
+    self._admit()
+
+
+def _believe_old_streams(self: Supervision, event: Disconnected) -> None:
+    """The end of a former stream counts as that of the present one."""
+    self._drop_stream()
+    self._follow_signs()
+
+
+def _end_without_asking(self: Supervision, event: Exited) -> None:
+    """A coordinator that ends gets no successor."""
+    self._process = None
+    self._how = event.how
+    self._end_without_successor()
+
+
+def _drop_reports(self: Coordination, report: management_pb2.JobReport) -> None:
+    """The last report of a job is not kept."""
+
+
+def _admit_nobody_again(self: NodeRegistry) -> None:
+    """A job that requests the nodes that it has gets no answer."""
+
+
+MUTATIONS: dict[str, tuple[type, str, Callable[..., object]]] = {
+    "an ended job keeps its nodes": (NodeRegistry, "release", _keep_nodes),
+    "reports are not kept": (Coordination, "report", _drop_reports),
+    "returning jobs get no answer": (NodeRegistry, "_admit_returned", _admit_nobody_again),
+}
+# With the kind of fault that they need.
+TRANSITION_MUTATIONS: dict[str, tuple[type, Callable[..., object], str]] = {
+    "the end of a former stream counts": (Disconnected, _believe_old_streams, "break a connection"),
+    "a coordinator gets no successor": (Exited, _end_without_asking, "kill a coordinator"),
+}
+
+
+def _finds(tmp_path: Path, kinds: Sequence[str] = ()) -> bool:
+    schedules = ((seed, draw_schedule(seed, MOST_FAULTS, kinds)) for seed in range(MUTATION_SEEDS))
+    return any(failure_of(seed, schedule, tmp_path) for seed, schedule in schedules)
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_a_fault_of_management_is_found(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, method, replacement = MUTATIONS[name]
+    monkeypatch.setattr(owner, method, replacement)
+    assert _finds(tmp_path)
+
+
+@pytest.mark.parametrize("name", TRANSITION_MUTATIONS)
+def test_a_fault_of_a_transition_is_found(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    event, replacement, kind = TRANSITION_MUTATIONS[name]
+    for transitions in supervision.TRANSITIONS.values():
+        if event in transitions:
+            monkeypatch.setitem(transitions, event, replacement)  # type: ignore[arg-type]
+    assert _finds(tmp_path, [kind])
+
+
+# --- Seeds that found faults ------------------------------------------------------------------------------------------
+
+
+def test_the_last_report_of_a_coordinator_that_was_stopped_for_a_while_counts(tmp_path: Path) -> None:
+    """Its stream had broken, so that the report came with the next hello, and management did not read it there."""
+    for seed in range(20):
+        schedule = [Fault(at, "stall a coordinator", seed) for at in (7.0, 13.0, 20.0)]
+        failure = failure_of(seed, schedule, tmp_path)
+        assert not failure, failure

@@ -1,0 +1,255 @@
+"""Processes of a simulated cluster: each has an event loop of its own, and all loops share one virtual clock.
+
+A loop calls one callback at a time, in an order that depends on the world's seed alone. A process that is killed leaves
+its coroutines where they are, as SIGKILL does; one that is stalled runs what has become due when it goes on, as after
+SIGSTOP and SIGCONT.
+"""
+
+import asyncio
+import contextvars
+import heapq
+import itertools
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from random import Random
+from typing import Any
+
+# --- The world --------------------------------------------------------------------------------------------------------
+
+EPOCH_SECONDS = 1_700_000_000  # the time of day at which the worlds of all seeds begin
+
+
+class Hang(AssertionError):
+    """Raised if something is awaited, and no event is left that could end the wait."""
+
+
+class World:
+    """All processes, and the events that lie ahead of them, in the order of their times."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.now = 0.0
+        self.processes: list[Process] = []
+        self.journal: list[tuple[float, str]] = []  # what happened, for the report of a failure
+        self.after_event: Callable[[Process], None] = lambda process: None  # checks what an event has changed
+        self._events: list[tuple[float, int, Process | None, Handle]] = []
+        self._numbers = itertools.count()
+
+    def note(self, text: str) -> None:
+        """Adds a line to the journal."""
+        self.journal.append((self.now, text))
+
+    def at(self, when: float, process: "Process | None", handle: "Handle") -> None:
+        """Adds an event. process: the one that it belongs to; None: the world's own."""
+        heapq.heappush(self._events, (max(when, self.now), next(self._numbers), process, handle))
+
+    def after(self, seconds: float, callback: Callable[..., object], *arguments: Any) -> None:
+        """Calls a function of the world itself after so many seconds."""
+        self.at(self.now + seconds, None, Handle(callback, arguments, None))
+
+    def run(self, seconds: float, until: Callable[[], object] = lambda: False) -> bool:
+        """Runs events until a condition holds, at most for so many seconds; returns whether it holds.
+
+        Raises Hang if it does not hold and no event is left.
+        """
+        end = self.now + seconds
+        while not until():
+            if not self._events:
+                raise Hang("nothing is left that could happen")
+            when, number, process, handle = heapq.heappop(self._events)
+            if when > end:
+                heapq.heappush(self._events, (when, number, process, handle))
+                self.now = end
+                return bool(until())
+            self.now = when
+            if handle.is_cancelled or (process is not None and not process.is_alive):
+                continue
+            if process is None:
+                handle.call()
+                continue
+            if process.stalled_until > when:
+                late = process.late_messages if handle.is_message else 0.0
+                self.at(process.stalled_until + late, process, handle)
+                continue
+            asyncio._set_running_loop(process.loop)
+            handle.call()
+            asyncio._set_running_loop(None)
+            self.after_event(process)
+        return True
+
+    def close(self) -> None:
+        """Ends all processes."""
+        asyncio._set_running_loop(None)  # of a process whose event has failed
+        for process in self.processes:
+            process.bury()
+
+
+class Handle:
+    """A callback that will be called, unless it is cancelled; an asyncio.TimerHandle for its users."""
+
+    def __init__(
+        self, callback: Callable[..., object], arguments: tuple[Any, ...], context: contextvars.Context | None
+    ) -> None:
+        self.is_cancelled = False
+        self.is_message = False  # whether it is the arrival of a message
+        self._callback = callback
+        self._arguments = arguments
+        self._context = contextvars.copy_context() if context is None else context
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+    def cancelled(self) -> bool:
+        return self.is_cancelled
+
+    def call(self) -> None:
+        self._context.run(self._callback, *self._arguments)
+
+
+# --- Processes --------------------------------------------------------------------------------------------------------
+
+
+class Process:
+    """A process of the simulated cluster. As a Clock it is that of its host, which may differ from others."""
+
+    def __init__(self, world: World, name: str, host: str = "") -> None:
+        self.world = world
+        self.name = name
+        self.host = host or name
+        self.pid = len(world.processes) + 1
+        self.is_alive = True
+        self.status: int | None = None  # after its end
+        self.ended_at = 0.0
+        self.stalled_until = 0.0
+        self.late_messages = 0.0  # seconds after a stall in which timers come before the messages that wait
+        self.on_end: list[Callable[[], None]] = []  # called in the world, once
+        self.defects: list[str] = []
+        self._skew = Random(self.host).uniform(-5.0, 5.0)
+        self.loop = VirtualLoop(self)
+        world.processes.append(self)
+
+    def monotonic(self) -> float:
+        return self.world.now
+
+    def time_ns(self) -> int:
+        return int((EPOCH_SECONDS + self.world.now + self._skew) * 1e9)
+
+    def start(self, main: Callable[[], Coroutine[Any, Any, int]]) -> None:
+        """Begins the process; it ends with the status that its main coroutine returns."""
+
+        async def run() -> None:
+            try:
+                self.exit(await main())
+            except Exception as error:  # noqa: BLE001 - a defect of the simulated process
+                self.defects.append(f"{self.name}: {error!r}")
+                self.exit(1)
+
+        self.loop.call_soon(lambda: self.loop.create_task(run()))
+
+    def exit(self, status: int) -> None:
+        """Ends the process."""
+        if not self.is_alive:
+            return
+        self.world.note(f"{self.name} (pid {self.pid}) ends with status {status}")
+        self.is_alive, self.status, self.ended_at = False, status, self.world.now
+        for callback in self.on_end:
+            self.world.after(0.0, callback)
+
+    def kill(self) -> None:
+        self.exit(-9)
+
+    def stall(self, seconds: float) -> None:
+        """Stops the process for so many seconds."""
+        if self.is_alive:
+            self.world.note(f"{self.name} (pid {self.pid}) stalls for {seconds:.1f} s")
+            self.stalled_until = max(self.stalled_until, self.world.now + seconds)
+            self.late_messages = self.world.random.choice([0.0, 0.001])
+
+    def bury(self) -> None:
+        """Takes the coroutines of a process apart; nothing that they do on the way has an effect."""
+        self.is_alive = False
+        self.loop.close()
+
+
+class VirtualLoop(asyncio.AbstractEventLoop):
+    """The event loop of a simulated process. What would block is done at once, and its result comes a while later."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._world = process.world
+        self._tasks: dict[asyncio.Task[Any], None] = {}
+
+    def time(self) -> float:
+        return self._world.now
+
+    def is_running(self) -> bool:
+        return True
+
+    def is_closed(self) -> bool:
+        return not self._process.is_alive
+
+    def get_debug(self) -> bool:
+        return False
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> Handle:
+        return self.call_at(self._world.now, callback, *args, context=context)
+
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> Handle:
+        return self.call_at(self._world.now + delay, callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> Handle:
+        handle = Handle(callback, args, context)
+        if self._process.is_alive:
+            self._world.at(when, self._process, handle)
+        return handle
+
+    def create_future(self) -> "asyncio.Future[Any]":
+        return asyncio.Future(loop=self)
+
+    def create_task(  # type: ignore[override]
+        self,
+        coro: Coroutine[Any, Any, Any],
+        *,
+        name: str | None = None,
+        context: contextvars.Context | None = None,
+    ) -> "asyncio.Task[Any]":
+        task = asyncio.Task(coro, loop=self, name=name, context=context)
+        self._tasks[task] = None
+        task.add_done_callback(lambda task: self._tasks.pop(task, None))
+        return task
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: object, func: Callable[..., Any], *args: Any
+    ) -> "asyncio.Future[Any]":
+        future = self.create_future()
+
+        def run() -> None:
+            if future.cancelled():
+                return
+            try:
+                future.set_result(func(*args))
+            except Exception as error:  # noqa: BLE001 - passed on, as an executor does
+                future.set_exception(error)
+
+        self.call_later(self._world.random.uniform(0.0, 0.05), run)
+        return future
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        if self._process.is_alive:
+            error = context.get("exception")
+            self._process.defects.append(f"{self._process.name}: {context['message']}: {error!r}")
+
+    def close(self) -> None:
+        for task in list(self._tasks):
+            with suppress(RuntimeError, StopIteration):  # a coroutine that waits on its way out cannot be helped
+                coroutine = task.get_coro()
+                assert coroutine is not None
+                coroutine.close()
