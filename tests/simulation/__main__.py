@@ -1,6 +1,7 @@
 """Runs seeds of the simulated cluster: python tests/simulation [--seeds N] [--first N].
 
-The exit status is 1 if one fails. A seed that fails is shown with as few of its faults as still fail, and what happened.
+The exit status is 1 if one fails. A seed that fails is shown with as few of its faults as still fail, and with what
+happened.
 """
 
 import argparse
