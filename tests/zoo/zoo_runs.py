@@ -60,9 +60,13 @@ def _train(model: Model, checkout: Path, folder: Path, device: str, limit: float
     for number, (name, section) in enumerate(inputs(configuration)):
         Samples(folder / f"{name}-{number}", section, configuration).write()
     device_arguments = [device]
-    if is_before_1_9(checkout) and device == "CSX":
-        device_arguments.append("weight_streaming")
-        configuration["runconfig"] |= _SETTINGS_OF_1_8
+    if is_before_1_9(checkout):
+        # On the CPU its model seeds torch anew, after the draws of the weights: the order of samples would be another.
+        for _, section in inputs(configuration):
+            section["shuffle"] = False
+        if device == "CSX":
+            device_arguments.append("weight_streaming")
+            configuration["runconfig"] |= _SETTINGS_OF_1_8
     parameters = folder / "params.yaml"
     parameters.write_text(yaml.safe_dump(configuration))
     if "trainer" in configuration:
