@@ -27,11 +27,11 @@ PRINTS_LOSSES = """
 
 
 def checkout(folder: Path, script: str, **configurations: dict[str, Any]) -> Path:
-    for place in ("toy/pytorch", "toy/tf", "tools"):
+    for place in ("toy/pytorch", "toy/tf", "tools", "data_preparation"):
         (folder / "modelzoo-1.9.1/modelzoo" / place).mkdir(parents=True)
         (folder / "modelzoo-1.9.1/modelzoo" / place / "run.py").write_text(textwrap.dedent(script))
     toy = folder / "modelzoo-1.9.1/modelzoo/toy/pytorch"
-    for each in (toy, toy.with_name("tf")):
+    for each in (toy, toy.with_name("tf"), toy.parents[1] / "data_preparation"):
         (each / "configs").mkdir()
     for name, configuration in configurations.items():
         (toy / "configs" / f"{name}.yaml").write_text(yaml.safe_dump(configuration))
