@@ -3,6 +3,7 @@
 import functools
 import importlib
 import itertools
+import os
 import random
 import re
 import sys
@@ -569,14 +570,16 @@ class Ticker:
 
 
 @pytest.mark.parametrize("is_package", [False, True])
+@pytest.mark.parametrize("end", ["", os.sep])
 def test_a_package_is_known_by_the_folder_that_it_is_installed_in(
-    cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_package: bool
+    cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_package: bool, end: str
 ) -> None:
     """A package's own counters are its own affair, wherever it is installed; those of the script's files are named."""
     folder = tmp_path / "elsewhere"
     (folder / "ticks-1.0.dist-info" if is_package else folder).mkdir(parents=True)
     (folder / "ticks.py").write_text(TICKS)
-    monkeypatch.syspath_prepend(str(folder))
+    # Some scripts add a Path, which Python's import ignores.
+    monkeypatch.setattr(sys, "path", [folder, f"{folder}{end}", *sys.path])
     monkeypatch.delitem(sys.modules, "ticks", raising=False)
     ticker = importlib.import_module("ticks").Ticker()
 

@@ -401,7 +401,9 @@ def _holds_packages(folder: str) -> bool:
 
 def _is_installed(file: str) -> bool:
     """Whether a file belongs to an installed package, and not to the script."""
-    return any(file.startswith(folder + os.sep) and _holds_packages(folder) for folder in sys.path if folder)
+    # Scripts add folders with a separator at the end, and values of other types, which Python's import ignores.
+    folders = (os.path.join(folder, "") for folder in sys.path if isinstance(folder, str) and folder)
+    return any(file.startswith(folder) and _holds_packages(folder) for folder in folders)
 
 
 def _is_own_file(file: Any) -> bool:
