@@ -53,9 +53,10 @@ class Samples:
             if writer is None:
                 raise NoSamples(f"there is no synthetic data for {kind}")
             writer(self)
-        for name in self.section:
-            if name.endswith("vocab_file"):
-                self.section[name] = str(self.folder / name)
+        model = self.configuration.get("trainer", {}).get("init", {}).get("model", {})
+        for section in (self.section, model):  # in release 2.10 the model names the file of the labels
+            for name in [name for name in section if name.endswith("vocab_file")]:
+                section[name] = str(self.folder / name)
                 text = json.dumps({label: number for number, label in enumerate(_LABELS)})
                 (self.folder / name).write_text(text if "label" in name else "\n".join(self.words))
 
