@@ -46,7 +46,7 @@ class Samples:
         folders = [name for name in self.section if name.endswith("data_dir")]
         for name in folders:
             self.section[name] = [str(self.folder)] if isinstance(self.section[name], list) else str(self.folder)
-        if folders:
+        if folders or "dataset" in self.section:
             kind = self.section.get("data_processor", "")
             writers = (writer for pattern, writer in _WRITERS if re.match(pattern, kind))
             writer = next(writers, None)
