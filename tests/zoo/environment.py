@@ -24,7 +24,6 @@ PACKAGES = (
     "more-itertools",
     "nltk",
     "pandas<3",
-    "peft",
     "pydantic<2.12",
     "sentencepiece",
     "scipy",

@@ -19,6 +19,7 @@ REPOSITORY = Path(__file__).parents[2]
 _SETTINGS_OF_1_8 = {"experimental_api": True, "transfer_processes": 5}
 _LOSS = re.compile(r"Step=(\d+), Loss=([-+\w.]+)", re.IGNORECASE)
 _ERROR = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)\b.*", re.MULTILINE)
+_OF_CALLBACK = "Encountered error when calling"  # which release 2.10 raises after an error in a step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +104,7 @@ def _reason(text: str, status: int | None, losses: dict[str, str], limit: float)
     if status is None:
         return f"not done after {limit:.0f} s"
     if status:
-        errors = _ERROR.findall(text)
+        errors = [error for error in _ERROR.findall(text) if _OF_CALLBACK not in error]
         return str(errors[-1]) if errors else f"exit status {status}"
     if list(losses) != [str(step) for step in range(1, STEPS + 1)]:
         return f"the steps with a loss are {', '.join(losses) or 'none'}"
