@@ -79,8 +79,14 @@ class Samples:
         self._pictures(self.folder / "images", (SEQUENCE, SEQUENCE, 3), "jpg")
         self.section["img_data_dir"] = str(self.folder / "images")
         paths = np.array([[f"{number}.jpg".encode()] for number in range(SAMPLES)], dtype=h5py.string_dtype())
-        ones = np.ones((SAMPLES, 1, SEQUENCE), int)
-        self._hdf5(lambda: {"data": np.concatenate([self._language_rows(True), ones], axis=1), "img_path": paths})
+        has_positions = "trainer" not in self.configuration  # left out since release 2.3
+        padding = np.zeros((SAMPLES, 1, SEQUENCE), int)
+        self._hdf5(
+            lambda: {
+                "data": np.concatenate([self._language_rows(has_positions), padding], axis=1),
+                "img_path": paths,
+            }
+        )
 
     def _language_rows(self, positions: bool = False) -> Numbers:
         tokens = self._tokens((SAMPLES, SEQUENCE + 1))
