@@ -50,8 +50,7 @@ def backend(backend_type: str | BackendType | None = None, *args: Any, **setting
         *args: For CSX `artifact_dir`, `compile_dir`, `compile_only` and `validate_only`; for the CPU `artifact_dir`.
         **settings: The same by name. `drop_data`, `log_initialization`, `retrace_every_iteration` and
             `micro_batch_size` set the flags of these names in cstorch.backends.csx; `max_checkpoints` and
-            `use_cs_grad_accum` have no effect; `mixed_precision` of the CPU is the argument of
-            `cstorch.amp.enable_mixed_precision`.
+            `use_cs_grad_accum` have no effect; `mixed_precision` of the CPU is that of `cstorch.backend`.
 
     Raises:
         UsageError: There is another backend already, or none is there to return.

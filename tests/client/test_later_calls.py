@@ -1,9 +1,12 @@
 """Later calls of the traced function: what Python would do otherwise is found, with its line and value."""
 
 import functools
+import importlib
 import itertools
+import os
 import random
 import re
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -535,6 +538,60 @@ def test_no_code_of_the_script_is_called_to_look_at_its_objects(cluster: FakeClu
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         script.loop(script.step, num_steps=3)
+
+
+class Getter(property):
+    """An object with a member of a class of C, which can only be read."""
+
+    function = property.fget
+
+
+def beside_a_member_of_c(net: Net, x: torch.Tensor) -> torch.Tensor:
+    net.hidden = net.hidden or Getter(plain)
+    return net.linear(x)
+
+
+def test_members_of_classes_of_c_are_not_written(cluster: FakeCluster, tmp_path: Path) -> None:
+    script = Planted(tmp_path, cluster, beside_a_member_of_c)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        script.loop(script.step, num_steps=3)
+
+
+TICKS = """\
+class Ticker:
+    def __init__(self):
+        self.count = 0
+
+    def tick(self):
+        self.count += 1
+        return self.count
+"""
+
+
+@pytest.mark.parametrize("is_package", [False, True])
+@pytest.mark.parametrize("end", ["", os.sep])
+def test_a_package_is_known_by_the_folder_that_it_is_installed_in(
+    cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_package: bool, end: str
+) -> None:
+    """A package's own counters are its own affair, wherever it is installed; those of the script's files are named."""
+    folder = tmp_path / "elsewhere"
+    (folder / "ticks-1.0.dist-info" if is_package else folder).mkdir(parents=True)
+    (folder / "ticks.py").write_text(TICKS)
+    # Some scripts add a Path, which Python's import ignores.
+    monkeypatch.setattr(sys, "path", [folder, f"{folder}{end}", *sys.path])
+    monkeypatch.delitem(sys.modules, "ticks", raising=False)
+    ticker = importlib.import_module("ticks").Ticker()
+
+    def ticking(net: Net, x: torch.Tensor) -> torch.Tensor:
+        return net.linear(x) * ticker.tick()
+
+    script = Planted(tmp_path, cluster, ticking)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        script.loop(script.step, num_steps=3)
+    (message,) = [str(item.message) for item in caught if "traced once" in str(item.message)]
+    assert ("ticker.count was" in message) is not is_package, message
 
 
 # That the check leaves no trace.

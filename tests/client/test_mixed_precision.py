@@ -1,12 +1,18 @@
-"""How a script says in which precision its steps compute, and that the cluster hears of it."""
+"""How a script says in which precision its steps compute, that the cluster hears of it, and what the CPU does."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from fake_cluster import FakeCluster
 from halved_weight import Setup, run
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
+import cerebras_pytorch
+import cerebras_pytorch.experimental
 import cstorch
 from cstorch.errors import ConfigurationError, UsageError
 from wsc.v1 import plan_pb2
@@ -136,3 +142,102 @@ def test_the_precision_of_a_loop_does_not_change_in_it(cluster: FakeCluster, tmp
     run(setup.executor(1), body)
     (options,) = cluster.options
     assert not options.HasField("precision")
+
+
+# --- The CPU backend --------------------------------------------------------------------------------------------------
+
+
+class Pictures(nn.Module):
+    """A small model with layers that autocast computes in the half type, and some that it does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(1, 3, 3)
+        self.norm = nn.LayerNorm(12)
+        self.linear = nn.Linear(12, 4)
+        self.has_autocast: list[bool] = []
+
+    def forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        self.has_autocast.append(torch.is_autocast_enabled("cpu"))
+        features = self.convolution(images).relu().flatten(1)
+        return nn.functional.cross_entropy(self.linear(self.norm(features)), labels)
+
+
+def picture_batches(dtype: torch.dtype) -> DataLoader[Any]:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(12, 1, 4, 4, generator=generator).to(dtype)
+    return DataLoader(TensorDataset(images, torch.arange(12) % 4), batch_size=4)
+
+
+def picture_model() -> tuple[Pictures, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = Pictures()
+    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def plain_losses(half: torch.dtype, is_mixed: bool) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+    """The losses and the weights of plain PyTorch: the forward pass in autocast, the backward pass outside of it."""
+    model, optimizer = picture_model()
+    losses = []
+    for images, labels in picture_batches(half if is_mixed else torch.float32):
+        with torch.autocast("cpu", half, enabled=is_mixed):
+            loss = model(images, labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return losses, model.state_dict()
+
+
+Make = Callable[..., object]
+BACKENDS = [cstorch.backend, cerebras_pytorch.backend, cerebras_pytorch.experimental.backend]
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda make: make.__module__)
+@pytest.mark.parametrize("is_mixed", [True, False])
+@pytest.mark.parametrize("half", ["bfloat16", "float16", "cbfloat16"])
+def test_mixed_precision_on_the_cpu_is_that_of_plain_pytorch(
+    tmp_path: Path, backend: Make, is_mixed: bool, half: Any
+) -> None:
+    dtype = cstorch.amp.set_half_dtype(half)
+    losses, weights = plain_losses(dtype, is_mixed)
+    backend("CPU", artifact_dir=tmp_path, mixed_precision=is_mixed)
+    model, optimizer = picture_model()
+    compiled = cstorch.compile(model)
+    is_autocast_in_backward: list[bool] = []
+    model.linear.weight.register_hook(lambda _: is_autocast_in_backward.append(torch.is_autocast_enabled("cpu")))
+    found = []
+
+    @cstorch.trace
+    def training_step(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = compiled(images, labels)
+        assert not torch.is_autocast_enabled("cpu")
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    loader = cstorch.utils.data.DataLoader(picture_batches, dtype if is_mixed else torch.float32)
+    for batch in cstorch.utils.data.DataExecutor(loader, num_steps=3):
+        found.append(training_step(*batch).detach())
+    assert all(torch.equal(own, other) for own, other in zip(found, losses, strict=True))
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    assert model.has_autocast == [is_mixed] * 3
+    assert is_autocast_in_backward == [False] * 3
+
+
+def test_a_compiled_model_computes_in_half_outside_of_a_loop_too(tmp_path: Path) -> None:
+    cstorch.amp.set_half_dtype("bfloat16")
+    cstorch.backend("CPU", artifact_dir=tmp_path, mixed_precision=True)
+    model = nn.Linear(2, 2)
+    assert cstorch.compile(model)(torch.ones(1, 2)).dtype is torch.bfloat16
+    assert model(torch.ones(1, 2)).dtype is torch.float32
+
+
+def test_without_the_argument_the_cpu_casts_nothing(tmp_path: Path) -> None:
+    cstorch.backend("CPU", artifact_dir=tmp_path)
+    cstorch.amp.enable_mixed_precision()
+    model = cstorch.compile(nn.Linear(2, 2))
+    assert model(torch.ones(1, 2)).dtype is torch.float32
+    with cstorch.amp.autocast():
+        assert model(torch.ones(1, 2)).dtype is torch.float16

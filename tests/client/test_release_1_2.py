@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import cerebras_torch as cbtorch
 import cstorch
 from cerebras_torch.core import cb_model
+from cstorch.distributed import worker
 from cstorch.errors import ConfigurationError, TraceError, UsageError
 
 
@@ -173,6 +175,20 @@ def test_a_host_without_a_port_only_asks_for_a_cluster(tmp_path: Path) -> None:
     assert backend.cluster_config.num_csx == 2
     assert cb_model.use_cs()
     assert cb_model.device() == cstorch.current_torch_device()
+
+
+@pytest.mark.parametrize(("size", "is_hit"), [(50, False), (150, True)])
+def test_the_limit_of_the_worker_cache_is_true_or_false_and_a_tuple(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, is_hit: bool
+) -> None:
+    monkeypatch.setattr(worker, "WORKER_CACHE_ROOT", str(tmp_path / "cache"))
+    usage = SimpleNamespace(total=1000, used=700)
+    monkeypatch.setattr(worker.shutil, "disk_usage", lambda folder: usage)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/file").write_bytes(bytes(size))
+    limit = cb_model.hit_worker_cache_limit(str(tmp_path / "data"), str(tmp_path / "cache/data"))
+    assert bool(limit) is is_hit
+    assert limit == (is_hit, size, 100)
 
 
 def test_cb_model_answers_for_a_lone_process(tmp_path: Path) -> None:

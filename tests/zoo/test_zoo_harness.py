@@ -27,11 +27,11 @@ PRINTS_LOSSES = """
 
 
 def checkout(folder: Path, script: str, **configurations: dict[str, Any]) -> Path:
-    for place in ("toy/pytorch", "toy/tf", "tools"):
+    for place in ("toy/pytorch", "toy/tf", "tools", "data_preparation"):
         (folder / "modelzoo-1.9.1/modelzoo" / place).mkdir(parents=True)
         (folder / "modelzoo-1.9.1/modelzoo" / place / "run.py").write_text(textwrap.dedent(script))
     toy = folder / "modelzoo-1.9.1/modelzoo/toy/pytorch"
-    for each in (toy, toy.with_name("tf")):
+    for each in (toy, toy.with_name("tf"), toy.parents[1] / "data_preparation"):
         (each / "configs").mkdir()
     for name, configuration in configurations.items():
         (toy / "configs" / f"{name}.yaml").write_text(yaml.safe_dump(configuration))
@@ -86,6 +86,10 @@ def test_losses_are_compared_with_those_of_the_cpu(tmp_path: Path) -> None:
     ("script", "reason"),
     [
         ("raise ImportError('no such package')", "ImportError: no such package"),
+        (
+            "try: raise ValueError('too large')\nfinally: raise RuntimeError('Encountered error when calling on_end')",
+            "ValueError: too large",
+        ),
         ("print('Step=1, Loss=1.0')", "the steps with a loss are 1"),
         ("for step in (1, 2, 3): print(f'Step={step}, Loss=nan')", "the losses are nan, nan, nan"),
     ],
@@ -96,7 +100,8 @@ def test_a_model_that_does_not_train_has_a_reason(tmp_path: Path, script: str, r
     assert row(result) == ("toy", "small.yaml", "", f"{reason}, also on the CPU")
 
 
-def test_data_that_nothing_writes_is_a_reason(tmp_path: Path) -> None:
-    place = checkout(tmp_path, "", own={"train_input": {"data_processor": "Own", "data_dir": "", "batch_size": 1}})
+@pytest.mark.parametrize("place_of_data", [{"data_dir": ""}, {"dataset": {"root": ""}}])
+def test_data_that_nothing_writes_is_a_reason(tmp_path: Path, place_of_data: dict[str, Any]) -> None:
+    place = checkout(tmp_path, "", own={"train_input": {"data_processor": "Own", "batch_size": 1} | place_of_data})
     (model,) = models(place)
     assert run(model, place, tmp_path / "runs", limit=1).reason == "there is no synthetic data for Own"

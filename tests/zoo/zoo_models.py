@@ -43,7 +43,7 @@ def models(checkout: Path) -> Iterator[Model]:
     for script in sorted(package.rglob("run.py")):
         parts = script.parent.relative_to(package).parts
         is_model = (script.parent / "model.py").exists() or (script.parent / "configs").is_dir()
-        if "tf" not in parts and is_model:
+        if not {"tf", "data_preparation"}.intersection(parts) and is_model:
             name = "/".join(part for part in parts if part not in ("models", "pytorch"))
             for configuration in _configurations(script.parent / "configs"):
                 yield Model(name=name, script=script, configuration=configuration)

@@ -19,6 +19,7 @@ REPOSITORY = Path(__file__).parents[2]
 _SETTINGS_OF_1_8 = {"experimental_api": True, "transfer_processes": 5}
 _LOSS = re.compile(r"Step=(\d+), Loss=([-+\w.]+)", re.IGNORECASE)
 _ERROR = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)\b.*", re.MULTILINE)
+_OF_CALLBACK = "Encountered error when calling"  # which release 2.10 raises after an error in a step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +61,13 @@ def _train(model: Model, checkout: Path, folder: Path, device: str, limit: float
     for number, (name, section) in enumerate(inputs(configuration)):
         Samples(folder / f"{name}-{number}", section, configuration).write()
     device_arguments = [device]
-    if is_before_1_9(checkout) and device == "CSX":
-        device_arguments.append("weight_streaming")
-        configuration["runconfig"] |= _SETTINGS_OF_1_8
+    if is_before_1_9(checkout):
+        # On the CPU its model seeds torch anew, after the draws of the weights: the order of samples would be another.
+        for _, section in inputs(configuration):
+            section["shuffle"] = False
+        if device == "CSX":
+            device_arguments.append("weight_streaming")
+            configuration["runconfig"] |= _SETTINGS_OF_1_8
     parameters = folder / "params.yaml"
     parameters.write_text(yaml.safe_dump(configuration))
     if "trainer" in configuration:
@@ -99,7 +104,7 @@ def _reason(text: str, status: int | None, losses: dict[str, str], limit: float)
     if status is None:
         return f"not done after {limit:.0f} s"
     if status:
-        errors = _ERROR.findall(text)
+        errors = [error for error in _ERROR.findall(text) if _OF_CALLBACK not in error]
         return str(errors[-1]) if errors else f"exit status {status}"
     if list(losses) != [str(step) for step in range(1, STEPS + 1)]:
         return f"the steps with a loss are {', '.join(losses) or 'none'}"

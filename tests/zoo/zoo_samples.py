@@ -46,16 +46,17 @@ class Samples:
         folders = [name for name in self.section if name.endswith("data_dir")]
         for name in folders:
             self.section[name] = [str(self.folder)] if isinstance(self.section[name], list) else str(self.folder)
-        if folders:
+        if folders or "dataset" in self.section:
             kind = self.section.get("data_processor", "")
             writers = (writer for pattern, writer in _WRITERS if re.match(pattern, kind))
             writer = next(writers, None)
             if writer is None:
                 raise NoSamples(f"there is no synthetic data for {kind}")
             writer(self)
-        for name in self.section:
-            if name.endswith("vocab_file"):
-                self.section[name] = str(self.folder / name)
+        model = self.configuration.get("trainer", {}).get("init", {}).get("model", {})
+        for section in (self.section, model):  # in release 2.10 the model names the file of the labels
+            for name in [name for name in section if name.endswith("vocab_file")]:
+                section[name] = str(self.folder / name)
                 text = json.dumps({label: number for number, label in enumerate(_LABELS)})
                 (self.folder / name).write_text(text if "label" in name else "\n".join(self.words))
 
@@ -78,8 +79,14 @@ class Samples:
         self._pictures(self.folder / "images", (SEQUENCE, SEQUENCE, 3), "jpg")
         self.section["img_data_dir"] = str(self.folder / "images")
         paths = np.array([[f"{number}.jpg".encode()] for number in range(SAMPLES)], dtype=h5py.string_dtype())
-        ones = np.ones((SAMPLES, 1, SEQUENCE), int)
-        self._hdf5(lambda: {"data": np.concatenate([self._language_rows(True), ones], axis=1), "img_path": paths})
+        has_positions = "trainer" not in self.configuration  # left out since release 2.3
+        padding = np.zeros((SAMPLES, 1, SEQUENCE), int)
+        self._hdf5(
+            lambda: {
+                "data": np.concatenate([self._language_rows(has_positions), padding], axis=1),
+                "img_path": paths,
+            }
+        )
 
     def _language_rows(self, positions: bool = False) -> Numbers:
         tokens = self._tokens((SAMPLES, SEQUENCE + 1))

@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TextIO, TypeVar
+from typing import Any, NamedTuple, TextIO, TypeVar
 
 import torch
 from torch.utils import _pytree as pytree
@@ -22,7 +22,6 @@ from cstorch.distributed import (
     get_ordinal,
     get_streaming_batch_size,
     get_streaming_rank,
-    hit_worker_cache_limit,
     is_master_ordinal,
     is_receiver,
     is_streamer,
@@ -31,6 +30,7 @@ from cstorch.distributed import (
     num_tasks,
     service_resolver,
 )
+from cstorch.distributed import hit_worker_cache_limit as _hit_worker_cache_limit
 from cstorch.utils.progress import progress_line
 from cstorch.utils.tracker import RateTracker
 
@@ -198,6 +198,38 @@ def set_rng_state(seed: int) -> None:
         seed: The seed.
     """
     torch.manual_seed(seed)
+
+
+class CacheLimit(NamedTuple):
+    """The answer of `hit_worker_cache_limit`: true or false in release 1.8, a tuple in later ones.
+
+    is_hit: Whether the copy would fill the disk too much.
+    wanted: The bytes of the folder.
+    available: The bytes that a copy may have.
+    """
+
+    is_hit: bool
+    wanted: int
+    available: int
+
+    def __bool__(self) -> bool:
+        return self.is_hit
+
+
+def hit_worker_cache_limit(src_dir: str, dest_dir: str) -> CacheLimit:
+    """Computes whether a copy of a folder would fill the disk of the worker cache to more than four fifths.
+
+    Args:
+        src_dir: The folder to copy.
+        dest_dir: The place of the copy, below WORKER_CACHE_ROOT. Its present content would be replaced.
+
+    Returns:
+        Whether it would; the bytes of `src_dir`; and the bytes that a copy may have. It is true if the first is.
+
+    Raises:
+        ValueError: `dest_dir` lies outside of WORKER_CACHE_ROOT.
+    """
+    return CacheLimit(*_hit_worker_cache_limit(src_dir, dest_dir))
 
 
 def to_cpu(data: Any) -> Any:

@@ -29,16 +29,19 @@ class CompiledModel:
 
     Args:
         model: The model.
+        backend: The backend, in whose context the model is called.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, backend: Backend) -> None:
         self.__dict__["module"] = model
+        self.__dict__["_backend"] = backend
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         execution = current_execution()
         if execution is not None:
             execution.use_model(self.module)
-        return self.module(*args, **kwargs)
+        with self._backend.forward_context():
+            return self.module(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["module"], name)
@@ -111,7 +114,7 @@ def compile(model: nn.Module, backend: str | Backend | None = None) -> CompiledM
     if not isinstance(getattr(type(model), "device", None), property):  # some models have their own
         model.device = target.torch_device  # type: ignore[assignment]
     state.register("model", model)
-    return CompiledModel(model)
+    return CompiledModel(model, target)
 
 
 def _resolve(wanted: str | Backend | None) -> Backend:

@@ -3,15 +3,17 @@
 import itertools
 import os
 from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from cstorch._internal.backend.interface import Backend, BackendType
 from cstorch._internal.batch import num_samples
 from cstorch._internal.execution import Closure, Execution, Executor
-from cstorch.backends.mixed_precision import enable_mixed_precision
+from cstorch.backends.mixed_precision import enable_mixed_precision, get_half_dtype
 
 
 class CpuExecution(Execution):
@@ -53,18 +55,23 @@ class CpuBackend(Backend):
 
     Args:
         artifact_dir: The folder for the files of executions.
-        mixed_precision: The argument of `cstorch.amp.enable_mixed_precision`, as in releases up to 2.2.
+        mixed_precision: The argument of `cstorch.amp.enable_mixed_precision`, as in releases up to 2.2. If it is True,
+            compiled models also compute under `torch.autocast`, in the half type; backward passes and updates do not.
     """
 
     backend_type = BackendType.CPU
 
     def __init__(self, artifact_dir: str | os.PathLike[str] = "./", mixed_precision: bool | None = None) -> None:
         super().__init__(Path(artifact_dir))
+        self._is_autocast = bool(mixed_precision)
         if mixed_precision is not None:
             enable_mixed_precision(mixed_precision)
 
     def make_execution(self, executor: Executor) -> Execution:
         return CpuExecution(executor)
+
+    def forward_context(self) -> AbstractContextManager[Any]:
+        return torch.autocast("cpu", get_half_dtype()) if self._is_autocast else nullcontext()
 
     def close(self) -> None:
         pass

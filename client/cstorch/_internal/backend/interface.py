@@ -5,11 +5,11 @@ import os
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from enum import Enum
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 
@@ -278,6 +278,10 @@ class Backend(ABC):
             executor: The executor.
         """
         return self.make_execution(executor)
+
+    def forward_context(self) -> AbstractContextManager[Any]:
+        """Returns the context in which a compiled model computes its forward pass."""
+        return nullcontext()
 
     @abstractmethod
     def close(self) -> None:

@@ -10,14 +10,15 @@ import functools
 import hashlib
 import itertools
 import operator
+import os
 import random
 import sys
-import sysconfig
 import time
 import types
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -33,7 +34,6 @@ _LARGEST = 1000  # elements of a container that are read
 _LONGEST = 200  # characters of a text that is stored as it is
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size, range, slice)
-_SITE = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
 _ITERATED: tuple[Iterable[Any], ...] = ([], (), {}, {}.values(), {}.items(), set(), "", range(0), range(1 << 70))
 _ITERATORS = (*(type(iter(iterated)) for iterated in _ITERATED), type(reversed([])))
 _CONTAINERS: tuple[type[Collection[Any]], ...] = (list, tuple, dict, set, frozenset, collections.deque)
@@ -257,7 +257,7 @@ class PythonState:
             if self._keeps:
                 self._restorers.append(functools.partial(setattr, cell, "cell_contents", item))
             self._add(variable, item, functools.partial(setattr, cell, "cell_contents"))
-        if not function.__code__.co_filename.startswith(_SITE):
+        if not _is_installed(function.__code__.co_filename):
             self._reach_globals(function)
         for index, item in enumerate(function.__defaults__ or ()):
             self._add(f"the default {index} of {own}", item)
@@ -275,7 +275,7 @@ class PythonState:
                 continue
             item = function.__globals__[variable]
             if isinstance(item, types.ModuleType):
-                if is_user_file(getattr(item, "__file__", None) or "") and not (item.__file__ or "").startswith(_SITE):
+                if _is_own_file(getattr(item, "__file__", None)):
                     for attribute in read:  # for config.warmup the code has both names
                         if attribute in vars(item):
                             self._add(f"{variable}.{attribute}", vars(item)[attribute])
@@ -393,6 +393,24 @@ def _numpy_state(generator: Any) -> Any:
 _own: "weakref.WeakKeyDictionary[type, bool]" = weakref.WeakKeyDictionary()
 
 
+@functools.cache
+def _holds_packages(folder: str) -> bool:
+    """Whether packages are installed in a folder, of this environment or another."""
+    return any(Path(folder).glob("*.dist-info"))
+
+
+def _is_installed(file: str) -> bool:
+    """Whether a file belongs to an installed package, and not to the script."""
+    # Scripts add folders with a separator at the end, and values of other types, which Python's import ignores.
+    folders = (os.path.join(folder, "") for folder in sys.path if isinstance(folder, str) and folder)
+    return any(file.startswith(folder) and _holds_packages(folder) for folder in folders)
+
+
+def _is_own_file(file: Any) -> bool:
+    """Whether a file is the script's, and not of Python or an installed package."""
+    return isinstance(file, str) and is_user_file(file) and not _is_installed(file)
+
+
 def _is_own(kind: type) -> bool:
     """Whether a class is the script's, and not of Python or an installed package."""
     known = _own.get(kind)
@@ -400,8 +418,7 @@ def _is_own(kind: type) -> bool:
         name = type.__getattribute__(kind, "__module__")
         module = sys.modules.get(name) if isinstance(name, str) else None
         file = vars(module).get("__file__") if module is not None else None
-        is_file_own = isinstance(file, str) and is_user_file(file) and not file.startswith(_SITE)
-        known = _own[kind] = name == "__main__" or is_file_own
+        known = _own[kind] = name == "__main__" or _is_own_file(file)
     return known
 
 
@@ -418,7 +435,7 @@ def _slots(kind: type) -> tuple[tuple[str, Any], ...]:
     return tuple(
         (name, member)
         for base in kind.__mro__
-        if _is_own(base)
+        if _is_own(base) and "__slots__" in vars(base)  # a class of C has members that can only be read
         for name, member in vars(base).items()
         if isinstance(member, types.MemberDescriptorType)
     )
