@@ -18,9 +18,9 @@ from pathlib import Path
 
 from grpc_health.v1 import health, health_pb2_grpc
 
+from appliance.coordinator.processes import HostProcesses
 from appliance.coordinator.record import OrphanedJobs, sweep_records
 from appliance.coordinator.settings import CoordinatorHome
-from appliance.management.coordinator_process import HostProcesses
 from appliance.management.service import ManagementService
 from appliance.management.supervisor import ManagementSettings
 from appliance.page.server import PageServer

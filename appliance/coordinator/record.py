@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from google.protobuf.message import DecodeError
 
@@ -392,8 +392,21 @@ def _input_file(loader: str) -> str:
 # --- Orphaned jobs ----------------------------------------------------------------------------------------------------
 
 
+class Orphans(Protocol):
+    """Jobs whose coordinator died with the process that would have replaced it."""
+
+    def __bool__(self) -> bool:
+        """Whether there may still be one."""
+
+    def take(self, known: Collection[str]) -> Sequence[management_pb2.CoordinatorHello]:
+        """Returns the hellos of jobs without a coordinator; each once.
+
+        known: jobs whose coordinator has sent its hello, or that have ended.
+        """
+
+
 class OrphanedJobs:
-    """Jobs whose coordinator died with the process that would have replaced it, found by their records on this host.
+    """Orphans that are found by their records on this host.
 
     A management service may have died, or an ingress. Used by one thread at a time.
     """
@@ -412,14 +425,9 @@ class OrphanedJobs:
         self._until = time.monotonic() + deadlines.COORDINATION.left
 
     def __bool__(self) -> bool:
-        """Whether there may still be one."""
         return bool(self._hellos) and time.monotonic() < self._until
 
-    def take(self, known: Collection[str] = ()) -> Sequence[management_pb2.CoordinatorHello]:
-        """Returns the hellos of jobs without a coordinator; each once.
-
-        known: jobs whose coordinator has sent its hello, or that have ended.
-        """
+    def take(self, known: Collection[str]) -> Sequence[management_pb2.CoordinatorHello]:
         if not self:
             self._hellos.clear()
         for job in self._hellos.keys() & known:

@@ -5,14 +5,15 @@ After the end of an ingress, management lets the next one run successors, which 
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Final
 
 import grpc
 
-from appliance.coordinator.record import OrphanedJobs, is_kept
-from appliance.coordinator.settings import CoordinatorHome, FolderRefused
+from appliance.coordinator.processes import CoordinatorProcess, CoordinatorProcesses
+from appliance.coordinator.record import Orphans
+from appliance.coordinator.settings import FolderRefused
 from waferbox import deadlines
-from waferbox.launch.async_child import AsyncChild
 from waferbox.launch.spawn import SpawnError
 from waferbox.rpc.async_server import Context
 from waferbox.security.guard import bearer
@@ -25,11 +26,17 @@ logger = logging.getLogger(__name__)
 class Coordinators(ingress_pb2_grpc.IngressServicer):
     """Serves Ingress, in an event loop: a coordinator costs a task, not a thread."""
 
-    def __init__(self, home: CoordinatorHome) -> None:
-        """home: for the coordinators; these do not outlive this process."""
-        self._home = home
+    def __init__(self, processes: CoordinatorProcesses, is_kept: Callable[[str], bool]) -> None:
+        """Makes the service without coordinators.
+
+        Args:
+            processes: the control of the coordinators' processes, which do not outlive this one.
+            is_kept: whether a successor could take over this job.
+        """
+        self._processes = processes
+        self._is_kept = is_kept
         self._runs: dict[str, asyncio.Task[int]] = {}  # by job
-        self._children: dict[str, AsyncChild] = {}  # the processes of those that have been started
+        self._children: dict[str, CoordinatorProcess] = {}  # the processes of those that have been started
         self._closing = False
 
     def count(self) -> int:
@@ -66,8 +73,7 @@ class Coordinators(ingress_pb2_grpc.IngressServicer):
 
     async def _run(self, request: ingress_pb2.RunCoordinatorRequest) -> int:
         """Runs a coordinator; returns its exit status."""
-        child = AsyncChild(await asyncio.to_thread(self._home.start, request))
-        logger.info("the coordinator of %s has pid %d", request.job, child.pid)
+        child = await self._processes.start(request, "")
         self._children[request.job] = child
         if self._closing:
             child.terminate()
@@ -91,7 +97,7 @@ class Coordinators(ingress_pb2_grpc.IngressServicer):
         """Ends all coordinators and starts no more; a job that can be taken over is left to a successor."""
         self._closing = True
         for job, child in self._children.items():
-            if is_kept(self._home.cache_root, job):
+            if self._is_kept(job):
                 child.kill()
             else:
                 child.terminate()
@@ -109,11 +115,11 @@ class Coordinators(ingress_pb2_grpc.IngressServicer):
 LOOK_SECONDS: Final = 0.5  # between searches for coordinators that have ended
 
 
-async def report_orphaned_jobs(left: OrphanedJobs, management: grpc.aio.Channel) -> None:
+async def report_orphaned_jobs(left: Orphans, management: grpc.aio.Channel) -> None:
     """Reports all orphaned jobs to management, which may have died too: waits for its return."""
     stub: management_pb2_grpc.ManagementAsyncStub = management_pb2_grpc.ManagementStub(management)
     while left:
-        await asyncio.gather(*(_report_orphan(hello, stub) for hello in await asyncio.to_thread(left.take)))
+        await asyncio.gather(*(_report_orphan(hello, stub) for hello in await asyncio.to_thread(left.take, ())))
         await asyncio.sleep(LOOK_SECONDS)
 
 

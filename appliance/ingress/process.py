@@ -9,7 +9,8 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 
-from appliance.coordinator.record import OrphanedJobs
+from appliance.coordinator.processes import HostProcesses
+from appliance.coordinator.record import OrphanedJobs, is_kept
 from appliance.coordinator.settings import CoordinatorHome
 from appliance.ingress.coordinators import Coordinators, report_orphaned_jobs
 from appliance.ingress.gateway import Gateway
@@ -47,15 +48,16 @@ class Ingress:
         self.address = bind(server, settings.listen)
         host = split_address(settings.listen, any_port=True)[0]
         self._channel, self._targets = self._server.run(_reach(settings.management))
+        home = CoordinatorHome(
+            management=settings.management,
+            host=host,
+            cache_root=settings.cache_root,
+            compile_root=settings.compile_root,
+            terminated=f"the ingress at {self.address}, where its coordinator ran, went down, or the cluster did",
+            ingress=self.address,
+        )
         self._coordinators = Coordinators(
-            CoordinatorHome(
-                management=settings.management,
-                host=host,
-                cache_root=settings.cache_root,
-                compile_root=settings.compile_root,
-                terminated=f"the ingress at {self.address}, where its coordinator ran, went down, or the cluster did",
-                ingress=self.address,
-            )
+            HostProcesses(home, make_async_channel), lambda job: is_kept(settings.cache_root, job)
         )
         ingress_pb2_grpc.add_IngressServicer_to_server(self._coordinators, server)
         Gateway(settings.management, self._channel, self._targets).add_to_server(server)

@@ -16,10 +16,11 @@ from typing import NoReturn, TypeVar
 
 import grpc
 
+from appliance.coordinator.processes import CoordinatorProcesses
+from appliance.coordinator.record import Orphans
 from appliance.coordinator.settings import FolderRefused, cache_directory
 from appliance.job_history import JobHistory
 from appliance.management.coordination import BadRequest
-from appliance.management.coordinator_process import CoordinatorProcesses
 from appliance.management.jobs import JobEntry, TooManyJobs
 from appliance.management.nodes.registry import RegistryFull
 from appliance.management.observation import ObservationService
@@ -35,7 +36,7 @@ from appliance.management.requests import (
     problem_of_report,
     shown,
 )
-from appliance.management.supervisor import ManagementSettings, Orphans, Supervisor
+from appliance.management.supervisor import ManagementSettings, Supervisor
 from waferbox import __version__, deadlines, roles
 from waferbox.host.clock import Clock, SystemClock, seconds_since_1970
 from waferbox.rpc.async_server import Context, when_over

@@ -13,9 +13,9 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
+from appliance.coordinator.processes import CoordinatorProcess, CoordinatorProcesses, ProcessLost
 from appliance.coordinator.settings import TAKEN_STATUS
 from appliance.management.coordination import Coordination
-from appliance.management.coordinator_process import CoordinatorProcess, CoordinatorProcesses, ProcessLost
 from appliance.management.jobs import ENDED, JobEntry
 from waferbox import deadlines
 from waferbox.host.clock import Clock

@@ -2,14 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random, SystemRandom
-from typing import Protocol
 
+from appliance.coordinator.processes import CoordinatorProcesses
+from appliance.coordinator.record import Orphans
 from appliance.management.coordination import Coordination
-from appliance.management.coordinator_process import CoordinatorProcesses
 from appliance.management.jobs import JobEntry, JobTable, TooManyJobs
 from appliance.management.nodes.registry import NodeRegistry
 from appliance.management.supervision import Connected, Disconnected, Supervision
@@ -28,16 +28,6 @@ class ManagementSettings:
     cache_root: Path  # the artifacts of the compiler are below it
     compile_root: Path | None = None  # scripts may name folders below it; None: below the cache root only
     lease_seconds: float = deadlines.REGISTRATION.lease
-
-
-class Orphans(Protocol):
-    """Jobs whose coordinator ended with the management service before this one; see appliance.coordinator.record."""
-
-    def __bool__(self) -> bool:
-        """Whether there may still be one."""
-
-    def take(self, known: Collection[str]) -> Sequence[management_pb2.CoordinatorHello]:
-        """Returns the hellos of jobs without a coordinator; each once. known: jobs that are not looked for."""
 
 
 class Supervisor:

@@ -18,10 +18,10 @@ from pretending_job import Behaviour, PretendingJob, plan_with_groups
 from appliance.coordinator import serving
 from appliance.coordinator import settings as coordinator_settings
 from appliance.coordinator.compilation import CompileRefused
+from appliance.coordinator.processes import HostProcesses
 from appliance.coordinator.record import OrphanedJobs
 from appliance.coordinator.serving import CutOff, Event, serve_job
 from appliance.coordinator.settings import CUT_OFF_STATUS, CoordinatorHome, CoordinatorSettings, read_settings
-from appliance.management.coordinator_process import HostProcesses
 from appliance.management.service import ManagementService
 from appliance.management.supervisor import ManagementSettings
 from waferbox import __version__, roles

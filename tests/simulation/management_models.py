@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from random import Random
 from typing import Any
 
@@ -17,6 +17,33 @@ from waferbox.security.tokens import Kind
 from wsc.v1 import ingress_pb2, management_pb2, management_pb2_grpc, node_pb2, node_pb2_grpc
 
 MANAGEMENT = "management:9000"
+INGRESS = "ingress:9001"
+
+
+async def keep_registered(
+    network: Network, process: Process, hello: Callable[[bool], management_pb2.RegisterRequest]
+) -> None:
+    """Registers with management, and again whenever the stream ends.
+
+    hello: returns the next message; called with whether it is the first of a registration.
+    """
+
+    async def heartbeats() -> AsyncIterator[management_pb2.RegisterRequest]:
+        is_first = True
+        while True:
+            yield hello(is_first)
+            is_first = False
+            await asyncio.sleep(deadlines.REGISTRATION.lease / deadlines.REGISTRATION.heartbeats_per_lease)
+
+    while True:
+        channel = Channel(network, process, MANAGEMENT, shown(Kind.NODE))
+        stub = management_pb2_grpc.ManagementStub(channel)  # type: ignore[arg-type]
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            async for _ in stub.Register(heartbeats()):  # type: ignore[call-overload]
+                pass
+        await channel.close()
+        await asyncio.sleep(deadlines.REGISTRATION.retry)
+
 
 # --- Nodes ------------------------------------------------------------------------------------------------------------
 
@@ -41,31 +68,24 @@ class NodeModel(node_pb2_grpc.NodeServiceServicer):
         self.process.start(self._run)
 
     async def _run(self) -> int:
-        while True:
+        await keep_registered(self._network, self.process, self._hello)
+        return 0
+
+    def _hello(self, is_first: bool) -> management_pb2.RegisterRequest:
+        if is_first:
             self._instances += 1
             self._instance = f"{self.process.pid}-{self._instances}"
-            channel = Channel(self._network, self.process, MANAGEMENT, shown(Kind.NODE))
-            stub = management_pb2_grpc.ManagementStub(channel)  # type: ignore[arg-type]
-            with contextlib.suppress(grpc.aio.AioRpcError):
-                async for _ in stub.Register(self._heartbeats()):  # type: ignore[call-overload]
-                    pass
-            await channel.close()
-            await asyncio.sleep(deadlines.REGISTRATION.retry)
-
-    async def _heartbeats(self) -> AsyncIterator[management_pb2.RegisterRequest]:
-        while True:
-            attached = self.attached or node_pb2.AttachJob()
-            yield management_pb2.RegisterRequest(
-                role=self.role,
-                address=self.address,
-                host=self.process.host,
-                version=__version__,
-                process_id=self.process.pid,
-                instance=self._instance,
-                job=attached.job,
-                member=attached.node,
-            )
-            await asyncio.sleep(deadlines.REGISTRATION.lease / deadlines.REGISTRATION.heartbeats_per_lease)
+        attached = self.attached or node_pb2.AttachJob()
+        return management_pb2.RegisterRequest(
+            role=self.role,
+            address=self.address,
+            host=self.process.host,
+            version=__version__,
+            process_id=self.process.pid,
+            instance=self._instance,
+            job=attached.job,
+            member=attached.node,
+        )
 
     async def Attach(
         self, request_iterator: AsyncIterator[node_pb2.AttachRequest], context: Context
@@ -108,10 +128,17 @@ class CoordinatorModel:
     """A coordinator: gets nodes, attaches to them, replaces dead ones, works for a while, and reports."""
 
     def __init__(
-        self, network: Network, request: ingress_pb2.RunCoordinatorRequest, records: Records, seconds: float
+        self,
+        network: Network,
+        request: ingress_pb2.RunCoordinatorRequest,
+        records: Records,
+        seconds: float,
+        ingress: str,
     ) -> None:
-        """seconds: the time that its job works with all its nodes."""
-        self.process = Process(network.world, f"coordinator-{request.job}", host="host-0")
+        """seconds: the time that its job works with all its nodes. ingress: that runs it; empty: management does."""
+        host = "host-1" if ingress else "host-0"
+        self.process = Process(network.world, f"coordinator-{request.job}", host=host)
+        self._ingress = ingress
         self._network = network
         self._request = request
         self._records = records
@@ -272,7 +299,7 @@ class CoordinatorModel:
             hello.report.CopyFrom(self._report)
             hello.nodes.extend(self._nodes.values())
             hello.process_id = self.process.pid
-            hello.host = self.process.host
+            hello.host, hello.ingress = self.process.host, self._ingress
         return hello
 
     async def _keep_stream(self) -> int:

@@ -7,39 +7,56 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from management_models import MANAGEMENT, ClientModel, CoordinatorModel, NodeModel, Records
-from network import Network, Server
+from management_models import (
+    INGRESS,
+    MANAGEMENT,
+    ClientModel,
+    CoordinatorModel,
+    NodeModel,
+    Records,
+    keep_registered,
+)
+from network import Channel, Network, Server
 from virtual_time import Process, World
 
-from appliance.management.coordinator_process import CoordinatorProcess
+from appliance.coordinator.processes import CoordinatorProcess, IngressProcess
+from appliance.ingress.coordinators import Coordinators, report_orphaned_jobs
 from appliance.management.service import ManagementService
 from appliance.management.supervisor import ManagementSettings
 from waferbox import __version__, roles
 from waferbox.launch.spawn import SpawnError
-from wsc.v1 import ingress_pb2, management_pb2, management_pb2_grpc, node_pb2
+from wsc.v1 import ingress_pb2, ingress_pb2_grpc, management_pb2, management_pb2_grpc, node_pb2
 
 FAULT_SECONDS = 40.0  # faults happen in this time
 QUIET_SECONDS = 400.0  # after the last fault, in which every job must end
 
 
 class SimulatedProcesses:
-    """The control of the coordinators' processes, for one management process."""
+    """The control of the coordinators' processes, for one process of management or an ingress."""
 
-    def __init__(self, cluster: "SimulatedCluster", management: Process) -> None:
+    def __init__(self, cluster: "SimulatedCluster", owner: Process, ingress: str = "") -> None:
+        """ingress: address of the owner, if it is an ingress, with which its coordinators end."""
         self._cluster = cluster
-        self._management = management
+        self._owner = owner
+        self._own_ingress = ingress
 
     async def start(self, request: ingress_pb2.RunCoordinatorRequest, ingress: str) -> CoordinatorProcess:
+        if ingress:
+            channel = Channel(self._cluster.network, self._owner, ingress)
+            return IngressProcess(ingress, channel, request)  # type: ignore[arg-type]
         await asyncio.sleep(self._cluster.random.uniform(0.005, 0.5))
         if self._cluster.random.random() < self._cluster.spawn_failures:
             raise SpawnError("the fork server does not answer")
-        return StartedProcess(self._cluster.start_coordinator(request), self._management)
+        coordinator = self._cluster.start_coordinator(request, self._own_ingress)
+        if self._own_ingress:
+            self._owner.on_end.append(coordinator.process.kill)
+        return StartedProcess(coordinator, self._owner)
 
     def find(self, hello: management_pb2.CoordinatorHello) -> CoordinatorProcess | None:
         for coordinator in self._cluster.coordinators:
             process = coordinator.process
             if process.pid == hello.process_id and process.is_alive:
-                return StartedProcess(coordinator, self._management)
+                return StartedProcess(coordinator, self._owner)
         return None
 
 
@@ -48,13 +65,13 @@ class StartedProcess:
 
     cause = ""
 
-    def __init__(self, coordinator: CoordinatorModel, management: Process) -> None:
+    def __init__(self, coordinator: CoordinatorModel, owner: Process) -> None:
         self._coordinator = coordinator
         self._process = coordinator.process
         self._ended = asyncio.Event()
         ended = self._ended.set
         if self._process.is_alive:
-            self._process.on_end.append(lambda: management.loop.call_soon(ended))
+            self._process.on_end.append(lambda: owner.loop.call_soon(ended))
         else:
             ended()
 
@@ -85,9 +102,9 @@ class StartedProcess:
 class OrphansOnDisk:
     """The jobs of an earlier management service whose coordinator may have ended."""
 
-    def __init__(self, records: Records) -> None:
+    def __init__(self, records: Records, ingress: str = "") -> None:
         self._records = records
-        self._left = list(records.hellos)
+        self._left = [job for job, hello in records.hellos.items() if not ingress or hello.ingress == ingress]
 
     def __bool__(self) -> bool:
         return bool(self._left)
@@ -148,6 +165,9 @@ class SimulatedCluster:
         self.management: ManagementService
         self.process: Process
         self.start_management()
+        self.ingress: Process | None = None
+        if self.random.random() < 0.5:
+            self.start_ingress()
         wafers = self.random.randint(1, 4)
         spares = self.random.randint(0, 2)
         for role, count in (
@@ -190,16 +210,36 @@ class SimulatedCluster:
 
         process.start(run)
 
+    def start_ingress(self) -> None:
+        process = self.ingress = Process(self.world, "ingress", host="host-1")
+        orphans = OrphansOnDisk(self.records, INGRESS)
+        coordinators = Coordinators(SimulatedProcesses(self, process, INGRESS), lambda job: job in self.records.hellos)
+        server = Server(self.network, process, INGRESS)
+        ingress_pb2_grpc.add_IngressServicer_to_server(coordinators, server)  # type: ignore[arg-type]
+
+        async def run() -> int:
+            reporting = asyncio.create_task(
+                report_orphaned_jobs(orphans, Channel(self.network, process, MANAGEMENT))  # type: ignore[arg-type]
+            )
+            hello = management_pb2.RegisterRequest(
+                role=node_pb2.ROLE_INGRESS, address=INGRESS, host=process.host, version=__version__
+            )
+            await keep_registered(self.network, process, lambda is_first: hello)
+            await reporting
+            return 0
+
+        process.start(run)
+
     def add_node(self, role: "node_pb2.Role.ValueType") -> None:
         number = next(self._numbers)
         module = roles.role_of(role).module
         self.nodes.append(NodeModel(self.network, number, role, f"{module}-node-{number}:7000"))
 
-    def start_coordinator(self, request: ingress_pb2.RunCoordinatorRequest) -> CoordinatorModel:
+    def start_coordinator(self, request: ingress_pb2.RunCoordinatorRequest, ingress: str) -> CoordinatorModel:
         kept = ingress_pb2.RunCoordinatorRequest()
         kept.CopyFrom(request)
         seconds = self.random.uniform(0.0, 15.0)
-        self.coordinators.append(CoordinatorModel(self.network, kept, self.records, seconds))
+        self.coordinators.append(CoordinatorModel(self.network, kept, self.records, seconds, ingress))
         return self.coordinators[-1]
 
     # --- faults -------------------------------------------------------------------------------------------------------
@@ -236,6 +276,15 @@ class SimulatedCluster:
 
     def stall_management(self, random: Random) -> None:
         self._stall(self.process, random)
+
+    def kill_ingress(self, random: Random) -> None:
+        if self.ingress is not None and self.ingress.is_alive:
+            self.ingress.kill()
+            self.world.after(random.uniform(0.1, 10.0), self.start_ingress)
+
+    def stall_ingress(self, random: Random) -> None:
+        if self.ingress is not None:
+            self._stall(self.ingress, random)
 
     def partition(self, random: Random) -> None:
         hosts = sorted({process.host for process in self.world.processes})
@@ -286,7 +335,7 @@ class SimulatedCluster:
             and not service._jobs.all_live()
             and not any(coordinator.process.is_alive for coordinator in self.coordinators)
             and all(node.attached is None for node in self.nodes)
-            and len(service._registry._nodes) == len(self.nodes)
+            and len(service._registry._nodes) == len(self.nodes) + (self.ingress is not None)
             and all(not node.info.job for node in service._registry._nodes.values())
         )
 
@@ -308,6 +357,8 @@ class SimulatedCluster:
             ran = [each for each in self.coordinators if each.job == job.name]
             finished = [each for each in ran if each.process.status == 0]
             phase, message = job.report.phase, job.report.message
+            if any(each.end is not None and each.end.phase == phase for each in ran):
+                continue
             if finished:
                 end = finished[-1].end
                 assert end is not None
@@ -317,6 +368,8 @@ class SimulatedCluster:
             assert phase == management_pb2.JOB_PHASE_FAILED or job.cancelled, job.report
             statuses = {f"its coordinator ended with status {each.process.status}" for each in ran}
             died = {"its coordinator has died", "the fork server does not answer", "cancelled"}
+            if not any(each.had_hello for each in ran):
+                died.add(f"the ingress at {INGRESS} does not run it")
             assert any(message.startswith(cause) for cause in statuses | died) or "did not start" in message, message
             ends = [each.process.ended_at for each in ran]
             restarts = clients[job.name].request.max_num_restarts if job.name in clients else 0
@@ -352,6 +405,8 @@ FAULTS: dict[str, Callable[[SimulatedCluster, Random], None]] = {
     "stall a node": SimulatedCluster.stall_node,
     "kill management": SimulatedCluster.kill_management,
     "stall management": SimulatedCluster.stall_management,
+    "kill the ingress": SimulatedCluster.kill_ingress,
+    "stall the ingress": SimulatedCluster.stall_ingress,
     "partition": SimulatedCluster.partition,
     "break a connection": SimulatedCluster.break_connection,
     "refuse processes": SimulatedCluster.refuse_processes,

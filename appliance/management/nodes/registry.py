@@ -191,7 +191,8 @@ class NodeRegistry:
             for other in self._nodes.values():
                 if other.info.job == job and _is_same(node, other.info):
                     other.info.member = ""
-        replacement = Replacement(job=job, nodes=known, lost=members, priority=priority, created=created)
+        since = self._clock.monotonic()
+        replacement = Replacement(job=job, nodes=known, lost=members, priority=priority, created=created, since=since)
         if not self._replacements.put(replacement):
             return f"{job} waits for {MAX_REQUESTS} answers already"
         self._waiters[job] = waiter
@@ -246,12 +247,21 @@ class NodeRegistry:
         return expired
 
     def review(self) -> None:
-        """Sends changed statuses, refuses jobs that stay impossible, and ends the time for nodes to register again."""
+        """Does what is due after a while.
+
+        Sends changed statuses, refuses jobs that stay impossible, takes nodes from jobs that wait for others for the
+        jobs before them, and ends the time for nodes to register again.
+        """
         now = self._clock.monotonic()
         if now >= self._returning_until:
             self._homes.clear()
             self._free(lambda holder: holder not in self._jobs)
         self._admit()
+        for node in self._replacements.to_give_up(self._infos(), now - deadlines.REGISTRATION.missing_nodes):
+            lost = management_pb2.NodeInfo()
+            lost.CopyFrom(node)
+            node.member = ""
+            self._on_lost(lost, "a job that comes before needs it")
         since = self._impossible_since
         self._impossible_since = {
             waiting.job: since.get(waiting.job, now) for waiting in self._queue.impossible(self._infos())

@@ -1,7 +1,8 @@
 """The jobs that wait for replacements of lost nodes. Pure: no clock.
 
 They precede all jobs in the queue, and have its order among themselves. They get free nodes one by one; a job resumes
-when it has all of them.
+when it has all of them. Two jobs may hold nodes that the other waits for, as after a loss of nodes that leaves too few
+for both; so a job gives up nodes for those before it that have waited for a while.
 """
 
 from collections import Counter
@@ -25,6 +26,7 @@ class Replacement:
     lost: set[str]  # members that lack a node
     priority: int
     created: float  # seconds since 1970
+    since: float  # monotonic: when it began to wait
     requests: int = 1  # of the coordinator, each of which gets an answer
 
 
@@ -97,6 +99,29 @@ class Replacements:
                 texts.append(f"{role.counted(count)}, {where}; {how_to_add(count, role.number, management)}")
             statuses[waiting.job] = management_pb2.QueueStatus(waiting_for="; ".join(texts))
         return statuses
+
+    def to_give_up(
+        self, nodes: Sequence[management_pb2.NodeInfo], waiting_since: float
+    ) -> Sequence[management_pb2.NodeInfo]:
+        """Returns nodes that waiting jobs must give up for others that come before them, and marks them as lost.
+
+        nodes: all nodes. waiting_since: only jobs that wait since then, or longer, get such nodes.
+        """
+        given_up: list[management_pb2.NodeInfo] = []
+        ordered = self._ordered()
+        for place, first in enumerate(ordered):
+            if first.since > waiting_since:
+                continue
+            missing = Counter(first.nodes[member].role for member in first.lost - _held(first, nodes).keys())
+            # Nodes that another job has given up are free soon.
+            missing.subtract(node.role for node in nodes if not node.job or not node.member)
+            for later in reversed(ordered[place + 1 :]):
+                for node in _held(later, nodes).values():
+                    if missing[node.role] > 0:
+                        missing[node.role] -= 1
+                        later.lost.add(node.member)
+                        given_up.append(node)
+        return given_up
 
     def _ordered(self) -> Sequence[Replacement]:
         return sorted(self._waiting.values(), key=QUEUE_ORDER)

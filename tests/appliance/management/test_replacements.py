@@ -477,3 +477,32 @@ def test_management_refuses_requests_that_are_wrong(
         list(cluster.stub.Coordinate(iter(requests), timeout=WAIT_SECONDS, metadata=shows))
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert said in caught.value.details()
+
+
+def test_jobs_that_hold_what_the_other_waits_for_do_not_wait_for_ever(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a loss that leaves too few nodes for both, the second gives up its own for the first."""
+    wafers = [nodes.add(WAFER) for _ in range(4)]
+    for role, count in ((WORKER, 4), (node_pb2.ROLE_MEMORYX, 2), (node_pb2.ROLE_SWARMX, 2)):
+        for _ in range(count):
+            nodes.add(role)
+    first, second = nodes.start("one", wafers=2), nodes.start("two", wafers=2)
+    given = {"one": first.given[0], "two": second.given[0]}
+    for wafer in wafers[1:3]:  # one of each job
+        nodes.registry.remove(wafer, "died")
+    for job, told, member in (("one", first, "wafer-1"), ("two", second, "wafer-0")):
+        assert nodes.replace(job, [of(given[job], member)], told) == ""
+    nodes.lost.clear()
+    nodes.registry.review()
+    assert not nodes.lost  # a launcher may add nodes soon
+    monkeypatch.setattr(deadlines, "REGISTRATION", replace(deadlines.REGISTRATION, missing_nodes=-1.0))
+    for _ in range(3):
+        nodes.registry.review()
+    assert [(node.job, node.member) for node in nodes.lost] == [("two", "wafer-1")]
+    nodes.registry.renew(wafers[3], "")  # its job has released it
+    assert of(first.given[1], "wafer-1").node_id == wafers[3]
+    assert len(second.given) == 1
+    nodes.add(WAFER)
+    nodes.add(WAFER)
+    assert {node.member for node in second.given[1]} == {node.member for node in given["two"]}

@@ -1,4 +1,4 @@
-"""The process of a job's coordinator as management sees it: a child, a child of an earlier service, or an ingress's."""
+"""The processes of coordinators: children of management or an ingress, and an ingress's as management has them."""
 
 import asyncio
 import logging
