@@ -72,6 +72,10 @@ The UNets read images in half precision. The scripts of release 1.9 do not pass 
 CPU's backend, and those of release 1.8 choose an autocast of CUDA, so they fail on the CPU as in plain PyTorch. The
 cross entropy of the one for SKM-TEA in release 1.8 is in float16, and NaN in plain PyTorch too: its sum of the voxels'
 weights is beyond float16. Release 1.8 is compared without a shuffle, as its scripts draw another order on the CPU.
+
+Release 2.10.0 has been run in part: its gptj, jais, llama, mistral, mixtral, santacoder, starcoder, t5 and transformer
+are left. Its configurations set mixed precision, in cbfloat16 on a cluster and in bfloat16 on the CPU, where LLaVA's
+loss is NaN.
 """
 
 
