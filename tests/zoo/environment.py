@@ -16,6 +16,7 @@ PACKAGES = (
     "deepdiff",
     "dill",
     "evaluate",
+    "ftfy",
     "jsonlines",
     "jsonschema",
     "keras-preprocessing",
@@ -32,6 +33,7 @@ PACKAGES = (
     "torchvision==0.28.0",
     "transformers<5",
     "typing-inspection",
+    "zstandard",
 )
 
 # torchvision is compiled for a torch with CUDA. Without it, it cannot even be imported, though no model of the Zoo uses

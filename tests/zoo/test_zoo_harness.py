@@ -4,12 +4,14 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import h5py
 import pytest
 import yaml
 from zoo_cuts import cut, inputs
 from zoo_models import Model, models, release
 from zoo_results import row
 from zoo_runs import Result, run
+from zoo_samples import Samples
 
 CONFIGURATION = {
     "train_input": {"data_processor": "GptHDF5DataProcessor", "data_dir": "somewhere", "batch_size": 512},
@@ -98,6 +100,28 @@ def test_a_model_that_does_not_train_has_a_reason(tmp_path: Path, script: str, r
     result = result_of(tmp_path, script)
     assert result.reason == reason
     assert row(result) == ("toy", "small.yaml", "", f"{reason}, also on the CPU")
+
+
+@pytest.mark.parametrize(
+    ("processor", "shapes"),
+    [
+        ("LlavaHDF5MapDataProcessor", {"data": (32, 4, 32), "img_path": (32, 1)}),
+        (
+            "MultimodalSimpleHDF5MapDataProcessor",
+            {"data": (32, 5, 32), "img_path": (32, 1), "img_data_loc": (32, 4)},
+        ),
+        ("BertHDF5DataProcessor", {"data": (32, 2, 32), "labels": (32, 1, 32)}),
+    ],
+)
+def test_samples_have_the_rows_that_a_processor_of_release_2_10_reads(
+    tmp_path: Path, processor: str, shapes: dict[str, tuple[int, ...]]
+) -> None:
+    section = {"data_processor": processor, "data_dir": ""}
+    Samples(tmp_path / "data", section, {"trainer": {}}).write()
+    with h5py.File(tmp_path / "data/data-0.h5") as file:
+        assert {name: data.shape for name, data in file.items()} == shapes
+        if "img_path" in file:
+            assert not file["data"][:, 3].any()  # where the text is padded
 
 
 @pytest.mark.parametrize("place_of_data", [{"data_dir": ""}, {"dataset": {"root": ""}}])

@@ -18,6 +18,8 @@ from zoo_cuts import PREDICTIONS, SEQUENCE, VOCABULARY, values
 SAMPLES = 32  # of a file
 FILES = 2
 SPLITS = ("train", "val")
+PATCHES = 4  # of an image, as it is cut
+IGNORED = -100  # the label of a token that is not predicted
 _SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<pad>", "<unk>", "<s>", "</s>")
 _LABELS = ("O", "B", "I")
 
@@ -66,27 +68,49 @@ class Samples:
 
     def preferences(self) -> None:
         parts = ("input_ids", "attention_mask", "labels")
-        self._features({"features": [f"{side}_{part}" for side in ("chosen", "rejected") for part in parts]})
+        self._parameters({"features": [f"{side}_{part}" for side in ("chosen", "rejected") for part in parts]})
         self._hdf5(lambda: {"data": np.concatenate([self._language_rows(), self._language_rows()], axis=1)})
 
     def passages(self) -> None:
         parts = ("input_ids", "attention_mask", "token_type_ids")
         sides = ("questions", "ctx")
-        self._features({f"data_{i}_features": [f"{side}_{part}" for part in parts] for i, side in enumerate(sides)})
+        self._parameters({f"data_{i}_features": [f"{side}_{part}" for part in parts] for i, side in enumerate(sides)})
         self._hdf5(lambda: {"data_0": self._passage_rows(()), "data_1": self._passage_rows((2,))})
 
+    def masked_tokens(self) -> None:
+        self._parameters({"dataset": {"training_objective": "mlm"}})
+        self._hdf5(self._masked_rows)
+
     def images_with_texts(self) -> None:
+        padding = np.zeros((SAMPLES, 1, SEQUENCE), int)
+        self._images_and_rows(padding, has_positions="trainer" not in self.configuration)  # left out since release 2.3
+
+    def images_in_texts(self) -> None:
+        """Texts whose tokens after the first are the patches of an image."""
+        padding = np.zeros((SAMPLES, 1, SEQUENCE), int)
+        places = np.tile(np.arange(1, 1 + PATCHES), (SAMPLES, 1))
+        is_patch = padding + np.isin(np.arange(SEQUENCE), places)
+        self._images_and_rows(padding, is_patch, img_data_loc=places)
+
+    def _images_and_rows(self, *more: Numbers, has_positions: bool = False, **others: Numbers) -> None:
         self._pictures(self.folder / "images", (SEQUENCE, SEQUENCE, 3), "jpg")
         self.section["img_data_dir"] = str(self.folder / "images")
         paths = np.array([[f"{number}.jpg".encode()] for number in range(SAMPLES)], dtype=h5py.string_dtype())
-        has_positions = "trainer" not in self.configuration  # left out since release 2.3
-        padding = np.zeros((SAMPLES, 1, SEQUENCE), int)
         self._hdf5(
             lambda: {
-                "data": np.concatenate([self._language_rows(has_positions), padding], axis=1),
+                "data": np.concatenate([self._language_rows(has_positions), *more], axis=1),
                 "img_path": paths,
+                **others,
             }
         )
+
+    def _masked_rows(self) -> dict[str, Numbers]:
+        tokens = self._tokens((SAMPLES, SEQUENCE))
+        is_masked = self.random.random(tokens.shape) < PREDICTIONS / SEQUENCE
+        return {
+            "data": np.stack([tokens, np.ones_like(tokens)], axis=1),
+            "labels": np.where(is_masked, tokens, IGNORED)[:, None],
+        }
 
     def _language_rows(self, positions: bool = False) -> Numbers:
         tokens = self._tokens((SAMPLES, SEQUENCE + 1))
@@ -107,8 +131,8 @@ class Samples:
                 for name, data in parts().items():
                     file[name] = data if data.dtype == object else data.astype(np.int32)
 
-    def _features(self, names: dict[str, list[str]]) -> None:
-        (self.folder / "data_params.json").write_text(json.dumps(names))
+    def _parameters(self, parameters: Section) -> None:
+        (self.folder / "data_params.json").write_text(json.dumps(parameters))
 
     # --- Texts --------------------------------------------------------------------------------------------------------
     def masked_texts(self) -> None:
@@ -275,6 +299,8 @@ _WRITERS: tuple[tuple[str, Callable[[Samples], None]], ...] = (
     ("Dpo", Samples.preferences),
     ("DPR", Samples.passages),
     ("Llava", Samples.images_with_texts),
+    ("MultimodalSimple", Samples.images_in_texts),
+    ("BertHDF5", Samples.masked_tokens),
     ("BertCSV|BertQA", Samples.masked_texts),
     ("BertSum", Samples.summaries),
     ("BertToken", Samples.entities),
