@@ -1,10 +1,12 @@
 """The process of one job's coordinator, started by management or an ingress."""
 
+import gc
 import logging
 import os
 import queue
 import sys
 from collections.abc import Sequence
+from typing import Final
 
 from appliance.coordinator.compilation import cached_compiler
 from appliance.coordinator.serving import CutOff, Event, serve_job
@@ -16,11 +18,16 @@ from waferbox.runtime.logs import set_up_logging
 
 logger = logging.getLogger(__name__)
 
+# New objects between two collections of garbage. A compile makes millions that stay until its end: with Python's 700,
+# collections take a quarter of its time. Its peak memory is the same with both.
+_COLLECTION_THRESHOLD: Final = 50_000
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serves one job until it is over."""
     set_up_logging()
     let_wafers_compute()
+    gc.set_threshold(_COLLECTION_THRESHOLD)
     settings = read_settings(FIRST_FD)
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
 

@@ -107,7 +107,7 @@ class Frontier:
 
     An operation is examined once for each operand that arrives. Looking at all operations after each message would take
     time quadratic in the size of the step. So would looking at all that can be run but wait for their readers, such as
-    the decay of every weight for its gradient: those of a kind are set aside until another one of it can be run.
+    the decay of every weight for its gradient: each is set aside until an operation is run that depends on it.
     """
 
     def __init__(self, ops: Collection[Operation], reads: Reads) -> None:
@@ -115,7 +115,7 @@ class Frontier:
         self._place = {op: index for index, op in enumerate(ops)}
         self._missing = {op: set(reads.operands(op)) for op in ops}
         self._open: set[Operation] = set()
-        self._aside: dict[Kind, list[Operation]] = {}
+        self._aside: set[Operation] = set()
         self._reach(op for op, missing in self._missing.items() if not missing)
 
     def add(self, values: Iterable[SSAValue]) -> None:
@@ -127,10 +127,25 @@ class Frontier:
         """Removes operations that have been run."""
         self._open.difference_update(ops)
 
-    def set_aside(self, kind: Kind, ops: list[Operation]) -> None:
-        """Leaves out all operations of a kind until another one of the kind can be run."""
-        self._open.difference_update(ops)
-        self._aside[kind] = ops
+    def set_aside(self, ops: Iterable[Operation]) -> None:
+        """Leaves out operations, which can be run at any time from now on, until `taken_back` returns them."""
+        for op in ops:
+            self._open.remove(op)
+            self._aside.add(op)
+
+    def is_aside(self, value: SSAValue) -> bool:
+        """Whether an operation that was set aside makes a value."""
+        return value.owner in self._aside
+
+    def taken_back(self, ops: Iterable[Operation]) -> list[Operation]:
+        """Operations, and those on which they depend and that were set aside, in the order in which they were given."""
+        found = list(ops)
+        for op in found:
+            for value in self._reads.operands(op):
+                if isinstance(value.owner, Operation) and value.owner in self._aside:
+                    self._aside.remove(value.owner)
+                    found.append(value.owner)
+        return sorted(found, key=self._place.__getitem__)
 
     def in_order(self, within: Set[Operation] | None = None) -> list[Operation]:
         """The operations that are not set aside, in the order in which they were given.
@@ -155,7 +170,6 @@ class Frontier:
         while stack:
             op = stack.pop()
             self._open.add(op)
-            self._open.update(self._aside.pop(self._reads.kind(op), ()))
             for result in op.results:
                 stack += self._without(result)
 
@@ -181,40 +195,35 @@ def ready_batches(
         leaves: whether a value is needed even if no operation reads it. A value that is not will not become so.
         within: the operations that are run; None: all.
     """
-    incomplete: set[Kind] = set()
     batches: dict[Kind, list[Operation]] = {}
     maker: dict[SSAValue, Kind] = {}
     for op in frontier.in_order(within):
         kind = reads.kind(op)
-        operands = [value for value in reads.operands(op) if value not in have]
+        operands = [value for value in reads.operands(op) if value not in have and not frontier.is_aside(value)]
         # An operation may read a result of its own batch, but not of another batch of this round.
         if may_run(op) and all(value in maker and maker[value] == kind for value in operands):
             batches.setdefault(kind, []).append(op)
             maker.update(dict.fromkeys(op.results, kind))
-        else:
-            incomplete.add(kind)
     found = []
     for kind, batch in batches.items():
-        if led := _without_loose_ends(reads, leaves, kind, batch):
-            found.append(led)
-        elif within is None and kind not in incomplete:
-            frontier.set_aside(kind, batch)
+        needed = _needed(reads, leaves, kind, batch)
+        frontier.set_aside(op for op in batch if op not in needed)
+        if needed:
+            found.append(frontier.taken_back(needed))
     return found
 
 
-def _without_loose_ends(
-    reads: Reads, leaves: Callable[[SSAValue], bool], kind: Kind, batch: list[Operation]
-) -> list[Operation]:
+def _needed(reads: Reads, leaves: Callable[[SSAValue], bool], kind: Kind, batch: Sequence[Operation]) -> Set[Operation]:
     """The operations of an element-wise batch that lead to a value that is needed outside of it.
 
     The others wait for the operation that reads them, so that an update is one kernel with one pass over its tensors.
     """
     if not is_elementwise(kind):
-        return batch
+        return set(batch)
     needed: set[Operation] = set()
     for op in reversed(batch):
         read = [reader for value in op.results for reader in reads.readers(value)]
         wanted = any(leaves(value) for value in op.results)
         if wanted or any(reader in needed or reads.kind(reader) != kind for reader in read):
             needed.add(op)
-    return [op for op in batch if op in needed]
+    return needed
