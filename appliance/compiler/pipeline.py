@@ -258,7 +258,8 @@ class CompiledStep:
 
         Args:
             target: the cluster to compile for.
-            keep: called with the name and the text of each stage.
+            keep: called with the name and the text of each stage, if there is a plan. Making the texts takes as long as
+                making the plan, and several targets may be refused before one is not.
 
         Returns:
             The plan, which is the same for the same step and target.
@@ -268,14 +269,15 @@ class CompiledStep:
         """
         refused = next((stages for stages in self._refused if stages.has_cut_of(target)), None)
         stages = Stages(self.module.clone(), target) if refused is None else refused.with_target(target)
-        if keep is not None:
-            for number, (name, stage) in enumerate(STAGES.items(), len(PASSES) + 1):
-                keep(f"{number:02}-{name}", stage.text(stages))
         try:
-            return stages.plan
+            plan = stages.plan
         except WaferMemoryError:
             self._refused.append(stages)
             raise
+        if keep is not None:
+            for number, (name, stage) in enumerate(STAGES.items(), len(PASSES) + 1):
+                keep(f"{number:02}-{name}", stage.text(stages))
+        return plan
 
 
 def compile_module(text: str, target: Target, keep: Callable[[str, str], None] | None = None) -> plan_pb2.Plan:

@@ -14,7 +14,7 @@ from appliance.compiler.core.errors import CompileError, WaferMemoryError
 from appliance.compiler.core.target import MicroBatching
 from appliance.compiler.cost.machine_model import MachineModel
 from appliance.compiler.micro_batches import compile_in_micro_batches
-from appliance.compiler.pipeline import CompiledStep, Target
+from appliance.compiler.pipeline import STAGES, CompiledStep, Target
 from appliance.compiler.plan_check.check import check_plan
 from appliance.compiler.report.builder import make_report
 from appliance.compiler.report.report import micro_batch_notes, micro_batch_warnings
@@ -151,6 +151,21 @@ def test_a_size_that_does_not_fit_is_replaced_by_the_largest_below_that_does(dee
     assert f"micro-batches of {rows}" in micro_batch_notes(plan)[0]
     with pytest.raises(WaferMemoryError):
         compiled(deep.text, MicroBatching(size=ROWS), 1 << 12)
+
+
+def test_stages_have_texts_of_the_plan_alone_not_of_targets_that_were_refused(deep: Traced) -> None:
+    target = Target(num_csx=1, num_shards=1, wafer_memory_bytes=needed(deep.text) // 8)
+    step = CompiledStep(deep.text)
+    texts: list[Any] = []
+    with pytest.raises(WaferMemoryError):
+        step.plan(target, lambda name, _: texts.append(name))
+    assert not texts
+    compile_in_micro_batches(
+        deep.text, target, MicroBatching(size=ROWS), lambda: MACHINE, lambda *text: texts.append(text)
+    )
+    stages = [name.split("-", 1)[1] for name, _ in texts]
+    assert stages[-len(STAGES) :] == list(STAGES)
+    assert not set(stages[: -len(STAGES)]) & set(STAGES)
 
 
 def test_a_number_of_micro_batches_that_would_take_too_many_rounds(
