@@ -66,6 +66,7 @@ class WaferProgram:
             for member in group.members
         }
         self._sums = {joined.value for joined in plan.joined}  # values summed over micro-batches outside of a buffer
+        self._joined = self._reductions.keys() | self._sums  # values to which several micro-batches add
         self._made: set[int] = set()  # the outputs of the runs added so far
         self._has_micro_batches = plan.micro_batches > 1
         self._counts = ArenaCounts(plan.arena)
@@ -130,7 +131,7 @@ class WaferProgram:
         inputs, outputs, drops = values.indices(run.inputs), values.indices(run.outputs), values.indices(run.drops)
         destinations = [None if value in self._made else self._buffers.destination(value) for value in run.outputs]
         sums = {index: slot for index, slot in enumerate(outputs) if run.outputs[index] in self._sums}
-        if not self._made.isdisjoint(run.outputs):
+        if not self._made.isdisjoint(value for value in run.outputs if value in self._joined):
             kernel = self._joining(run, kernel)
             kernel = adding(kernel, sums, tensors) if sums else kernel
         elif sums:
@@ -151,7 +152,7 @@ class WaferProgram:
         """Returns the kernel of a later micro-batch, which joins values to be reduced to those of the earlier ones."""
         joined = {}
         for index, value in enumerate(run.outputs):
-            if value in self._made and value not in self._sums:
+            if value in self._made and value in self._reductions:
                 destination = self._buffers.destination(value)
                 assert destination is not None, "a value to be reduced is sent"
                 joined[index] = (destination, self._reductions[value])

@@ -1,5 +1,6 @@
 """Makes the plan of a step: the parts of all roles, put together."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -25,7 +26,7 @@ from waferbox.cirh.dialect.locations import source_of
 from wsc.v1 import plan_pb2
 
 # Version of the messages in plan.proto and of their meaning. A cached plan of another format is compiled again.
-PLAN_FORMAT = 12
+PLAN_FORMAT = 13
 
 # More rounds stream the weights so often that it is better to compute activations again, for more rows at once.
 MOST_ROUNDS: Final = 64
@@ -124,16 +125,20 @@ def _fitting_order(work: WaferWork, scheduled: Callable[[StepOrder, Sequence[ran
     count = work.target.micro_batches
     most_rounds = count if work.target.recomputes else MOST_ROUNDS
 
-    def tried(at_once: int, *, adds_in_memoryx: bool) -> _Scheduled:
-        order = StepOrder(micro_batches=count, at_once=at_once, adds_in_memoryx=adds_in_memoryx)
+    def tried(at_once: int, *, adds_in_memoryx: bool, kept_every: int = 1) -> _Scheduled:
+        order = StepOrder(micro_batches=count, at_once=at_once, adds_in_memoryx=adds_in_memoryx, kept_every=kept_every)
         rounds = order.rounds
         # All rounds but the first and the last are alike.
         return scheduled(order, rounds if len(rounds) <= _ROUNDS_TRIED else [*rounds[:2], rounds[-1]])
 
+    # With the outputs of n / k layers kept, and those of k layers while these are run again, this needs least memory.
+    kept_every = math.isqrt(len(work.repeatable)) if work.target.recomputes else 1
     best = tried(count, adds_in_memoryx=False)
     possible = [at_once for at_once in range(1, count) if count % at_once == 0 and count // at_once <= most_rounds]
-    if best.memory.fits or not possible:
+    if best.memory.fits:
         return best
+    if not possible:
+        return tried(count, adds_in_memoryx=False, kept_every=kept_every) if kept_every > 1 else best
     # Rounded gradients are added before they are rounded, on the wafer.
     for adds_in_memoryx in (False, True) if not work.closing else (False,):
         best = tried(possible[0], adds_in_memoryx=adds_in_memoryx)
@@ -144,7 +149,9 @@ def _fitting_order(work: WaferWork, scheduled: Callable[[StepOrder, Sequence[ran
                 if not following.memory.fits:
                     break
                 best = following
-            break
+            return best
+    if kept_every > 1:
+        best = tried(possible[0], adds_in_memoryx=not work.closing, kept_every=kept_every)
     return best
 
 

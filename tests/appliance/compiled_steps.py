@@ -37,14 +37,17 @@ Build = Callable[[Any], "Step | tuple[Step, Getters]"]
 
 
 @contextlib.contextmanager
-def one_at_a_time(*, adds_in_memoryx: bool = False) -> Iterator[None]:
+def one_at_a_time(*, adds_in_memoryx: bool = False, kept_every: int = 1) -> Iterator[None]:
     """Micro-batches go through the layers one by one, though there is memory for all.
 
     adds_in_memoryx: gradients of any size leave the wafer in each round.
+    kept_every: of so many layers in a row one keeps its outputs between the passes.
     """
 
     def schedule(work: Any, sharing: Any, numbers: Any, order: StepOrder, rounds: Any) -> Any:
-        order = StepOrder(micro_batches=order.micro_batches, at_once=1, adds_in_memoryx=adds_in_memoryx)
+        order = StepOrder(
+            micro_batches=order.micro_batches, at_once=1, adds_in_memoryx=adds_in_memoryx, kept_every=kept_every
+        )
         return schedule_wafer(work, sharing, numbers, order, order.rounds)
 
     with contextlib.ExitStack() as patches:

@@ -123,7 +123,7 @@ class Wafer(Role):
                                 results[i] = before.copy_(reduced(self.sums[value], [before, results[i]]))
                             elif value in self.sums:
                                 results[i] = results[i].clone()
-                            elif value in made:  # by micro-batches before
+                            elif value in made and value in self.reductions:  # by micro-batches before
                                 home = self.place_of[value]
                                 results[i] = home.copy_(reduced(self.reductions[value], [home, results[i]]))
                         made.update(run.outputs)

@@ -83,6 +83,7 @@ class Role:
         require(len(self._groups) == len(groups) and len(self._kernels) == len(kernels), f"{name} has a number twice")
         self._run: set[int] = set()  # kernels that are run
         self.made: set[int] = set()  # values that kernels make
+        self._runs: set[tuple[int, ...]] = set()  # kernel, micro-batch, inputs and outputs of each run
         self.used: set[int] = set()  # values that are read
         self.values: dict[int, TensorInfo] = {}
         self.received: Counter[int] = Counter()
@@ -103,7 +104,11 @@ class Role:
         return group
 
     def run(self, run: plan_pb2.Run, joined: Collection[int] = ()) -> Signature:
-        """Runs a kernel. joined: values that may be made several times, as their parts are joined."""
+        """Runs a kernel.
+
+        joined: values that may be made several times, as their parts are joined. Others may be made again by the same
+            run, once they have been dropped.
+        """
         require(run.kernel in self._kernels, f"{self.name} has no kernel {run.kernel}")
         signature = self._kernels[run.kernel]
         self._run.add(run.kernel)
@@ -113,8 +118,11 @@ class Role:
         )
         for value, type in zip(run.inputs, signature.inputs, strict=True):
             self.read(value, type)
+        key = run.kernel, run.micro_batch, *run.inputs, 0, *run.outputs
+        is_repeated = key in self._runs and self.values.keys().isdisjoint(run.outputs)
+        self._runs.add(key)
         for value in run.outputs:
-            again = value in self.made and value not in joined
+            again = value in self.made and value not in joined and not is_repeated
             require(value and not again, f"{self.name} makes value {value} again, or one without a number")
             self.made.add(value)
         self.values.update(zip(run.outputs, signature.outputs, strict=True))

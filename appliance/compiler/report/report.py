@@ -54,6 +54,11 @@ def micro_batch_notes(plan: plan_pb2.Plan) -> list[str]:
             "The backward pass computes each layer's activations again, from what the layer reads: those of the whole "
             "forward pass do not fit a wafer's memory"
         )
+    if plan.wafer.kept_every > 1:
+        notes.append(
+            f"Of {plan.wafer.kept_every} layers in a row, one keeps its outputs between the passes; the forward passes "
+            "of the others are run again before their backward passes"
+        )
     return notes
 
 

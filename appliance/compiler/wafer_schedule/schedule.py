@@ -5,6 +5,7 @@ them, and stay if they are read again soon. Gradients are sent after the segment
 segment's last read of the weights.
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ from appliance.compiler.wafer_schedule.segment_runs import (
     StepOrder,
     num_of_whole_batch,
     order_segment_runs,
+    runs_again,
     take_out_rounding,
 )
 from appliance.compiler.wafer_schedule.streams import (
@@ -57,11 +59,19 @@ def add_drops(
     """
     loads = loads or {}
     live = set(kept)
+    # A value that a micro-batch makes twice; others that are made several times are sums over micro-batches.
+    runs = [instruction.run for instruction in instructions]
+    made = Counter((value, run.micro_batch) for run in runs for value in run.outputs)
     for instruction in reversed(instructions):
         match instruction.WhichOneof("kind"):
             case "receive":
                 live.difference_update(loads.get(instruction.receive.group, ()))
             case "run":
+                # What is made again later is dropped in between, and each time after its last read.
+                run = instruction.run
+                repeated = [value for value in run.outputs if made[value, run.micro_batch] > 1]
+                instruction.run.drops.extend(value for value in repeated if value not in live)
+                live.difference_update(repeated)
                 read = list(dict.fromkeys(instruction.run.inputs))
                 instruction.run.drops.extend(value for value in read if value not in live)
                 live.update(read)
@@ -85,6 +95,8 @@ class WaferWork:
         kernels: the kernels.
         kernel_of: by segment, the number of its kernel.
         returned: by segment, the reduced values that come back for it.
+        repeatable: places of segments of the forward pass that may be run again: nothing that they make leaves the
+            wafer, and they wait for nothing.
     """
 
     cut: Cut
@@ -97,6 +109,7 @@ class WaferWork:
     kernels: Sequence[plan_pb2.Kernel]
     kernel_of: Mapping[Segment, int]
     returned: Mapping[Segment, Sequence[SSAValue]]
+    repeatable: Sequence[int]
 
     @property
     def whole_batch_first(self) -> bool:
@@ -114,10 +127,21 @@ def make_wafer_work(cut: Cut, target: Target) -> WaferWork:
     table = KernelTable()
     kernel_of, returned = {}, {}
     # In the order of the runs, so that the numbers of kernels ascend.
-    for run in order_segment_runs(segments, 0, 1, [range(1)], closing):
+    for run in order_segment_runs(segments, 0, 1, [range(1)], closing, {}):
         module = localiser.kernel(run.ops, run.inputs, run.outputs)
         kernel_of[run.segment] = table.number(print_module(module, locations=False))
         returned[run.segment] = [value for op in run.ops for value in waits.returned(op)]
+    whole = num_of_whole_batch(segments, waits, closing)
+    leaving = _leaving(cut)
+    repeatable = [
+        place
+        for place, run in enumerate(segments)
+        if place >= whole
+        and not run.segment.backward
+        and run.segment.layer != INPUT
+        and leaving.isdisjoint(run.outputs)
+        and not any(waits.awaited(op) for op in run.segment.ops)
+    ]
     return WaferWork(
         cut=cut,
         target=target,
@@ -125,10 +149,11 @@ def make_wafer_work(cut: Cut, target: Target) -> WaferWork:
         waits=waits,
         segments=segments,
         closing=closing,
-        whole=num_of_whole_batch(segments, waits, closing),
+        whole=whole,
         kernels=table.messages(),
         kernel_of=kernel_of,
         returned=returned,
+        repeatable=repeatable,
     )
 
 
@@ -144,12 +169,17 @@ def make_segment_runs(cut: Cut, waits: Waits, *, recomputes: bool = False) -> li
         repeated = cut.sunk | forward.get(segment.layer, frozenset()) if segment.backward else cut.sunk
         ops = closure(segment.ops, repeated)
         work.append(SegmentRun(segment, ops, inputs_of(ops)))
-    leaving = set(cut.sharding.reduced) | {value for _, value in cut.outputs if cut.sharding.used(value).is_sharded}
+    leaving = _leaving(cut)
     read = {value for item in work for value in item.inputs}
     for item in work:
         made = [result for op in item.segment.ops for result in op.results]
         item.outputs = [value for value in made if value in leaving or value in read]
     return work
+
+
+def _leaving(cut: Cut) -> set[SSAValue]:
+    """The values that leave the wafers."""
+    return set(cut.sharding.reduced) | {value for _, value in cut.outputs if cut.sharding.used(value).is_sharded}
 
 
 def _repeatable(cut: Cut, waits: Waits, segments: Sequence[Segment]) -> Mapping[str, frozenset[Operation]]:
@@ -206,7 +236,8 @@ def schedule_wafer(
         rounds: the rounds of `order`; or some of them, whose program shows the memory that the wafer needs in all.
     """
     cut, target, localiser, waits = work.cut, work.target, work.localiser, work.waits
-    runs = order_segment_runs(work.segments, work.whole, order.micro_batches, rounds, work.closing)
+    again = runs_again(work.segments, work.repeatable, order.kept_every) if order.kept_every > 1 else {}
+    runs = order_segment_runs(work.segments, work.whole, order.micro_batches, rounds, work.closing, again)
     last_read = last_reads(runs)
     loads = find_loads(cut, sharing, target, numbers, runs, waits)
     tokens, batch = make_tokens(sharing, numbers), make_batch(cut, numbers, localiser, order.micro_batches)
@@ -217,6 +248,7 @@ def schedule_wafer(
     assembler = _Assembler(work, numbers, {value for d in departures if d.adds_to for value in d.bundle.values})
     assembler.assemble(batch, runs, loads, departures)
     assembler.plan.micro_batches, assembler.plan.micro_batches_at_once = order.micro_batches, order.at_once
+    assembler.plan.kept_every = order.kept_every
     return WaferSchedule(
         plan=assembler.plan,
         batch=batch.group,

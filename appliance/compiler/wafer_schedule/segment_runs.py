@@ -27,11 +27,14 @@ class StepOrder:
         micro_batches: number of micro-batches.
         at_once: number of micro-batches of a round, which go through the layers together; divides `micro_batches`.
         adds_in_memoryx: whether gradients leave the wafer in each round, and are added in MemoryX.
+        kept_every: of so many layers in a row, the outputs of one are kept for the backward pass, before which the
+            forward passes of the others are run again; 1: the outputs of all are kept.
     """
 
     micro_batches: int
     at_once: int
     adds_in_memoryx: bool = False
+    kept_every: int = 1
 
     @property
     def rounds(self) -> list[range]:
@@ -68,6 +71,7 @@ def order_segment_runs(
     micro_batches: int,
     rounds: Sequence[range],
     closing: Mapping[Segment, SegmentRun],
+    again: Mapping[int, Sequence[int]],
 ) -> list[SegmentRun]:
     """Orders the segment runs of a step.
 
@@ -77,10 +81,14 @@ def order_segment_runs(
         micro_batches: number of micro-batches.
         rounds: the micro-batches of each run of the other segments.
         closing: by segment, a run that follows its last run.
+        again: by the place of a segment, those of segments that are run again before it.
     """
     runs = _segment_runs(segments[:whole], range(micro_batches), is_last=True)
     for number, now in enumerate(rounds):
-        runs += _segment_runs(segments[whole:], now, number, is_last=now.stop == micro_batches)
+        for place in range(whole, len(segments)):
+            repeated = [segments[earlier] for earlier in again.get(place, ())]
+            runs += _segment_runs(repeated, now, number, is_last=False)
+            runs += _segment_runs([segments[place]], now, number, is_last=now.stop == micro_batches)
     ordered = []
     for run in runs:
         ordered.append(run)
@@ -127,6 +135,36 @@ def _segment_runs(
     segments: Iterable[SegmentRun], micro_batches: range, number: int = 0, *, is_last: bool
 ) -> list[SegmentRun]:
     return [replace(run, micro_batches=micro_batches, round=number, is_last=is_last) for run in segments]
+
+
+def runs_again(segments: Sequence[SegmentRun], repeatable: Sequence[int], every: int) -> dict[int, list[int]]:
+    """By the place of a segment, those of earlier segments that are run again before it, in order.
+
+    Args:
+        segments: one run for each segment, in order.
+        repeatable: places of segments of the forward pass that may be run again.
+        every: of so many repeatable segments in a row, all but the last are run again.
+    """
+    again: dict[int, list[int]] = {}
+    groups: list[list[int]] = []
+    for place in repeatable:
+        if groups and groups[-1][-1] + 1 == place and len(groups[-1]) < every:
+            groups[-1].append(place)
+        else:
+            groups.append([place])
+    for group in groups:
+        made = {value for place in group[:-1] for value in segments[place].outputs}
+        reader = next(
+            (
+                place
+                for place in range(group[-1] + 1, len(segments))
+                if segments[place].segment.backward and not made.isdisjoint(segments[place].inputs)
+            ),
+            None,
+        )
+        if reader is not None:
+            again.setdefault(reader, []).extend(group[:-1])
+    return again
 
 
 def num_of_whole_batch(segments: Sequence[SegmentRun], waits: Waits, closing: Mapping[Segment, SegmentRun]) -> int:

@@ -1,5 +1,6 @@
 """A wafer that goes through a step in rounds: gradients that MemoryX adds, and activations that are computed again."""
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -110,6 +111,42 @@ def test_what_is_computed_again_is_what_was_computed() -> None:
     assert again.wafer.recomputes
     assert kept.wafer.flops < again.wafer.flops < 1.4 * kept.wafer.flops
     assert again.wafer.own_bytes < kept.wafer.own_bytes
+
+
+def num_again(plan: plan_pb2.Plan) -> int:
+    """The number of runs that make what an earlier one has made."""
+    runs = [instruction.run for instruction in plan.wafer.instructions if instruction.HasField("run")]
+    made = Counter((run.outputs[0], run.micro_batch) for run in runs)
+    return made.total() - len(made)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_layers_that_are_run_again_make_what_they_made(micro_batches: int, recomputes: bool) -> None:
+    traced = deep(layers=7)
+    settings = {"micro_batches": micro_batches, "recomputes": recomputes}
+    with one_at_a_time(adds_in_memoryx=micro_batches > 1):
+        kept = traced.plan(1, **settings)
+    with one_at_a_time(adds_in_memoryx=micro_batches > 1, kept_every=3):
+        again = traced.plan(1, **settings)
+        traced.check(rows(), CLUSTERS, seeds=[0, 3], **settings)
+    # Layers 0 to 2, 3 to 5 and 6: the last of each group is not run again.
+    assert num_again(again) == 4 * micro_batches
+    assert num_again(kept) == 0
+    assert again.wafer.own_bytes < kept.wafer.own_bytes
+
+
+def test_layers_are_run_again_where_nothing_else_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arena, "SLACK_BYTES", 0)
+    tokens = torch.randn(2, 2000, WIDE, dtype=torch.float64)  # of which a single row does not fit
+    traced = Traced(mean_step, Deep(layers=16), tokens)
+    memory = traced.plan(1, micro_batches=2, recomputes=True).wafer.own_bytes * 6 // 10
+    plan = compiled(traced.text, memory, MicroBatching())
+    assert plan.wafer.kept_every > 1
+    assert plan.wafer.own_bytes <= memory
+    assert "in a row, one keeps its outputs" in " ".join(micro_batch_notes(plan))
+    check_plan(plan)
 
 
 def test_random_numbers_are_drawn_again_as_they_were() -> None:
