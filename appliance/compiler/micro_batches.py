@@ -48,8 +48,8 @@ def compile_in_micro_batches(
     """Compiles a step with micro-batches.
 
     A step that does not fit keeps only what each layer reads, and computes the layer's activations again in the
-    backward pass. If a size that is asked for does not fit even so, the largest one below it is taken that does; the
-    plan has the refusal.
+    backward pass. If a size that is asked for does not fit even so, or does not divide a wafer's rows, the largest one
+    below it is taken that does; the plan has the refusal.
 
     Args:
         text: a module in CIRH.
@@ -63,6 +63,25 @@ def compile_in_micro_batches(
         CompileError: as `compile_module`, or if the batch cannot be divided so.
     """
     step = CompiledStep(text, keep)
+    rows = _rows_of_a_wafer(step, target) if asked is not None and asked.size else 0
+    if asked is None or not asked.size or rows % asked.size == 0:
+        return _compiled(step, target, asked, machine, keep)
+    size = next(size for size in _sizes(rows) if size <= asked.size)
+    plan = _compiled(step, target, replace(asked, size=size), machine, keep)
+    who = "a wafer" if target.num_replicas == 1 else "a replica"
+    why = f"it does not divide the {rows} rows that {who} has; {size} rows are taken instead"
+    plan.explored.insert(0, plan_pb2.ExploredSize(size=asked.size, refusal=why))
+    return plan
+
+
+def _compiled(
+    step: CompiledStep,
+    target: Target,
+    asked: MicroBatching | None,
+    machine: Callable[[], MachineModel],
+    keep: Keep | None,
+) -> plan_pb2.Plan:
+    """Compiles with micro-batches of a size that divides the rows; arguments and errors as of the caller."""
     try:
         return _divided(step, target, asked, machine, keep)
     except WaferMemoryError as error:
@@ -94,15 +113,7 @@ def _divided(
     if asked.explore:
         return _fastest(step, target, asked, machine(), keep)
     if asked.size:
-        rows = _rows_of_a_wafer(step, target)
-        if rows % asked.size:
-            sizes = ", ".join(map(str, reversed(list(_sizes(rows)))))
-            who = "a wafer" if target.num_replicas == 1 else "a replica"
-            raise CompileError(
-                f"micro_batch_size={asked.size} does not divide the {rows} rows that {who} has of a batch of "
-                f"{rows * target.num_csx * target.num_replicas}; use one of {sizes}"
-            )
-        return step.plan(replace(target, micro_batches=rows // asked.size), keep)
+        return step.plan(replace(target, micro_batches=_rows_of_a_wafer(step, target) // asked.size), keep)
     if target.execution_strategy is ExecutionStrategy.PIPELINE:
         return _fastest_pipeline(step, target, keep)
     return _largest(step, target, keep)

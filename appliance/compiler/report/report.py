@@ -66,7 +66,7 @@ def micro_batch_warnings(plan: plan_pb2.Plan) -> list[str]:
     """A line for the user if another size of micro-batches is taken than was asked for."""
     if not _is_replaced(plan):
         return []
-    return [f"micro_batch_size={each.size} does not fit: {each.refusal}" for each in plan.explored]
+    return [f"micro_batch_size={each.size} cannot be taken: {each.refusal}" for each in plan.explored]
 
 
 def _is_replaced(plan: plan_pb2.Plan) -> bool:

@@ -53,9 +53,10 @@ class Precision(Flags):
 class Performance(Flags):
     """The speed of steps.
 
-    micro_batch_size: the rows of its batch that a wafer computes at a time: an int that divides them; "auto", as many
-        as its memory has room for; "explore", the number for which a step is predicted to be the fastest, or
-        {"explore": {"min": ..., "max": ...}}; None, all at once. The numbers are the same up to rounding.
+    micro_batch_size: the rows of its batch that a wafer computes at a time: an int that divides them (else the next
+        below that does is taken, with a warning); "auto", as many as its memory has room for; "explore", the number for
+        which a step is predicted to be the fastest, or {"explore": {"min": ..., "max": ...}}; None, all at once. The
+        numbers are the same up to rounding.
     kernel_library: the kernels of layers: "aten", torch's own calls, or "inductor", kernels that torch generates.
         These take seconds each to build, once for a cache, and gain little on a CPU. (Waferbox only.)
     execution_strategy: "weight_streaming", or "pipeline" for layer pipelined mode: all layers of a model that fits

@@ -90,12 +90,14 @@ def needed(text: str) -> int:
     return make_report(compiled(text, None), "key", MACHINE).memory.peak.total_bytes
 
 
-def test_a_size_is_taken_and_one_that_does_not_divide_the_rows_is_refused(deep: Traced) -> None:
+def test_a_size_is_taken_and_for_one_that_does_not_divide_the_rows_the_next_below(deep: Traced) -> None:
     assert compiled(deep.text, None).wafer.micro_batches == 1
     assert compiled(deep.text, MicroBatching(size=192)).wafer.micro_batches == 4
     assert compiled(deep.text, MicroBatching(size=192), wafers=2).wafer.micro_batches == 2
-    with pytest.raises(CompileError, match=r"size=50 does not divide the 384 rows .* one of 1, 2, 3, .*, 192, 384$"):
-        compiled(deep.text, MicroBatching(size=50), wafers=2)
+    plan = compiled(deep.text, MicroBatching(size=50), wafers=2)
+    assert plan.wafer.micro_batches == 8
+    why = "it does not divide the 384 rows that a wafer has; 48 rows are taken instead"
+    assert micro_batch_warnings(plan) == [f"micro_batch_size=50 cannot be taken: {why}"]
 
 
 @pytest.mark.parity
@@ -146,7 +148,7 @@ def test_a_size_that_does_not_fit_is_replaced_by_the_largest_below_that_does(dee
     assert 8 < plan.wafer.micro_batches < ROWS
     rows = ROWS // plan.wafer.micro_batches
     (warning,) = micro_batch_warnings(plan)
-    taken = rf"micro_batch_size={ROWS} does not fit: the step needs .*; {rows} rows are taken instead"
+    taken = rf"micro_batch_size={ROWS} cannot be taken: the step needs .*; {rows} rows are taken instead"
     assert re.fullmatch(taken, warning)
     assert f"micro-batches of {rows}" in micro_batch_notes(plan)[0]
     with pytest.raises(WaferMemoryError):
