@@ -28,7 +28,7 @@ from appliance.compiler.pipelined.program import _Program
 from appliance.compiler.plan_check.check import PlanError, check_plan
 from appliance.compiler.report.builder import make_report
 from appliance.compiler.report.page import report_page
-from appliance.compiler.report.report import micro_batch_notes
+from appliance.compiler.report.report import micro_batch_notes, micro_batch_warnings
 from appliance.page.compile_report import read_report
 from waferbox.commands.compile_report import report_tables
 from wsc.v1 import plan_pb2
@@ -278,9 +278,14 @@ def test_replicas_that_the_batch_or_the_mode_does_not_allow_are_refused(traced: 
         plan_of(traced, 1, 5, num_replicas=5)
     with pytest.raises(CompileError, match="strategy pipeline, or num_csx=2"):
         traced.plan(1, num_replicas=2)
+
+
+def test_a_size_that_does_not_divide_the_rows_of_a_replica_is_replaced_by_the_next_below(traced: Traced) -> None:
     target = Target(num_csx=1, num_shards=1, num_replicas=2, execution_strategy=PIPELINE)
-    with pytest.raises(CompileError, match="6 rows that a replica has of a batch of 12"):
-        compile_in_micro_batches(traced.text, target, MicroBatching(size=4), lambda: MACHINE)
+    plan = compile_in_micro_batches(traced.text, target, MicroBatching(size=4), lambda: MACHINE)
+    assert (plan.pipeline.num_replicas, plan.pipeline.micro_batches) == (2, 4)
+    (warning,) = micro_batch_warnings(plan)
+    assert warning.endswith("it does not divide the 6 rows that a replica has; 3 rows are taken instead")
 
 
 @pytest.mark.parametrize(("micro_batches", "cores"), [(1, 1), (4, 2), (6, 3), (12, 3)])
