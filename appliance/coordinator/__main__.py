@@ -1,19 +1,19 @@
 """The process of one job's coordinator, started by management or an ingress."""
 
+import asyncio
 import gc
 import logging
 import os
-import queue
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Final
 
 from appliance.coordinator.compilation import cached_compiler
 from appliance.coordinator.serving import CutOff, Event, serve_job
-from appliance.coordinator.settings import CUT_OFF_STATUS, read_settings
+from appliance.coordinator.settings import CUT_OFF_STATUS, CoordinatorSettings, read_settings
 from waferbox.launch.installation import begin_process
 from waferbox.launch.process import FIRST_FD, let_wafers_compute
-from waferbox.launch.stop_signals import on_stop_signal
 from waferbox.runtime.logs import set_up_logging
 
 logger = logging.getLogger(__name__)
@@ -29,18 +29,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     let_wafers_compute()
     gc.set_threshold(_COLLECTION_THRESHOLD)
     settings = read_settings(FIRST_FD)
-    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-
-    def end() -> None:
-        events.put(Event.TERMINATE)
-
     try:
-        with on_stop_signal(end, on_defect=lambda _: end()):
-            return serve_job(settings, cached_compiler(settings.cache, settings.cache_root), events)
+        return asyncio.run(_serve(settings))
     except CutOff:
         logger.warning("the script was cut off: another coordinator waits for it")
         logging.shutdown()
         os._exit(CUT_OFF_STATUS)  # ends all threads at once, as a crash would
+
+
+async def _serve(settings: CoordinatorSettings) -> int:
+    events: asyncio.Queue[Event] = asyncio.Queue()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, events.put_nowait, Event.TERMINATE)
+    return await serve_job(settings, cached_compiler(settings.cache, settings.cache_root), events)
 
 
 if __name__ == "__main__":

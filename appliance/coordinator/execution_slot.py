@@ -1,6 +1,5 @@
 """The executions of a job, one after the other, with those that an earlier incarnation began."""
 
-import threading
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -12,7 +11,7 @@ from wsc.v1 import coordinator_pb2
 
 
 class MakeExecution(Protocol):
-    """Makes an execution by its number in the job; the remaining arguments are those of CoordinatedExecution."""
+    """Makes an execution by its number in the job; the arguments are those of CoordinatedExecution."""
 
     def __call__(
         self,
@@ -27,13 +26,12 @@ class MakeExecution(Protocol):
 
 
 class ExecutionSlot:
-    """The current execution of a job, at most one at a time. Thread-safe."""
+    """The current execution of a job, at most one at a time. Used in one event loop."""
 
     def __init__(self, make: MakeExecution, plans: Plans, record: JobRecord) -> None:
         self._make = make
         self._plans = plans
         self._record = record
-        self._lock = threading.Lock()
         self._current: CoordinatedExecution | None = None
         self._restoring: CoordinatedExecution | None = None  # restores the states of the last execution
         self._last_epoch = record.last_epoch
@@ -51,58 +49,54 @@ class ExecutionSlot:
         """Returns the executions that receive messages of the nodes."""
         return [execution for execution in (self._current, self._restoring) if execution is not None]
 
-    def restore(self) -> None:
+    async def restore(self) -> None:
         """Restores the states of the last execution if none runs. Raises as CoordinatedExecution.restore."""
-        with self._lock:
-            last = self._record.execution
-            if self._current is not None:
-                self._current.restore_initial_states()  # it began during the recovery
-            if last is None or self._current is not None:
-                return
-            execution = self._make(
-                last.index, last.begin, ClientProgress(), follows_left=last.follows_left, loses_states=True
-            )
-            self._restoring = execution
+        last = self._record.execution
+        if self._current is not None:
+            self._current.restore_initial_states()  # it began during the recovery
+        if last is None or self._current is not None:
+            return
+        execution = self._make(
+            last.index, last.begin, ClientProgress(), follows_left=last.follows_left, loses_states=True
+        )
+        self._restoring = execution
         try:
-            execution.restore(from_any_step=last.left and last.started)
+            await execution.restore(from_any_step=last.left and last.started)
             self._restores_states = False
         finally:
             self._restoring = None
 
     def begin(self, begin: coordinator_pb2.Begin) -> CoordinatedExecution | None:
         """Begins or resumes an execution; None while there is another. Raises KeyError for an unknown artifact."""
-        with self._lock:
-            if self._current is not None:
-                return None
-            _ = self._plans[begin.artifact]
-            last, point = self._record.execution, self._record.point
-            progress = ClientProgress.of(begin.resumption)
-            if begin.HasField("resumption") and last is not None and last.begin.id == begin.id:
-                has_point = point is not None and point.execution == last.index
-                progress.is_started |= last.started or has_point
-            else:
-                self._index += 1
-                last = self._record.began(self._index, begin)
-            # The nodes' states are undefined during a restore, and after one that failed.
-            loses_states = self._restores_states or self._restoring is not None
-            self._current = self._make(
-                last.index, begin, progress, follows_left=last.follows_left, loses_states=loses_states
-            )
-            self._restores_states = self.is_awaited = False
-            return self._current
+        if self._current is not None:
+            return None
+        _ = self._plans[begin.artifact]
+        last, point = self._record.execution, self._record.point
+        progress = ClientProgress.of(begin.resumption)
+        if begin.HasField("resumption") and last is not None and last.begin.id == begin.id:
+            has_point = point is not None and point.execution == last.index
+            progress.is_started |= last.started or has_point
+        else:
+            self._index += 1
+            last = self._record.began(self._index, begin)
+        # The nodes' states are undefined during a restore, and after one that failed.
+        loses_states = self._restores_states or self._restoring is not None
+        self._current = self._make(
+            last.index, begin, progress, follows_left=last.follows_left, loses_states=loses_states
+        )
+        self._restores_states = self.is_awaited = False
+        return self._current
 
     def end(self, execution: CoordinatedExecution) -> bool:
         """Records the end of an execution; False if it was recorded before."""
-        with self._lock:
-            if self._current is not execution:
-                return False
-            self._current = None
-            self._record.ended(execution.index, left=execution.is_abandoned_by_client)
+        if self._current is not execution:
+            return False
+        self._current = None
+        self._record.ended(execution.index, left=execution.is_abandoned_by_client)
         return True
 
     def next_epoch(self) -> int:
         """Returns the number of a new epoch."""
-        with self._lock:
-            self._last_epoch += 1
-            self._record.began_epoch(self._last_epoch)
-            return self._last_epoch
+        self._last_epoch += 1
+        self._record.began_epoch(self._last_epoch)
+        return self._last_epoch

@@ -1,18 +1,22 @@
 """A job as its coordinator runs it: its nodes, its plans, its executions, one after the other, and its end."""
 
+import asyncio
 import contextlib
 import logging
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
 
 from appliance.coordinator.compilation import Compile, CompileRefused
+from appliance.coordinator.driver import JobDriver, JobState
 from appliance.coordinator.execution.client_progress import ClientProgress
-from appliance.coordinator.execution.execution import CoordinatedExecution
+from appliance.coordinator.execution.execution import CoordinatedExecution, ExecutionParts
 from appliance.coordinator.execution.failures import JobFailed, SilenceWatch, Verdict, cause_of_replacement
+from appliance.coordinator.execution.output_links import OutputLinks
+from appliance.coordinator.execution.waiting import Changes
 from appliance.coordinator.execution_slot import ExecutionSlot
 from appliance.coordinator.management_link import ManagementCallbacks, ManagementLink, ManagementLost
 from appliance.coordinator.nodes.inputs import Inputs
-from appliance.coordinator.nodes.job_nodes import JobMembers, NodesDied, NodesRefused
+from appliance.coordinator.nodes.job_nodes import JobMembers, NodesDied, NodesRefused, OpenChannel
 from appliance.coordinator.nodes.topology import Member
 from appliance.coordinator.observation.events import Observation
 from appliance.coordinator.plans import Plans
@@ -22,11 +26,10 @@ from appliance.coordinator.recovery.fewer_wafers import FewerWafers
 from appliance.coordinator.recovery.recovery import Recovery
 from appliance.coordinator.recovery.restarts import RestartLimit
 from appliance.coordinator.reporting import JobReporter
-from appliance.coordinator.session import ClientSession
+from appliance.coordinator.session import ClientSession, is_listening
 from appliance.coordinator.settings import CoordinatorSettings
 from waferbox import deadlines, roles
-from waferbox.host.threads import GuardedThread
-from waferbox.links.listener import LinkListener
+from waferbox.host.clock import Clock
 from waferbox.links.socket_names import host_id
 from waferbox.runtime.progress import IDLE_PARTS
 from waferbox.settings import HANG_SECONDS
@@ -37,16 +40,18 @@ logger = logging.getLogger(__name__)
 
 
 class CoordinatedJob:
-    """A job as its coordinator runs it, without the service. Thread-safe."""
+    """A job as its coordinator runs it, without the service. All of its state belongs to one event loop."""
 
     def __init__(
         self,
         settings: CoordinatorSettings,
         request: management_pb2.CreateJobRequest,
         management: ManagementLink,
-        listener: LinkListener,
+        links: OutputLinks,
+        open_channel: OpenChannel,
         compile_step: Compile,
         record: JobRecord,
+        clock: Clock,
         on_over: Callable[[], None],
         on_cut_off: Callable[[], None],
     ) -> None:
@@ -56,11 +61,13 @@ class CoordinatedJob:
             settings: of the coordinator.
             request: of the client.
             management: the link to management.
-            listener: accepts links.
+            links: on which the coordinator receives outputs.
+            open_channel: opens a channel to an address.
             compile_step: the compiler.
             record: the job's record; after a take-over with the entries of earlier incarnations.
-            on_over: called, from any thread, when the job has ended: close must follow.
-            on_cut_off: called, from any thread, when this process must end at once, so that a successor takes over.
+            clock: of this host.
+            on_over: called when the job has ended: close must follow.
+            on_cut_off: called when this process must end at once, so that a successor takes over.
         """
         self._on_over = on_over
         self._on_cut_off = on_cut_off
@@ -69,14 +76,12 @@ class CoordinatedJob:
         self._on_terminate = settings.terminated
         self.request = request
         self._management = management
-        self._listener = listener
-        self._changed = threading.Condition()
+        self._changes = Changes()
         self.verdict = Verdict(self._failed)
         self._record = record
         cut_off = self._client_cut_off if request.max_num_restarts and request.host_id not in ("", host_id()) else None
-        self.session = ClientSession(
-            self._cancelled, self.verdict.report_defect, record.session_seconds, settings.ingress, cut_off
-        )
+        is_up = (lambda: is_listening(settings.ingress)) if settings.ingress else None
+        self.session = ClientSession(self._cancelled, record.session_seconds, is_up, cut_off)
         self.plans = Plans(settings.cache, compile_step, record)
         self._reporter = JobReporter(management.report)
         self._nodes = JobMembers(
@@ -84,37 +89,46 @@ class CoordinatedJob:
             request,
             record.incarnation,
             management.acquire,
-            listener,
+            open_channel,
             self._responded,
             self._node_lost,
             self.verdict.report_defect,
         )
-        self.observation = Observation(management.send, self._nodes.send_all, self._advise)
+        self.observation = Observation(management.send, self._nodes.send_all, self._send_advice, clock)
         self._silence = SilenceWatch(HANG_SECONDS.get() / IDLE_PARTS)
         self._executions = ExecutionSlot(self._make_execution, self.plans, record)
-        self._points = JobPoints(self._nodes, record, self.observation.pace, lambda: self._executions.current)
+        self._points = JobPoints(self._nodes, record, self.observation.pace, lambda: self._executions.current, clock)
+        self._parts = ExecutionParts(
+            owner=self,
+            nodes=self._nodes,
+            links=links,
+            verdict=self.verdict,
+            changes=self._changes,
+            points=self._points.points if request.max_num_restarts else None,
+            clock=clock,
+            run_ahead_steps=request.run_ahead_steps,
+        )
         self._inputs = Inputs(self._nodes, request.num_csx, record.inputs)
-        self.recovery = Recovery(
+        self._recovery = Recovery(
             self._executions,
             self._nodes,
             self._inputs,
             self._points.points,
             self.verdict,
-            RestartLimit(request.max_num_restarts, record.causes, record.point),
+            self._changes,
+            clock,
+            RestartLimit(request.max_num_restarts, record.causes, record.point, record.restarted, clock),
             FewerWafers(self._nodes, self.plans, request, management.reduce),
             replace=management.replace,
-            on_restart=record.restarted,
             on_recovered=self._recovered,
         )
-        self._ready = False
+        self._driver = JobDriver(self, self._recovery, self.verdict, self._changes)
+        self._tasks: set[asyncio.Task[None]] = set()
         self._over = False
         self._terminated = False
         self.is_finished = False  # the script has announced its end
         self._advised: set[str] = set()  # advice that is not repeated
         self._succeeded = False
-        self._acquiring = GuardedThread(
-            self._acquire_nodes, name="acquiring-nodes", on_defect=self.verdict.report_defect
-        )
 
     def start(self) -> None:
         """Begins to get nodes and to receive management's messages."""
@@ -130,82 +144,101 @@ class CoordinatedJob:
                 defect=self.verdict.report_defect,
             )
         )
-        self._acquiring.start()
+        self.begin_task(self._driver.run())
         self.session.expect()
 
     def tick(self) -> None:
         """Does periodic work; to be called once a second."""
         self.observation.tick()
         self._record.touch()
-        if (status := self.recovery.long_wait()) is not None:
+        if (status := self._recovery.long_wait()) is not None:
             self.session.send(coordinator_pb2.SessionResponse(queue=status))
-        execution = self._executions.current
+        execution = self.execution
         silent = self._silence.tick(execution.reporting() if execution is not None else ())
         for name in silent[:1]:
-            self._died(name, self._silence.describe(self._nodes.describe(name)))
-        if self._recovers:
+            self.died(name, self._silence.describe(self._nodes.describe(name)))
+        if self.recovers:
             self._points.tick()
+
+    def begin_task(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """Begins a task of the job, which close cancels. An unexpected exception in it ends the job."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+        return task
+
+    def _task_ended(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and isinstance(error := task.exception(), Exception):
+            logger.error("a defect in the work for %s", self.name, exc_info=error)
+            self.verdict.report_defect(error)
 
     # --- calls of the client ------------------------------------------------------------------------------------------
 
     def client_left(self) -> None:
-        """Ends the job after the end of the session."""
-        self.session.end(is_finished=self.is_finished)
-        with self._changed:
-            self._succeeded = self._ready and self.is_finished and self.verdict.failure is None
-            self._end()
+        """Ends the job after the end of the session, unless a successor waits for the client."""
+        self.begin_task(self._leave())
+
+    async def _leave(self) -> None:
+        await self.session.end(is_finished=self.is_finished)
+        has_nodes = self._driver.state is not JobState.QUEUED
+        self._succeeded = has_nodes and self.is_finished and self.verdict.failure is None
+        self._end()
+
+    def client_left_execution(self, execution: CoordinatedExecution) -> None:
+        """Abandons an execution after the end of the client's call, unless a successor waits for the client."""
+
+        async def abandon() -> None:
+            await self.session.check_connection()
+            execution.abandon()
+
+        if self.execution is execution:
+            self.begin_task(abandon())
 
     def _client_cut_off(self) -> bool:
         """Whether a successor must wait for the script, because it may be alive behind a broken connection."""
-        if self._over or self.is_finished or not self._recovers:
+        if self._over or self.is_finished or not self.recovers:
             return False
         self._record.cut_off()
         self._on_cut_off()
         return True
 
-    def wait_for_nodes(self) -> JobMembers:
+    async def wait_for_nodes(self) -> JobMembers:
         """Returns the nodes, once all are attached. Raises JobFailed."""
-        self._wait_until(lambda: self._ready)
+        await self._wait_until(lambda: self._driver.state is not JobState.QUEUED)
         return self._nodes
 
-    def prepare_input(self, prepared: node_pb2.PrepareInput) -> None:
+    async def prepare_input(self, prepared: node_pb2.PrepareInput) -> None:
         """Sends the client's input to all workers. Raises JobFailed."""
-        self.wait_for_nodes()
-        self.recovery.wait_until_live()
-        self._record.prepared(prepared)
+        await self._record.prepared(prepared)
+        await self._wait_until(lambda: self._driver.is_live)
         self._inputs.prepare(prepared)
 
-    def shards(self, step: int) -> list[coordinator_pb2.StateShard]:
+    async def shards(self, step: int) -> list[coordinator_pb2.StateShard]:
         """Returns where the state keepers are, once they have the states, or a step's snapshot. Raises JobFailed."""
-        nodes = self.wait_for_nodes()
-        self.recovery.wait_until_live()
-        self._wait_until(lambda: not self._executions.is_awaited)
-        execution = self._executions.current
-        if step and execution is not None:
-            execution.wait_for_snapshot(step)
-        return nodes.state_shards()
+        await self._wait_until(lambda: self._driver.is_live and not self._executions.is_awaited)
+        if step and self.execution is not None:
+            await self.execution.wait_for_snapshot(step)
+        return self._nodes.state_shards()
 
-    def compile(self, cirh: str, options: plan_pb2.CompileOptions) -> tuple[str, plan_pb2.Plan, bool]:
+    async def compile(self, cirh: str, options: plan_pb2.CompileOptions) -> tuple[str, plan_pb2.Plan, bool]:
         """Returns hash, plan, and whether it came from the cache. Raises JobFailed, and as the compiler."""
         requested, leased = (each.execution_strategy == PIPELINE for each in (options, self.request))
         if requested != leased:
             raise CompileRefused("the step has another execution strategy than the job, which has the nodes for one")
-        return self.plans.compile(cirh, options, self.wait_for_nodes().topology, self._reporter.compiling)
+        topology = (await self.wait_for_nodes()).topology
+        return await self.plans.compile(cirh, options, topology, self._reporter.compiling)
 
-    def begin(self, begin: coordinator_pb2.Begin) -> CoordinatedExecution | None:
+    async def begin(self, begin: coordinator_pb2.Begin) -> CoordinatedExecution | None:
         """Begins an execution; None while there is another. Raises JobFailed; KeyError for an unknown artifact."""
-        self.wait_for_nodes()
-        self._wait_until(
-            lambda: self._executions.current is None, deadlines.ATTACHMENT.left_execution
-        )  # the client may have just left the previous execution
+        await self.wait_for_nodes()
+        # The client may have just left the previous execution.
+        await self._wait_until(lambda: self.execution is None, deadlines.ATTACHMENT.left_execution)
         execution = self._executions.begin(begin)
-        with self._changed:
-            self._changed.notify_all()
-            if execution is not None:
-                self._inputs.began(begin.loader)
-                self._reporter.add_artifact(begin.artifact)
-                if self._over:
-                    execution.abandon()
+        if execution is not None:
+            self._inputs.began(begin.loader)
+            self._reporter.add_artifact(begin.artifact)
+            self._changes.notify()
         return execution
 
     def _make_execution(
@@ -218,48 +251,108 @@ class CoordinatedJob:
         loses_states: bool,
     ) -> CoordinatedExecution:
         return CoordinatedExecution(
-            index=index,
-            begin=begin,
-            plan=lambda: self.plans[begin.artifact],
-            progress=progress,
-            follows_left=follows_left,
-            loses_states=loses_states,
-            run_ahead_steps=self.request.run_ahead_steps,
-            nodes=self._nodes,
-            listener=self._listener,
-            verdict=self.verdict,
-            points=self._points.points if self._recovers else None,
-            is_interrupted=lambda: self.recovery.is_interrupted,
-            next_number=self._executions.next_epoch,
-            on_epoch=lambda epoch: self.observation.epoch_began(index, epoch),
-            on_started=self._record.started,
-            on_failure=self._report_failure,
-            on_progress=lambda step: self._reporter.phase(management_pb2.JOB_PHASE_RUNNING, step, begin.num_steps),
-            on_scalars=self.observation.scalars,
-            on_advice=self._advise_once,
+            self._parts, index, begin, progress, follows_left=follows_left, loses_states=loses_states
         )
 
-    def end_execution(self, execution: CoordinatedExecution) -> None:
-        """Ends an execution, so that the job can begin another; idempotent."""
-        if self._executions.end(execution):
-            execution.close()
-            with self._changed:
-                self._changed.notify_all()
-            self.recovery.execution_ended()
-            self.observation.ended()
-            self._reporter.phase(management_pb2.JOB_PHASE_IDLE)
-
-    # --- recovery -----------------------------------------------------------------------------------------------------
+    # --- calls of the driver ------------------------------------------------------------------------------------------
 
     @property
-    def _recovers(self) -> bool:
+    def recovers(self) -> bool:
         """Whether the job survives a death."""
         return self._nodes.is_leased and self.request.max_num_restarts > 0
 
+    @property
+    def execution(self) -> CoordinatedExecution | None:
+        """The current execution."""
+        return self._executions.current
+
+    async def get_nodes(self) -> None:
+        """Gets the nodes of the job, and attaches to them unless recovery does. Raises JobFailed."""
+        is_first = not self._record.incarnation
+        if is_first:
+            self._reporter.phase(management_pb2.JOB_PHASE_QUEUED)
+        try:
+            with contextlib.suppress(NodesDied):  # recovery attaches to replacements
+                await self._nodes.acquire(attaches=is_first)
+        except (ManagementLost, TimeoutError) as error:
+            failure = node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, message=str(error))
+            raise self.verdict.fail(failure) from error
+        except NodesRefused as error:
+            failure = node_pb2.Failure(kind=node_pb2.Failure.KIND_USER, message=str(error))
+            raise self.verdict.fail(failure) from error
+        if is_first:
+            self._reporter.phase(management_pb2.JOB_PHASE_IDLE)
+        else:
+            self._recovery.take_over(self._record.cause_of_incarnation(self.name))
+        self.session.send(coordinator_pb2.SessionResponse(ready=coordinator_pb2.JobReady()))
+
+    def end_execution(self, execution: CoordinatedExecution) -> None:
+        """Notes that an execution has ended on all nodes, so that the job can begin another."""
+        self._executions.end(execution)
+        self.observation.ended()
+        self._reporter.phase(management_pb2.JOB_PHASE_IDLE)
+
+    def died(self, name: str, message: str) -> None:
+        """Handles the death of a node, or of one that is given up."""
+        member = next((member for member in self._nodes.live_members() if member.name == name), None)
+        if self.recovers and member is not None:
+            self._recovery.died(member, message)
+        else:
+            self.link_failed(node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, node=name, message=message))
+
     def _recovered(self, restart: management_pb2.Restart, message: str) -> None:
         logger.warning("%s", message)
-        self._advise(message)
+        self._send_advice(message)
         self._reporter.add_restart(restart)
+
+    # --- calls of executions ------------------------------------------------------------------------------------------
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether a node or a link is missing now."""
+        return self._recovery.is_interrupted
+
+    def plan(self, artifact: str) -> plan_pb2.Plan:
+        """Returns the plan of a compiled step for the present number of wafers."""
+        return self.plans[artifact]
+
+    def next_epoch(self) -> int:
+        """Returns the number of a new epoch."""
+        return self._executions.next_epoch()
+
+    def epoch_began(self, execution: int, epoch: int) -> None:
+        """Notes an epoch whose steps will run."""
+        self.observation.epoch_began(execution, epoch)
+
+    def started(self, execution: int) -> None:
+        """Notes that nothing that the client has sent for an execution can be lost any more."""
+        self._record.started(execution)
+
+    def link_failed(self, failure: node_pb2.Failure) -> None:
+        """Handles a failure: a death or a lost link interrupts a job that recovers, and all else ends it."""
+        if self._over:
+            return
+        if failure.kind == node_pb2.Failure.KIND_NODE and self.recovers:
+            self._recovery.lost(failure)
+        else:
+            self.verdict.report(failure)
+
+    def progressed(self, step: int, num_steps: int) -> None:
+        """Reports the progress of the execution."""
+        self._reporter.phase(management_pb2.JOB_PHASE_RUNNING, step, num_steps)
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Adds sampled outputs to the observations."""
+        self.observation.scalars(step, values)
+
+    def advise(self, advice: str) -> None:
+        """Sends advice to the client, once."""
+        if advice not in self._advised:
+            self._advised.add(advice)
+            self._send_advice(advice)
+
+    def _send_advice(self, advice: str) -> None:
+        self.session.send(coordinator_pb2.SessionResponse(advice=advice))
 
     # --- end of the job -----------------------------------------------------------------------------------------------
 
@@ -270,43 +363,51 @@ class CoordinatedJob:
     def terminate(self) -> None:
         """Ends the job, as this process must end."""
         self._terminated = True
-        lost = self._management.lost_within(deadlines.RECOVERY.deaths)
-        if lost:
-            self._management_lost(lost)
-        self.verdict.report_end(
-            node_pb2.Failure(kind=node_pb2.Failure.KIND_CANCELLED, message=f"{self.name} ended: {self._on_terminate}")
-        )
 
-    def close(self) -> None:
+        async def report() -> None:
+            if lost := await self._management.lost_within(deadlines.RECOVERY.deaths):
+                self._management_lost(lost)
+            message = f"{self.name} ended: {self._on_terminate}"
+            self.verdict.report_end(node_pb2.Failure(kind=node_pb2.Failure.KIND_CANCELLED, message=message))
+
+        self.begin_task(report())
+
+    async def close(self) -> None:
         """Releases all nodes and reports the job's end."""
         failure = self.verdict.failure
+        had_nodes = self._driver.state is not JobState.QUEUED
         self.session.close()
         self.verdict.close()
-        for execution in self._executions.live():
-            execution.wake()
-        self.recovery.wake()
-        if self._recovers:
+        self._changes.notify()
+        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        if self.recovers:
             self._points.drop()
-        late = self._nodes.close()
+        late = await self._nodes.close()
         if late:
             logger.warning("%s did not release %s in time", ", ".join(late), self.name)
+        for execution in self._executions.live():
+            await execution.close()
         self.observation.flush()
-        doing = "ran" if self._ready else "waited for nodes"
-        self._reporter.end_with(failure, succeeded=self._succeeded, doing=doing)
-        self._management.close(wait=not self._terminated)
+        self._reporter.end_with(failure, succeeded=self._succeeded, doing="ran" if had_nodes else "waited for nodes")
+        await self._management.close(wait=not self._terminated)
         self._record.remove()
-        self._acquiring.join()
-        self.recovery.close()
 
-    def _wait_until(self, ready: Callable[[], bool], seconds: float | None = None) -> None:
+    async def _wait_until(self, ready: Callable[[], bool], seconds: float | None = None) -> None:
         """Waits for a condition, at most this many seconds. Raises JobFailed."""
-        with self._changed:
-            self._changed.wait_for(lambda: self.verdict.failure is not None or self._over or ready(), seconds)
+
+        def checked() -> bool:
             if self.verdict.failure is not None:
                 raise JobFailed(self.verdict.failure)
             if self._over:
                 message = f"{self.name} has ended"
                 raise JobFailed(node_pb2.Failure(kind=node_pb2.Failure.KIND_CANCELLED, message=message))
+            return ready()
+
+        await self._changes.until(checked, seconds)
 
     def _failed(self) -> None:
         """Ends the job after a verdict."""
@@ -315,39 +416,20 @@ class CoordinatedJob:
         level = logging.INFO if failure.kind == node_pb2.Failure.KIND_CANCELLED else logging.ERROR
         parts = (failure.node, failure.message, failure.traceback)
         logger.log(level, "%s ends: %s", self.name, "\n".join(part for part in parts if part))
-        with self._changed:
-            self._end()
+        self._end()
 
     def _end(self) -> None:
         if self._over:
             return
         self._over = True
         self.session.close()
-        self._on_over()
-        self._changed.notify_all()
-        self.recovery.wake()
         for execution in self._executions.live():
             execution.abandon()
+        self._changes.notify()
+        self._on_over()
 
     def _cancelled(self, message: str) -> None:
         self.verdict.report(node_pb2.Failure(kind=node_pb2.Failure.KIND_CANCELLED, message=message))
-
-    def _report_failure(self, failure: node_pb2.Failure) -> None:
-        with self._changed:
-            if self._over:
-                return
-        if failure.kind == node_pb2.Failure.KIND_NODE and self._recovers:
-            self.recovery.lost(failure)
-        else:
-            self.verdict.report(failure)
-
-    def _died(self, name: str, message: str) -> None:
-        """Handles the death of a node, or of one that is given up."""
-        member = next((member for member in self._nodes.live_members() if member.name == name), None)
-        if self._recovers and member is not None:
-            self.recovery.died(member, message)
-        else:
-            self._report_failure(node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, node=name, message=message))
 
     # --- messages of management ---------------------------------------------------------------------------------------
 
@@ -358,38 +440,14 @@ class CoordinatedJob:
 
     def _queued(self, status: management_pb2.QueueStatus) -> None:
         if self._nodes.is_leased and not status.position:
-            self.recovery.waits_for(status)  # for replacements
+            self._recovery.waits_for(status)  # for replacements
         else:
             self.session.send(coordinator_pb2.SessionResponse(queue=status))
 
     def _management_lost(self, reason: str) -> None:
-        self._report_failure(
-            node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, node=roles.MANAGEMENT.name, message=reason)
-        )
+        self.link_failed(node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, node=roles.MANAGEMENT.name, message=reason))
 
     # --- messages of nodes --------------------------------------------------------------------------------------------
-
-    def _acquire_nodes(self) -> None:
-        is_first = not self._record.incarnation
-        if is_first:
-            self._reporter.phase(management_pb2.JOB_PHASE_QUEUED)
-        try:
-            with contextlib.suppress(NodesDied):  # recovery attaches to replacements
-                self._nodes.acquire(attaches=is_first)
-        except (ManagementLost, TimeoutError) as error:
-            self.verdict.report(node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, message=str(error)))
-        except NodesRefused as error:
-            self.verdict.report(node_pb2.Failure(kind=node_pb2.Failure.KIND_USER, message=str(error)))
-        else:
-            if is_first:
-                self._reporter.phase(management_pb2.JOB_PHASE_IDLE)
-            else:
-                self.recovery.take_over(self._record.cause_of_incarnation(self.name))
-            with self._changed:
-                self._ready = True
-                self._changed.notify_all()
-            self.recovery.start()
-            self.session.send(coordinator_pb2.SessionResponse(ready=coordinator_pb2.JobReady()))
 
     def _responded(self, member: Member, response: node_pb2.AttachResponse) -> None:
         self._silence.note_message(member.name)
@@ -399,27 +457,26 @@ class CoordinatedJob:
             for each in self._executions.live():
                 each.responded(member, response)
             return
-        failure, execution = response.failed, self._executions.current
+        failure, execution = response.failed, self.execution
         failure.node = failure.node or member.name
-        if failure.is_unfit and self._recovers:
+        if failure.is_unfit and self.recovers:
             logger.warning("%s\n%s", failure.message, failure.traceback)
-            self.recovery.died(member, cause_of_replacement(failure, self._nodes.describe(member.name)))
+            self._recovery.died(member, cause_of_replacement(failure, self._nodes.describe(member.name)))
         elif not (failure.peer and execution is not None and execution.is_epoch_over):
-            self._report_failure(failure)
+            self.link_failed(failure)
 
     def _node_lost(self, member: Member, reason: str) -> None:
         message = f"{self._nodes.describe(member.name)} died or was cut off: {reason}"
-        if not self._recovers:
-            lost = self._management.lost_within(deadlines.RECOVERY.deaths)  # the end of a cluster takes all nodes down
-            if lost:
-                message += f"; {lost}"
+        if self.recovers:
+            self._lose(member, message)
+        else:
+            self.begin_task(self._lose_with_cause(member, message))
+
+    async def _lose_with_cause(self, member: Member, message: str) -> None:
+        """Ends the job for a lost node. The end of a cluster takes all nodes down, and management with them."""
+        lost = await self._management.lost_within(deadlines.RECOVERY.deaths)
+        self._lose(member, f"{message}; {lost}" if lost else message)
+
+    def _lose(self, member: Member, message: str) -> None:
         if self._nodes.has(member):
-            self._died(member.name, message)
-
-    def _advise_once(self, advice: str) -> None:
-        if advice not in self._advised:
-            self._advised.add(advice)
-            self._advise(advice)
-
-    def _advise(self, advice: str) -> None:
-        self.session.send(coordinator_pb2.SessionResponse(advice=advice))
+            self.died(member.name, message)

@@ -1,13 +1,15 @@
 """The plans of a job: each step is compiled once, and states keep the shard that the first plan gave them."""
 
+import asyncio
+import contextlib
 import hashlib
 import logging
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 from appliance.coordinator.compilation import Compile, CompileRefused, report_of
+from appliance.coordinator.execution.waiting import Changes
 from appliance.coordinator.nodes.topology import Topology
 from appliance.coordinator.record import JobRecord
 from wsc.v1 import coordinator_pb2, plan_pb2
@@ -16,20 +18,21 @@ logger = logging.getLogger(__name__)
 
 
 class Plans:
-    """The plans of a job. Thread-safe; one step is compiled at a time."""
+    """The plans of a job. Used in one event loop; the compiler works in a thread, on one step at a time."""
 
     def __init__(self, cache: Path, compile_step: Compile, record: JobRecord) -> None:
         """cache: the folder of the artifacts. record: of the job, with the plans of earlier incarnations."""
         self._cache = cache
         self._compile = compile_step
         self._record = record
-        self._lock = threading.Lock()
+        self._changes = Changes()
+        self._is_busy = False
         self._plans = dict(record.plans)
         self._steps = dict(record.steps)  # the requests that the plans were compiled from
         self._artifacts = dict(record.artifacts)  # by the hash of the request
         self._placed = dict(record.placed)  # shard of each placed state, which is final
 
-    def compile(
+    async def compile(
         self,
         cirh: str,
         options: plan_pb2.CompileOptions,
@@ -41,13 +44,13 @@ class Plans:
         compiling: a context that is entered while the compiler works.
         """
         request_hash = hashlib.sha256(options.SerializeToString(deterministic=True) + b"\n" + cirh.encode()).digest()
-        with self._lock:
+        async with self._alone():
             # The key of the cache depends on the placed states, which now include those of this step.
             if (known := self._artifacts.get(request_hash)) is not None:
                 return known, self._plans[known], True
             with compiling():
-                artifact, plan, cached = self._compile(
-                    cirh, len(topology.wafers), len(topology.state_keepers), dict(self._placed), options
+                artifact, plan, cached = await asyncio.to_thread(
+                    self._compile, cirh, len(topology.wafers), len(topology.state_keepers), dict(self._placed), options
                 )
             logger.info("step %s is %s", artifact, "in the cache" if cached else "compiled")
             self._plans[artifact] = plan
@@ -55,24 +58,37 @@ class Plans:
             for shard, slot in _slots(plan):
                 if not slot.replicated:
                     self._placed[slot.name] = shard
-            self._record.compiled(artifact, request_hash, plan, self._steps[artifact], self._placed)
+            await self._record.compiled(artifact, request_hash, plan, self._steps[artifact], self._placed)
             self._artifacts[request_hash] = artifact
         return artifact, plan, cached
 
-    def divide(self, num_csx: int, num_shards: int) -> str:
+    async def divide(self, num_csx: int, num_shards: int) -> str:
         """Plans all steps for this many wafers; returns the reason if that is impossible, with nothing changed."""
-        with self._lock:
+        async with self._alone():
             divided = {}
             for artifact, step in self._steps.items():
                 try:
-                    _, plan, _ = self._compile(step.cirh, num_csx, num_shards, dict(self._placed), step.options)
+                    _, plan, _ = await asyncio.to_thread(
+                        self._compile, step.cirh, num_csx, num_shards, dict(self._placed), step.options
+                    )
                 except CompileRefused as error:
                     return str(error)
                 divided[artifact] = plan
             for artifact, plan in divided.items():
-                self._record.divided(artifact, plan)
+                await self._record.divided(artifact, plan)
             self._plans.update(divided)
         return ""
+
+    @contextlib.asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        """Waits until no other step is compiled: what is placed for one step binds the next."""
+        await self._changes.until(lambda: not self._is_busy)
+        self._is_busy = True
+        try:
+            yield
+        finally:
+            self._is_busy = False
+            self._changes.notify()
 
     def __getitem__(self, artifact: str) -> plan_pb2.Plan:
         """Returns a compiled plan. Raises KeyError for an unknown artifact."""

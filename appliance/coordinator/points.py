@@ -1,6 +1,5 @@
 """The recovery points of a job: their schedule, their copies, and the nodes' responses about them."""
 
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from appliance.coordinator.nodes.topology import Member
 from appliance.coordinator.observation.spans import Pace
 from appliance.coordinator.record import JobRecord
 from waferbox import deadlines, settings
+from waferbox.host.clock import Clock
 from wsc.v1 import node_pb2
 
 # --- Copies of point shares -------------------------------------------------------------------------------------------
@@ -49,19 +49,20 @@ def choose_copiers(keepers: Sequence[ShareHolder]) -> Mapping[str, str]:
 
 
 class PointSchedule:
-    """The schedule of recovery points while steps run, by seconds. Used by one thread."""
+    """The schedule of recovery points while steps run, by seconds."""
 
-    def __init__(self, pace: Pace, keep: Callable[[int], bool]) -> None:
+    def __init__(self, pace: Pace, keep: Callable[[int], bool], clock: Clock) -> None:
         """keep(step): requests a point after this step; False if the execution has no such step."""
         self._pace = pace
         self._keep = keep
         self._interval = settings.RECOVERY_SECONDS.get()
-        self._last = time.monotonic()
+        self._clock = clock
+        self._last = clock.monotonic()
         self._epoch = 0
 
     def tick(self, epoch: int) -> None:
         """Requests a point if one is due; to be called once a second during an execution. epoch: its number."""
-        now = time.monotonic()
+        now = self._clock.monotonic()
         if epoch != self._epoch:
             self._epoch, self._last = epoch, now
         if now - self._last < self._interval:
@@ -78,7 +79,7 @@ ALL_POINTS: Final = (1 << 64) - 1
 
 
 class JobPoints:
-    """The recovery points of a job, with schedule and copies. One thread calls tick; the rest is thread-safe."""
+    """The recovery points of a job, with schedule and copies. Used in one event loop."""
 
     def __init__(
         self,
@@ -86,13 +87,14 @@ class JobPoints:
         record: JobRecord,
         pace: Pace,
         current_execution: Callable[[], CoordinatedExecution | None],
+        clock: Clock,
     ) -> None:
         """record: has the last complete point of an earlier incarnation, and records each new one."""
         self.points = RecoveryPoints(record.point, self._copy, self._completed, self._forgotten)
         self._nodes = nodes
         self._record = record
         self._current_execution = current_execution
-        self._schedule = PointSchedule(pace, self._keep)
+        self._schedule = PointSchedule(pace, self._keep, clock)
 
     def tick(self) -> None:
         """Does periodic work; to be called once a second."""

@@ -4,13 +4,13 @@ The folder is `jobs/<job>` below the cache root, readable for this user alone. A
 It must outlive the process, not the host, so no write waits for the disk. The coordinator of a job holds a lock there.
 """
 
+import asyncio
 import contextlib
 import fcntl
 import hashlib
 import logging
 import os
 import shutil
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
@@ -40,7 +40,7 @@ class RecordTaken(RuntimeError):
 
 
 class JobRecord:
-    """The record of a job, as its coordinator writes and reads it. Thread-safe.
+    """The record of a job, as its coordinator writes and reads it. Used in one event loop.
 
     The first write that fails is logged; from then on the job ends with its coordinator.
     """
@@ -49,7 +49,6 @@ class JobRecord:
         self._folder = folder
         self._is_kept = False
         self._held: int | None = None  # descriptor of the locked file
-        self._lock = threading.Lock()
         self._record = record_pb2.JobRecord()
         self.plans: dict[str, plan_pb2.Plan] = {}  # of the earlier incarnation, by artifact
         self.steps: dict[str, coordinator_pb2.CompileRequest] = {}  # of the earlier incarnation
@@ -254,11 +253,11 @@ class JobRecord:
         """Removes the recovery point: the job cannot resume."""
         self._change(lambda record: record.ClearField("point"))
 
-    def divided(self, artifact: str, plan: plan_pb2.Plan) -> None:
+    async def divided(self, artifact: str, plan: plan_pb2.Plan) -> None:
         """Records a plan for fewer wafers."""
-        self._keep(_plan_file(artifact), plan.SerializeToString)
+        await self._keep(_plan_file(artifact), plan.SerializeToString)
 
-    def compiled(
+    async def compiled(
         self,
         artifact: str,
         asked: bytes,
@@ -267,8 +266,8 @@ class JobRecord:
         placed: Mapping[str, int],
     ) -> None:
         """Records a plan, and the shards that it gave to states."""
-        self._keep(_step_file(artifact), step.SerializeToString)
-        self._keep(_plan_file(artifact), plan.SerializeToString)
+        await self._keep(_step_file(artifact), step.SerializeToString)
+        await self._keep(_plan_file(artifact), plan.SerializeToString)
 
         def change(record: record_pb2.JobRecord) -> None:
             record.artifacts.add(artifact=artifact, asked=asked)
@@ -276,9 +275,9 @@ class JobRecord:
 
         self._change(change)
 
-    def prepared(self, prepared: node_pb2.PrepareInput) -> None:
-        """Records an input that was sent to the workers."""
-        self._keep(_input_file(prepared.loader), prepared.SerializeToString)
+    async def prepared(self, prepared: node_pb2.PrepareInput) -> None:
+        """Records an input that will be sent to the workers."""
+        await self._keep(_input_file(prepared.loader), prepared.SerializeToString)
 
         def change(record: record_pb2.JobRecord) -> None:
             if prepared.loader not in record.loaders:
@@ -297,34 +296,50 @@ class JobRecord:
 
     def remove(self) -> None:
         """Removes the record at the end of the job."""
-        with self._lock:
-            if self._is_kept:
-                self._is_kept = False
-                shutil.rmtree(self._folder, ignore_errors=True)
+        if self._is_kept:
+            self._is_kept = False
+            shutil.rmtree(self._folder, ignore_errors=True)
         self.close()
 
     # --- files --------------------------------------------------------------------------------------------------------
 
     def _change(self, change: Callable[[record_pb2.JobRecord], object]) -> None:
-        with self._lock:
-            change(self._record)
-            self._write(RECORD, self._record.SerializeToString)
+        """Changes the record, which is small, and writes it."""
+        change(self._record)
+        if self._is_kept:
+            content = self._record.SerializeToString()
+            try:
+                self._write(RECORD, content)
+            except OSError as error:
+                self._give_up(len(content), error)
 
-    def _keep(self, name: str, content: Callable[[], bytes]) -> None:
-        with self._lock:
+    async def _keep(self, name: str, serialize: Callable[[], bytes]) -> None:
+        """Writes another file, which may be large."""
+
+        nbytes = 0
+
+        def write() -> None:
+            nonlocal nbytes
+            content = serialize()
+            nbytes = len(content)
             self._write(name, content)
 
-    def _write(self, name: str, content: Callable[[], bytes]) -> None:
-        if not self._is_kept:
-            return
-        data = content()
-        try:
-            check_private(self._folder)
-            write_whole(self._folder / name, data, durable=False)
-        except OSError as error:
+        if self._is_kept:
+            try:
+                await asyncio.to_thread(write)
+            except OSError as error:
+                self._give_up(nbytes, error)
+
+    def _write(self, name: str, content: bytes) -> None:
+        check_private(self._folder)
+        write_whole(self._folder / name, content, durable=False)
+
+    def _give_up(self, nbytes: int, error: OSError) -> None:
+        """Keeps no record any more: an outdated one must not be used."""
+        if self._is_kept:
             self._is_kept = False
-            shutil.rmtree(self._folder, ignore_errors=True)  # an outdated record must not be used
-            why = why_not_kept(self._folder, len(data), error.strerror)
+            shutil.rmtree(self._folder, ignore_errors=True)
+            why = why_not_kept(self._folder, nbytes, error.strerror)
             logger.warning("the job will end with this process, as its record cannot be kept in %s", why)
 
 

@@ -1,20 +1,27 @@
 """The work of a coordinator's process: serves one job, from its start to its last report."""
 
+import asyncio
 import enum
 import logging
-import queue
+import os
+from typing import Any
 
 from appliance.coordinator.compilation import Compile
+from appliance.coordinator.execution.output_links import ListenedLinks
 from appliance.coordinator.job import CoordinatedJob
-from appliance.coordinator.management_link import ManagementLink, ManagementLost
+from appliance.coordinator.management_link import ManagementLink, ManagementLost, ProcessIdentity
 from appliance.coordinator.nodes.topology import COORDINATOR
 from appliance.coordinator.record import JobRecord, RecordLost, RecordTaken, record_folder
 from appliance.coordinator.service import CoordinatorService
 from appliance.coordinator.settings import TAKEN_STATUS, CoordinatorSettings
 from waferbox import deadlines
+from waferbox.host.clock import SystemClock
+from waferbox.launch.spawn import process_started
 from waferbox.links.listener import LinkListener
+from waferbox.links.socket_names import host_id
 from waferbox.rpc.address import bind
-from waferbox.rpc.server import make_server
+from waferbox.rpc.async_server import from_any_thread, make_async_channel, make_async_server
+from waferbox.rpc.server import LARGE_MESSAGE_BYTES, make_server
 from waferbox.runtime.outbox import JobLogHandler
 from wsc.v1 import coordinator_pb2_grpc, node_pb2
 
@@ -24,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class Event(enum.Enum):
-    """An event that the main thread of a coordinator waits for."""
+    """An event that the main coroutine of a coordinator waits for."""
 
     TERMINATE = enum.auto()  # the process must end
     OVER = enum.auto()  # the job is over
@@ -35,12 +42,18 @@ class CutOff(Exception):
     """Raised when the process must end at once and leave everything as it is."""
 
 
-def serve_job(settings: CoordinatorSettings, compile_step: Compile, events: "queue.SimpleQueue[Event]") -> int:
+async def serve_job(settings: CoordinatorSettings, compile_step: Compile, events: "asyncio.Queue[Event]") -> int:
     """Serves the job until it is over; returns the exit status. Raises CutOff."""
-    server = make_server(for_scripts=True, job=settings.job)
+    server = make_async_server(job=settings.job, for_scripts=True, max_message_bytes=LARGE_MESSAGE_BYTES)
     address = bind(server, settings.listen)
-    listener = LinkListener(address, lambda defect: job.verdict.report_defect(defect))
-    listener.add_to_server(server)
+    # The links from other hosts are streams of bytes, which threads receive.
+    link_server = make_server(job=settings.job)
+
+    def report(defect: Exception) -> None:
+        job.verdict.report_defect(defect)
+
+    listener = LinkListener(bind(link_server, settings.listen), from_any_thread(report))
+    listener.add_to_server(link_server)
     record = JobRecord(record_folder(settings.cache_root, settings.job))
     try:
         if settings.restarted:
@@ -48,8 +61,9 @@ def serve_job(settings: CoordinatorSettings, compile_step: Compile, events: "que
         else:
             # Before the address is sent, so that there is a record whenever this process dies.
             record.begin(is_kept=settings.may_restart)
-        management = ManagementLink(settings, address)
-        request = management.hello()
+        identity = ProcessIdentity(process_id=os.getpid(), process_started=process_started(os.getpid()), host=host_id())
+        management = ManagementLink(settings, address, make_async_channel, identity, SystemClock())
+        request = await management.hello()
     except (ManagementLost, RecordTaken) as error:
         logger.error("%s", error)
         listener.close()
@@ -65,19 +79,29 @@ def serve_job(settings: CoordinatorSettings, compile_step: Compile, events: "que
         settings,
         request,
         management,
-        listener,
+        ListenedLinks(listener),
+        make_async_channel,
         compile_step,
         record,
-        on_over=lambda: events.put(Event.OVER),
-        on_cut_off=lambda: events.put(Event.CUT_OFF),
+        SystemClock(),
+        on_over=lambda: events.put_nowait(Event.OVER),
+        on_cut_off=lambda: events.put_nowait(Event.CUT_OFF),
     )
-    coordinator_pb2_grpc.add_CoordinatorServicer_to_server(CoordinatorService(job), server)
-    server.start()
+    coordinator_pb2_grpc.add_CoordinatorServicer_to_server(CoordinatorService(job, SystemClock()), server)
+
+    def failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if "handle" in context and isinstance(context.get("exception"), Exception):  # a callback or a timer
+            report(context["exception"])
+        loop.default_exception_handler(context)
+
+    asyncio.get_running_loop().set_exception_handler(failed)
+    link_server.start()
+    await server.start()
     job.start()
     if lost is not None:
         job.verdict.report(lost)
-    with JobLogHandler(COORDINATOR, job.observation.log):
-        while (event := _next(events)) is not Event.OVER:
+    with JobLogHandler(COORDINATOR, from_any_thread(job.observation.log)):
+        while (event := await _next(events)) is not Event.OVER:
             if event is Event.TERMINATE:
                 job.terminate()
             if event is Event.CUT_OFF:
@@ -87,18 +111,20 @@ def serve_job(settings: CoordinatorSettings, compile_step: Compile, events: "que
             except Exception as error:
                 logger.exception("a defect in a tick of %s", settings.job)
                 job.verdict.report_defect(error)
-        job.close()
+        await job.close()
     if job.verdict.failure is not None:
         # A script that connects later would not receive the failure.
-        job.session.wait_until_open(deadlines.END.last_messages)
-    server.stop(deadlines.END.last_messages).wait()
+        await job.session.wait_until_open(deadlines.END.last_messages)
+    await server.stop(deadlines.END.last_messages)
+    link_server.stop(None)
     listener.close()
     return 0
 
 
-def _next(events: "queue.SimpleQueue[Event]") -> Event | None:
+async def _next(events: "asyncio.Queue[Event]") -> Event | None:
     """Returns the next event; None if there is none within a second."""
     try:
-        return events.get(timeout=TICK_SECONDS)
-    except queue.Empty:
+        async with asyncio.timeout(TICK_SECONDS):
+            return await events.get()
+    except TimeoutError:
         return None

@@ -1,5 +1,6 @@
 """A cluster in this process: the real management service and coordinators, with nodes that run no kernels."""
 
+import asyncio
 import contextlib
 import itertools
 import os
@@ -94,54 +95,35 @@ def fake_compile(
     return artifact, make_plan(num_csx, num_shards, outputs=cirh != "silent"), False
 
 
-class Killed(BaseException):
-    """Ends the thread of a coordinator, as kill -9 ends its process."""
-
-
-class Events(queue.SimpleQueue):  # type: ignore[type-arg]
-    """The events of a coordinator that can be killed."""
-
-    def get(self, block: bool = True, timeout: float | None = None) -> Event:
-        event = super().get(block, timeout)
-        if event is None:
-            raise Killed
-        return event
-
-
-_made = threading.local()  # what serve_job makes in a thread
+_made: dict[asyncio.AbstractEventLoop, dict[str, Any]] = {}  # what serve_job makes in an event loop
 
 
 def noted(make: Callable[..., Any], name: str) -> Callable[..., Any]:
     def wrapper(*arguments: Any, **options: Any) -> Any:
         made = make(*arguments, **options)
-        setattr(_made, name, made)
+        _made[asyncio.get_running_loop()][name] = made
         return made
 
     return wrapper
 
 
-def drop_dead() -> None:
+async def drop_dead(made: Mapping[str, Any]) -> None:
     """Acts as the death of the coordinator's process: its sockets close, and it sends and writes nothing more."""
-    job, management = _made.job, _made.management
+    job, management = made["job"], made["management"]
     job._record._is_kept = False
     job._record.close()
-    job.session._closed.set()
-    job._nodes._closing = True
-    for attachment in list(job._nodes._attachments.values()):
-        attachment._ending = True
-        attachment._channel.close()
-    management._over.set()
-    management._channel.close()
-    _made.server.stop(0).wait()  # After this the remaining threads have no effect outside.
-    with management._changed:
-        management._closing = True
-        management._changed.notify_all()
-    job.verdict.close()
-    job.recovery.close()
-    _made.listener.close()
+    tasks = [management._keeping, *job._tasks, *(each._reading for each in job._nodes._attachments.values())]
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    for attachment in job._nodes._attachments.values():
+        await attachment._channel.close(None)
+    await management._channel.close(None)
+    await made["server"].stop(0)
+    made["link_server"].stop(0)
+    made["listener"].close()
     for execution in job._executions.live():
-        execution.close()
-    job.session.close()
+        await execution.close()
 
 
 class ThreadChild:
@@ -151,27 +133,40 @@ class ThreadChild:
 
     def __init__(self, fd: int) -> None:
         self.pid = next(_numbers)
-        self.events: queue.SimpleQueue[Event] = Events()
-        settings: CoordinatorSettings = read_settings(fd)
-        _children[settings.job] = self
+        self.settings: CoordinatorSettings = read_settings(fd)
+        _children[self.settings.job] = self
+        self._loop = asyncio.new_event_loop()
+        self.events: asyncio.Queue[Event] = asyncio.Queue()
+        self._serving: asyncio.Task[int] | None = None
         self._status: int | None = None
         self._ended = os.eventfd(0)
-        self._thread = threading.Thread(target=self._run, args=(settings,))
+        self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
-    def _run(self, settings: CoordinatorSettings) -> None:
+    def _run(self) -> None:
         def compile_step(
             cirh: str, num_csx: int, num_shards: int, placed: Mapping[str, int], options: plan_pb2.CompileOptions
         ) -> tuple[str, plan_pb2.Plan, bool]:
             artifact, plan, cached = fake_compile(cirh, num_csx, num_shards, placed)
             return artifact, plan_with_groups(plan), cached
 
+        async def serve() -> int:
+            made = _made.setdefault(self._loop, {})
+            self._serving = asyncio.create_task(serve_job(self.settings, compile_step, self.events))
+            try:
+                return await self._serving
+            except CutOff:
+                await drop_dead(made)
+                return CUT_OFF_STATUS
+            except asyncio.CancelledError:  # killed
+                await drop_dead(made)
+                return -9
+
         try:
-            self._status = serve_job(settings, compile_step, self.events)
-        except (Killed, CutOff) as error:
-            drop_dead()
-            self._status = -9 if isinstance(error, Killed) else CUT_OFF_STATUS
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                self._status = runner.run(serve())
         finally:
+            _made.pop(self._loop, None)
             os.eventfd_write(self._ended, 1)
 
     def fileno(self) -> int:
@@ -186,11 +181,17 @@ class ThreadChild:
             raise TimeoutError
         return self._status if self._status is not None else 1
 
+    def call(self, function: Callable[..., object], *arguments: object) -> None:
+        """Calls a function in the event loop of the coordinator, if it runs."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(function, *arguments)
+
     def terminate(self) -> None:
-        self.events.put(Event.TERMINATE)
+        self.call(self.events.put_nowait, Event.TERMINATE)
 
     def kill(self) -> None:
-        self.events.put(None)  # type: ignore[arg-type]
+        """Ends the coordinator, as kill -9 ends its process."""
+        self.call(lambda: self._serving and self._serving.cancel())
 
     def close(self, deadline_seconds: float = 10.0) -> int:
         self.terminate()
@@ -408,7 +409,8 @@ def make_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
         ("CoordinatedJob", "job"),
         ("ManagementLink", "management"),
         ("LinkListener", "listener"),
-        ("make_server", "server"),
+        ("make_async_server", "server"),
+        ("make_server", "link_server"),
     ):
         monkeypatch.setattr(serving, name, noted(getattr(serving, name), made))
     made: list[ClusterInProcess] = []

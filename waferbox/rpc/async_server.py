@@ -1,4 +1,4 @@
-"""gRPC servers and channels on an event loop, for processes with many open streams; and messages to coroutines.
+"""gRPC servers and channels on an event loop, for processes with many open streams; and messages from threads.
 
 An open stream costs a coroutine here, and a thread in a server of `waferbox.rpc.server`.
 """
@@ -6,10 +6,11 @@ An open stream costs a coroutine here, and a thread in a server of `waferbox.rpc
 import asyncio
 import concurrent.futures
 import contextlib
+import functools
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any, Final, Generic, TypeAlias, TypeVar
+from typing import Any, Final, Generic, ParamSpec, TypeAlias, TypeVar
 
 import grpc
 
@@ -88,6 +89,18 @@ class AsyncServer:
         self._loop.close()
 
 
+def make_async_server(*, job: str, for_scripts: bool, max_message_bytes: int) -> grpc.aio.Server:
+    """A server for the running event loop; the caller adds ports and services, starts it and stops it.
+
+    Args:
+        job: as of Guard.
+        for_scripts: as of server_options.
+        max_message_bytes: as of AsyncServer.
+    """
+    options = server_options(max_message_bytes, for_scripts=for_scripts)
+    return grpc.aio.server(options=options, interceptors=[AsyncServerGuard(Guard(job=job))])
+
+
 def when_over(context: Context, callback: Callable[[], object]) -> None:
     """Calls `callback` in the event loop once a call is over, however it ends."""
     context.add_done_callback(lambda _: callback())  # type: ignore[arg-type]  # the stubs have a class for it
@@ -117,7 +130,21 @@ async def _settle() -> None:
     await loop.shutdown_default_executor()
 
 
-# --- Messages from threads to a coroutine -----------------------------------------------------------------------------
+# --- Messages from threads to the event loop --------------------------------------------------------------------------
+
+
+_Parameters = ParamSpec("_Parameters")
+
+
+def from_any_thread(callback: Callable[_Parameters, object]) -> Callable[_Parameters, None]:
+    """Returns a function for all threads, which makes the running event loop call this one. It never blocks."""
+    loop = asyncio.get_running_loop()
+
+    def call(*arguments: _Parameters.args, **named: _Parameters.kwargs) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(functools.partial(callback, *arguments, **named))
+
+    return call
 
 
 _Message = TypeVar("_Message")

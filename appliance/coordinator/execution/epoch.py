@@ -4,14 +4,14 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from appliance.coordinator.execution.failures import Verdict, internal_failure
+from appliance.coordinator.execution.output_links import OutputLinks, Outputs
 from appliance.coordinator.execution.recovery_points import RecoveryPoint
-from appliance.coordinator.execution.results import OnScalars, Results
+from appliance.coordinator.execution.results import OnScalars
 from appliance.coordinator.execution.waiting import EpochOver, Waiting
 from appliance.coordinator.nodes.job_nodes import JobMembers
 from appliance.coordinator.nodes.topology import COORDINATOR, Member
 from waferbox import deadlines
-from waferbox.links.link import Link, LinkLost
-from waferbox.links.listener import LinkListener
+from waferbox.links.link import LinkLost
 from waferbox.runtime.schedule import StepSchedule
 from wsc.v1 import coordinator_pb2, node_pb2, plan_pb2
 
@@ -32,10 +32,7 @@ def _works_over_samples(plan: plan_pb2.Plan) -> bool:
 
 
 class Epoch:
-    """One epoch on the nodes of the job: loads the plan, starts the steps, and notes the nodes' responses.
-
-    load, restore, start, stop and close are called from one thread at a time, responded and finish from any.
-    """
+    """One epoch on the nodes of the job: loads the plan, starts the steps, and notes the nodes' responses."""
 
     def __init__(
         self,
@@ -45,9 +42,10 @@ class Epoch:
         start: node_pb2.Start,
         point: RecoveryPoint | None,
         nodes: JobMembers,
-        listener: LinkListener,
+        links: OutputLinks,
         verdict: Verdict,
         waiting: Waiting,
+        on_outputs: Callable[[float], None],
         on_failure: Callable[[node_pb2.Failure], None],
         on_scalars: OnScalars,
         on_advice: Callable[[str], None],
@@ -60,9 +58,10 @@ class Epoch:
             start: the message for the nodes, with the number of the epoch and the steps that are done.
             point: the recovery point that state keepers restore; None: their states are valid.
             nodes: the members of the job.
-            listener: accepts the coordinator's links.
+            links: of the coordinator.
             verdict: the reason why the job ends.
-            waiting: the condition of the execution.
+            waiting: of the execution.
+            on_outputs: called with the seconds after which outputs can be taken.
             on_failure: called when a link of the coordinator fails.
             on_scalars: called with sampled outputs.
             on_advice: called with a warning for the user.
@@ -83,15 +82,16 @@ class Epoch:
         self._start = start
         self._point = point
         self._nodes = nodes
-        self._listener = listener
+        self._links = links
         self._verdict = verdict
         self._waiting = waiting
+        self._on_outputs = on_outputs
         self._on_failure = on_failure
         self._on_scalars = on_scalars
         self._on_advice = on_advice
         self._digests: dict[str, set[bytes]] = {}  # by worker
         self.schedule = StepSchedule.from_start(start)
-        self.results: Results | None = None
+        self.results: Outputs | None = None
 
     @property
     def all_finished(self) -> bool:
@@ -108,41 +108,28 @@ class Epoch:
         states, workers = self._input_states[step], self._nodes.topology.workers
         return [states[worker.name] for worker in workers] if len(states) == len(workers) else []
 
-    def load(self) -> None:
+    async def load(self) -> None:
         """Loads the plan into all nodes and opens all links. Raises JobFailed, Abandoned, EpochOver."""
-        self._waiting.until(lambda: True, epoch=self)  # raises if a node is missing
-        specs = self._nodes.links()
-        pending = {spec.purpose: self._listener.expect(spec.token, spec.peer) for spec in specs[COORDINATOR]}
-        links: dict[int, Link] = {}
+        await self._waiting.until(lambda: True, epoch=self)  # raises if a node is missing
+        specs = self._nodes.links(self._links.endpoint())
+        expected = self._links.expect(specs[COORDINATOR])
         try:
             members = self._nodes.topology.members()
             self._nodes.load(members, self._plan, lambda member: self._load_of(member, specs[member.name]))
-            self._wait_for_loaded(members)
-            # A node that has loaded has opened its links, so that these waits are short.
-            for purpose, one in pending.items():
-                links[purpose] = one.wait(deadlines.LINKS.coordinator)
-            self.results = Results(
-                self._plan,
-                self.schedule,
-                links,
-                on_outputs=self._waiting.wake,
-                on_failure=self._results_failed,
-                on_scalars=self._on_scalars,
+            await self._wait_for_loaded(members)
+            self.results = await expected.open(
+                self._plan, self.schedule, self._on_outputs, self._results_failed, self._on_scalars
             )
-        except BaseException as error:
-            for link in links.values():
-                link.close()
-            for one in pending.values():
-                one.close()
-            if isinstance(error, LinkLost):
-                raise EpochOver from error  # the death of the node is reported elsewhere
-            raise
+        except LinkLost as error:
+            raise EpochOver from error  # the death of the node is reported elsewhere
+        finally:
+            expected.close()
 
-    def restore(self) -> None:
+    async def restore(self) -> None:
         """Loads the plan into the state keepers only, without links, to restore their states. Raises as load."""
         keepers = self._nodes.topology.state_keepers
         self._nodes.load(keepers, self._plan, lambda member: self._load_of(member, []))
-        self._wait_for_loaded(keepers)
+        await self._wait_for_loaded(keepers)
         self.over = True
 
     def start(self, recovery_point: int = 0, last_recovery_point: int = 0) -> None:
@@ -162,11 +149,9 @@ class Epoch:
 
     def finish(self) -> None:
         """Marks the epoch as over: from now on the end of a link or a stream is no failure."""
-        with self._waiting.changed:
-            self.over = True
-            self._waiting.changed.notify_all()
+        self.over = True
 
-    def stop(self, members: Sequence[Member]) -> Sequence[Member]:
+    async def stop(self, members: Sequence[Member]) -> Sequence[Member]:
         """Ends the epoch on these nodes, at any step; the states stay.
 
         Returns:
@@ -182,13 +167,13 @@ class Epoch:
         def late() -> list[Member]:
             return [m for m in members if m.name not in self._stopped and self._nodes.answers(m)]
 
-        self._waiting.until(lambda: not late(), deadlines.ATTACHMENT.stop)
+        await self._waiting.until(lambda: not late(), deadlines.ATTACHMENT.stop)
         return late()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Closes the links; after stop, or when the job is over."""
         if self.results is not None:
-            self.results.close()
+            await self.results.close()
 
     def responded(self, member: Member, response: node_pb2.AttachResponse) -> None:
         """Notes a node's response; responses to other epochs are ignored."""
@@ -241,12 +226,11 @@ class Epoch:
             failure = internal_failure(error)
         self._on_failure(failure)
 
-    def _wait_for_loaded(self, members: Sequence[Member]) -> None:
+    async def _wait_for_loaded(self, members: Sequence[Member]) -> None:
         """Waits until these have loaded the plan; fails the job after the deadline."""
-        if self._waiting.until(lambda: len(self._loaded) == len(members), deadlines.ATTACHMENT.load, self):
+        if await self._waiting.until(lambda: len(self._loaded) == len(members), deadlines.ATTACHMENT.load, self):
             return
-        with self._waiting.changed:
-            late = [member.name for member in members if member.name not in self._loaded]
+        late = [member.name for member in members if member.name not in self._loaded]
         failure = node_pb2.Failure(
             kind=node_pb2.Failure.KIND_NODE,
             node=late[0],

@@ -1,35 +1,29 @@
 """Causes of failures and replacements: the verdict of a job, the text for the user, and the watch for silent nodes."""
 
+import asyncio
 import re
-import threading
 import traceback
 from collections.abc import Callable, Iterable
 from typing import Final
 
 from waferbox import deadlines, roles
-from waferbox.host.threads import GuardedTimer
 from wsc.v1 import node_pb2
 
 # --- The verdict ------------------------------------------------------------------------------------------------------
 
 
 class Verdict:
-    """The reason why a job ends, which is set once. Thread-safe.
+    """The reason why a job ends, which is set once. Used in one event loop.
 
     When a node dies, its neighbours report lost links, often before the death itself is noticed. A lost link therefore
     becomes the verdict only if no other failure is reported within deadlines.RECOVERY.grace.
     """
 
     def __init__(self, on_reached: Callable[[], None]) -> None:
-        """on_reached: called once, from any thread, when there is a reason."""
+        """on_reached: called once, when there is a reason."""
+        self.failure: node_pb2.Failure | None = None
         self._on_reached = on_reached
-        self._lock = threading.Lock()
-        self._failure: node_pb2.Failure | None = None
-        self._timer: GuardedTimer | None = None
-
-    @property
-    def failure(self) -> node_pb2.Failure | None:
-        return self._failure
+        self._timer: asyncio.TimerHandle | None = None
 
     def report(self, failure: node_pb2.Failure) -> None:
         """Makes this failure the verdict, unless there is one; a lost link only after the grace time."""
@@ -45,7 +39,7 @@ class Verdict:
         return JobFailed(failure)
 
     def report_defect(self, error: Exception) -> None:
-        """Reports an unexpected exception that ended a thread of the coordinator."""
+        """Reports an unexpected exception in the coordinator."""
         self._reach(internal_failure(error))
 
     def report_end(self, failure: node_pb2.Failure) -> None:
@@ -53,29 +47,22 @@ class Verdict:
         self._reach_after(deadlines.RECOVERY.end_grace, failure)
 
     def _reach_after(self, seconds: float, failure: node_pb2.Failure) -> None:
-        with self._lock:
-            if self._timer is not None or self._failure is not None:
-                return
-            self._timer = GuardedTimer(
-                seconds, lambda: self._reach(failure), name="verdict", on_defect=self.report_defect
-            )
-            self._timer.start()
+        if self._timer is None and self.failure is None:
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._reach, failure)
 
     def close(self) -> None:
         """Ignores all later reports."""
-        with self._lock:
-            if self._timer is not None:
-                self._timer.cancel()
-            if self._failure is None:
-                self._failure = node_pb2.Failure(kind=node_pb2.Failure.KIND_CANCELLED, message="the job has ended")
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.failure is None:
+            self.failure = node_pb2.Failure(kind=node_pb2.Failure.KIND_CANCELLED, message="the job has ended")
 
     def _reach(self, failure: node_pb2.Failure) -> None:
-        with self._lock:
-            if self._failure is not None:
-                return
-            self._failure = failure
-            if self._timer is not None:
-                self._timer.cancel()
+        if self.failure is not None:
+            return
+        self.failure = failure
+        if self._timer is not None:
+            self._timer.cancel()
         self._on_reached()
 
 
@@ -90,7 +77,7 @@ def internal_failure(error: Exception) -> node_pb2.Failure:
 
 
 class JobFailed(Exception):
-    """Raised in threads that work for a job that has failed, with its failure."""
+    """Raised in coroutines that work for a job that has failed, with its failure."""
 
     def __init__(self, failure: node_pb2.Failure) -> None:
         super().__init__(failure.message)
@@ -126,7 +113,7 @@ def _name(path: str) -> str:
 
 
 class SilenceWatch:
-    """Finds nodes that should send reports and do not: a process that hangs keeps its connections. Thread-safe.
+    """Finds nodes that should send reports and do not: a process that hangs keeps its connections.
 
     Counts ticks rather than seconds: during a suspension of this process no node falls silent.
     """
@@ -134,13 +121,11 @@ class SilenceWatch:
     def __init__(self, seconds: float) -> None:
         """seconds: how long a node may be silent while it should report; at least one tick of a second."""
         self._max_ticks = max(1, round(seconds))
-        self._lock = threading.Lock()
         self._silent: dict[str, int] = {}  # ticks, by node
 
     def note_message(self, node: str) -> None:
         """Notes any message from a node."""
-        with self._lock:
-            self._silent.pop(node, None)
+        self._silent.pop(node, None)
 
     def describe(self, node: str) -> str:
         """The message for the user about a node that has been silent too long."""
@@ -152,6 +137,5 @@ class SilenceWatch:
         Args:
             owing: names of the nodes that should send reports now.
         """
-        with self._lock:
-            self._silent = {node: self._silent.get(node, 0) + 1 for node in owing}
-            return [node for node, ticks in self._silent.items() if ticks > self._max_ticks]
+        self._silent = {node: self._silent.get(node, 0) + 1 for node in owing}
+        return [node for node, ticks in self._silent.items() if ticks > self._max_ticks]

@@ -1,13 +1,12 @@
 """The recovery points of a job, and the part of them that one execution makes."""
 
-import threading
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from appliance.coordinator.nodes.job_nodes import JobMembers
 from waferbox import settings
+from waferbox.host.clock import Clock
 from wsc.v1 import node_pb2
 
 # --- The recovery points of a job -------------------------------------------------------------------------------------
@@ -59,7 +58,7 @@ class _Making:
 
 
 class RecoveryPoints:
-    """The recovery points of a job: the last complete one, and later, incomplete ones. Thread-safe."""
+    """The recovery points of a job: the last complete one, and later, incomplete ones."""
 
     def __init__(
         self,
@@ -80,7 +79,6 @@ class RecoveryPoints:
         self._copy = copy
         self._on_complete = on_complete
         self._on_forgotten = on_forgotten
-        self._lock = threading.Lock()
         self._complete = complete
         self._making: dict[int, _Making] = {}
         self._restored: dict[str, node_pb2.RecoveryPointKept] = {}  # shares of the complete point, by keeper
@@ -118,45 +116,39 @@ class RecoveryPoints:
             workers=tuple(workers),
             waits_for_inputs=waits_for_inputs,
         )
-        with self._lock:
-            self._making[number] = making
+        self._making[number] = making
 
     def give_up(self) -> None:
         """Discards unfinished points after the death of a node."""
-        with self._lock:
-            self._making.clear()
-            self._restored.clear()
+        self._making.clear()
+        self._restored.clear()
 
     def kept(self, member: str, kept: node_pb2.RecoveryPointKept) -> None:
         """Notes that a state keeper has written its share."""
-        with self._lock:
-            making = self._making.get(kept.recovery_point)
-            if making is not None:
-                making.kept[member] = kept
-                if making.is_kept:
-                    making.awaited.update(self._copy(making.kept))
-            elif self._complete is not None and kept.recovery_point == self._complete.number:
-                # A restored point: its copies may have been lost with the dead node.
-                self._restored[member] = kept
-                self._copy(self._restored)
+        making = self._making.get(kept.recovery_point)
+        if making is not None:
+            making.kept[member] = kept
+            if making.is_kept:
+                making.awaited.update(self._copy(making.kept))
+        elif self._complete is not None and kept.recovery_point == self._complete.number:
+            # A restored point: its copies may have been lost with the dead node.
+            self._restored[member] = kept
+            self._copy(self._restored)
 
     def copied(self, member: str, number: int) -> None:
         """Notes that a member's share was copied, or cannot be."""
-        with self._lock:
-            if number in self._making:
-                self._making[number].awaited.discard(member)
+        if number in self._making:
+            self._making[number].awaited.discard(member)
 
     def given_up(self, number: int) -> None:
         """Discards a point whose share a member could not write; the earlier one stays."""
-        with self._lock:
-            self._making.pop(number, None)
+        self._making.pop(number, None)
 
     def forget(self, before: int) -> None:
         """Discards the complete point if its number is lower than `before`: its states are outdated."""
-        with self._lock:
-            if self._complete is None or self._complete.number < before:
-                self._on_forgotten(before)  # recorded first: a successor must not resume from it
-                self._complete = None
+        if self._complete is None or self._complete.number < before:
+            self._on_forgotten(before)  # recorded first: a successor must not resume from it
+            self._complete = None
 
     def is_over(self, number: int) -> bool:
         """Whether a point is no longer being made: it or a later one is complete, or it was given up."""
@@ -164,10 +156,9 @@ class RecoveryPoints:
 
     def input_state(self, member: str, execution: int, step: int, state: bytes) -> None:
         """Notes the state of a worker's loader after a step."""
-        with self._lock:
-            for making in self._making.values():
-                if (making.execution, making.step) == (execution, step):
-                    making.input_states[member] = state
+        for making in self._making.values():
+            if (making.execution, making.step) == (execution, step):
+                making.input_states[member] = state
 
     def settle(self, execution: int, is_received: Callable[[int], bool]) -> None:
         """Completes the latest point that lacks nothing.
@@ -177,29 +168,28 @@ class RecoveryPoints:
             is_received: whether the client has all outputs and checkpoints of this execution up to a step: steps before
                 a point are not run again, so the client must not need them.
         """
-        with self._lock:
-            ready = [
-                making
-                for making in self._making.values()
-                if making.is_kept
-                and making.has_inputs
-                and not making.awaited
-                and (making.execution != execution or is_received(making.step))
-            ]
-            if not ready:
-                return
-            making = max(ready, key=lambda each: each.number)
-            number = making.number
-            input_states = [making.input_states.get(worker, b"") for worker in making.workers]
-            point = RecoveryPoint(
-                number=number,
-                execution=making.execution,
-                step=making.step,
-                input_states=input_states if all(input_states) else (),
-            )
-            self._on_complete(point)  # recorded before any thread relies on it
-            self._complete = point
-            self._making = {later: each for later, each in self._making.items() if later > number}
+        ready = [
+            making
+            for making in self._making.values()
+            if making.is_kept
+            and making.has_inputs
+            and not making.awaited
+            and (making.execution != execution or is_received(making.step))
+        ]
+        if not ready:
+            return
+        making = max(ready, key=lambda each: each.number)
+        number = making.number
+        input_states = [making.input_states.get(worker, b"") for worker in making.workers]
+        point = RecoveryPoint(
+            number=number,
+            execution=making.execution,
+            step=making.step,
+            input_states=input_states if all(input_states) else (),
+        )
+        self._on_complete(point)  # recorded before anything relies on it
+        self._complete = point
+        self._making = {later: each for later, each in self._making.items() if later > number}
 
 
 # --- The recovery points of one execution -----------------------------------------------------------------------------
@@ -213,7 +203,7 @@ class NoRecoveryPoint(RuntimeError):
 
 
 class ExecutionPoints:
-    """Makes the recovery points of one execution, and decides which of the job it can resume from. Thread-safe."""
+    """Makes the recovery points of one execution, and decides which of the job it can resume from."""
 
     def __init__(
         self,
@@ -225,6 +215,7 @@ class ExecutionPoints:
         num_steps: int,
         wants_input_states: bool,
         is_received: Callable[[int], bool],
+        clock: Clock,
     ) -> None:
         """Makes no point yet.
 
@@ -236,6 +227,7 @@ class ExecutionPoints:
             num_steps: of the execution.
             wants_input_states: whether the client receives the states of the loaders after the last step.
             is_received: whether the client has all outputs and checkpoints up to a step.
+            clock: of this host.
         """
         self._points = points
         self._nodes = nodes
@@ -244,9 +236,10 @@ class ExecutionPoints:
         self._num_steps = num_steps
         self._wants_input_states = wants_input_states
         self._is_received = is_received
+        self._clock = clock
         self._order = FIRST_POINT
         self._next = 0  # number of the last point that was requested while steps ran
-        self._requested_at = 0.0  # its time, as of time.monotonic
+        self._requested_at = 0.0  # its time, as of Clock.monotonic
 
     def usable(self) -> RecoveryPoint:
         """The point to resume from: one of this execution, or the end of the previous one.
@@ -304,7 +297,7 @@ class ExecutionPoints:
         topology = self._nodes.topology
         # Batch t comes from worker t mod their number: an epoch must begin at a multiple.
         step = -(-step // topology.num_workers_per_wafer) * topology.num_workers_per_wafer
-        now = time.monotonic()
+        now = self._clock.monotonic()
         give_up_seconds = GIVE_UP_INTERVALS * settings.RECOVERY_SECONDS.get()
         is_early = not self._points.is_over(self._next) and now - self._requested_at < give_up_seconds
         if step >= self._num_steps or is_early:

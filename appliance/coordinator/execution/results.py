@@ -1,5 +1,6 @@
 """The outputs of an execution: received from nodes, kept until they are sent to the client, and sampled for curves."""
 
+import asyncio
 import math
 import threading
 import time
@@ -12,6 +13,7 @@ from waferbox.host.threads import GuardedThread
 from waferbox.links.elements import tensor_bytes, torch_dtype
 from waferbox.links.hub import Hub, Stopped
 from waferbox.links.link import HELD_STEPS, Link, LinkLost
+from waferbox.rpc.async_server import from_any_thread
 from waferbox.runtime.schedule import StepSchedule
 from wsc.v1 import coordinator_pb2, node_pb2, plan_pb2
 
@@ -108,7 +110,7 @@ class OutputDecoder:
 
 
 class Results:
-    """The outputs of an epoch: a thread receives them and keeps them until they are taken. Other methods: any thread.
+    """The outputs of an epoch: a thread receives them and keeps them until they are taken. Used in one event loop.
 
     On the links steps count from the start of the epoch, in the methods from the start of the execution.
 
@@ -121,17 +123,17 @@ class Results:
         plan: plan_pb2.Plan,
         schedule: StepSchedule,
         links: Mapping[int, Link],
-        on_outputs: Callable[[], None],
+        on_outputs: Callable[[float], None],
         on_failure: Callable[[Exception], None],
         on_scalars: OnScalars,
     ) -> None:
-        """Takes over the links; start begins to receive.
+        """Takes over the links; start begins to receive. The callbacks are called in the event loop.
 
         Args:
             plan: of the step.
             schedule: of the epoch.
             links: by purpose; close closes them.
-            on_outputs: called when outputs can be taken.
+            on_outputs: called with the seconds after which outputs can be taken.
             on_failure: called with the exception that ended the thread.
             on_scalars: called with the step and the values, by name, of sampled outputs.
         """
@@ -146,11 +148,11 @@ class Results:
                 )
         self._sizes = {group.id: group.nbytes for group in plan.coordinator.groups}
         self._last_step = schedule.global_step(schedule.num_steps)
-        self._sampler = ScalarSampler(plan.coordinator.outputs, self._last_step, on_scalars)
+        self._sampler = ScalarSampler(plan.coordinator.outputs, self._last_step, from_any_thread(on_scalars))
         self._schedule = schedule
         self._links = [link for link in links.values() if any(link is used for _, used in self._groups)]
-        self._on_outputs = on_outputs
-        self._on_failure = on_failure
+        self._on_outputs = from_any_thread(on_outputs)
+        self._on_failure = from_any_thread(on_failure)
         self._hub = Hub()
         for link in links.values():
             sizes = {group: self._sizes[group] for group, source in self._groups if source is link}
@@ -164,7 +166,7 @@ class Results:
         self._first_step = schedule.global_step(next(iter(schedule.output_steps()), 0))
         self._consumed = 0  # step of the execution
         self._stopped = False
-        self._thread = GuardedThread(self._run, name="results", on_defect=on_failure)
+        self._thread = GuardedThread(self._run, name="results", on_defect=self._on_failure)
 
     def start(self) -> None:
         self._began = time.monotonic()
@@ -193,8 +195,11 @@ class Results:
             self._consumed = max(self._consumed, step)
             self._changed.notify_all()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Ends the thread and closes the links."""
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -242,12 +247,12 @@ class Results:
         step = self._schedule.global_step(step)
         with self._changed:
             now = time.monotonic()
-            if not self._waiting:
+            if is_first := not self._waiting:
                 self._oldest = now
             self._waiting.append(coordinator_pb2.StepOutputs(step=step, tensors=tensors, seconds=now - self._began))
             is_batch = self._is_batch()
-        if is_batch:
-            self._on_outputs()
+        if is_batch or is_first:
+            self._on_outputs(0.0 if is_batch else BATCH_SECONDS)
         self._sampler.sample(step, tensors)
 
 

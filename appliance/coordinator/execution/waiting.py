@@ -1,7 +1,6 @@
-"""Waits for nodes and the client that end early when the job fails, the client leaves, or the epoch is over."""
+"""Waits of coroutines for a change of the job, which end early when the job fails, the client leaves or a node dies."""
 
-import threading
-import time
+import asyncio
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
@@ -18,6 +17,47 @@ class EpochOver(Exception):
     """Raised when the epoch cannot be completed: a node died, or a link is lost."""
 
 
+class Changes:
+    """The changes of a job's state, for which coroutines wait. Used in one event loop."""
+
+    def __init__(self) -> None:
+        self._waiting: set[asyncio.Future[None]] = set()
+
+    def notify(self) -> None:
+        """Makes all waits check their conditions again."""
+        waiting, self._waiting = self._waiting, set()
+        for future in waiting:
+            _wake(future)
+
+    async def until(self, ready: Callable[[], _T], seconds: float | None = None) -> _T:
+        """Waits until ready() is true, which it becomes with a change only; returns its last value.
+
+        Args:
+            ready: the condition; its exceptions end the wait.
+            seconds: after which the wait ends anyway; None: never.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = None if seconds is None else loop.time() + seconds
+        while not (value := ready()):
+            if deadline is not None and loop.time() >= deadline:
+                break
+            future = loop.create_future()
+            self._waiting.add(future)
+            timer = None if deadline is None else loop.call_at(deadline, _wake, future)
+            try:
+                await future
+            finally:
+                self._waiting.discard(future)
+                if timer is not None:
+                    timer.cancel()
+        return value
+
+
+def _wake(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)
+
+
 class HasEnd(Protocol):
     """An epoch, as far as a wait depends on it."""
 
@@ -26,23 +66,23 @@ class HasEnd(Protocol):
 
 
 class Waiting:
-    """A condition variable whose waits also end when the job, the execution or the epoch ends. Thread-safe."""
+    """The waits of one execution, which also end when the job, the execution or the epoch ends."""
 
-    def __init__(self, verdict: Verdict, is_interrupted: Callable[[], bool]) -> None:
+    def __init__(self, changes: Changes, verdict: Verdict, is_interrupted: Callable[[], bool]) -> None:
         """is_interrupted: whether a node or a link is missing."""
-        self.changed = threading.Condition()
         self.abandoned = False
+        self._changes = changes
         self._verdict = verdict
         self._is_interrupted = is_interrupted
 
-    def until(
-        self, ready: Callable[[], _T | None], seconds: float | None = None, epoch: HasEnd | None = None
-    ) -> _T | None:
-        """Waits until ready() is true; returns its last value.
+    async def until(self, ready: Callable[[], _T], seconds: float | None = None, epoch: HasEnd | None = None) -> _T:
+        """As Changes.until.
+
+        Nodes are watched for life and progress, so that the verdict ends a wait without a limit.
 
         Args:
-            ready: the condition; called with the lock held.
-            seconds: timeout; None: none. Nodes are watched for life and progress, so that the verdict ends such a wait.
+            ready: the condition.
+            seconds: as of Changes.until.
             epoch: the epoch that the condition belongs to, if any.
 
         Raises:
@@ -50,28 +90,19 @@ class Waiting:
             Abandoned: the client has left.
             EpochOver: the epoch is over or interrupted.
         """
-        deadline = None if seconds is None else time.monotonic() + seconds
-        with self.changed:
-            while True:
-                if self._verdict.failure is not None:
-                    raise JobFailed(self._verdict.failure)
-                if self.abandoned:
-                    raise Abandoned
-                if epoch is not None and (epoch.over or self._is_interrupted()):
-                    raise EpochOver
-                value = ready()
-                left = None if deadline is None else deadline - time.monotonic()
-                if value or (left is not None and left <= 0):
-                    return value
-                self.changed.wait(left)
+
+        def checked() -> _T:
+            if self._verdict.failure is not None:
+                raise JobFailed(self._verdict.failure)
+            if self.abandoned:
+                raise Abandoned
+            if epoch is not None and (epoch.over or self._is_interrupted()):
+                raise EpochOver
+            return ready()
+
+        return await self._changes.until(checked, seconds)
 
     def abandon(self) -> None:
         """Makes all waits raise Abandoned, as the client has left."""
-        with self.changed:
-            self.abandoned = True
-            self.changed.notify_all()
-
-    def wake(self) -> None:
-        """Makes all waits check their conditions again."""
-        with self.changed:
-            self.changed.notify_all()
+        self.abandoned = True
+        self._changes.notify()

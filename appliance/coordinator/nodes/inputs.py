@@ -1,6 +1,5 @@
 """The inputs of a job, as they are sent to its workers and to replacements."""
 
-import threading
 from collections.abc import Iterable
 
 from appliance.coordinator.nodes.job_nodes import JobMembers
@@ -9,33 +8,28 @@ from wsc.v1 import node_pb2
 
 
 class Inputs:
-    """The inputs that the workers of a job need. Thread-safe."""
+    """The inputs that the workers of a job need."""
 
     def __init__(self, nodes: JobMembers, num_csx: int, inputs: Iterable[node_pb2.PrepareInput]) -> None:
         """num_csx: initial number of wafers. inputs: those of the earlier incarnation."""
         self._nodes = nodes
         self._num_csx = num_csx
-        self._lock = threading.Lock()
         self._prepared = {prepared.loader: prepared for prepared in inputs}
 
     def prepare(self, prepared: node_pb2.PrepareInput) -> None:
         """Sends an input of the client to all workers."""
-        with self._lock:
-            self._prepared[prepared.loader] = prepared
+        self._prepared[prepared.loader] = prepared
         self._hand_over(prepared, self._nodes.topology.workers)
 
     def began(self, loader: str) -> None:
         """Drops the inputs that were prepared before this one, as an execution with it has begun."""
-        with self._lock:
-            names = list(self._prepared)
-            for name in names[: names.index(loader)] if loader in names else ():
-                del self._prepared[name]
+        names = list(self._prepared)
+        for name in names[: names.index(loader)] if loader in names else ():
+            del self._prepared[name]
 
     def prepare_again(self, workers: Iterable[Member]) -> None:
         """Sends all needed inputs to these workers, which are new."""
-        with self._lock:
-            inputs = list(self._prepared.values())
-        for prepared in inputs:
+        for prepared in self._prepared.values():
             self._hand_over(prepared, workers)
 
     def _hand_over(self, prepared: node_pb2.PrepareInput, workers: Iterable[Member]) -> None:

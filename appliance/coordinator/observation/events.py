@@ -1,13 +1,12 @@
 """The observations of a job on their way from the nodes to management: reports, logs, outputs, traces."""
 
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 
 from appliance.coordinator.nodes.topology import COORDINATOR, Member
 from appliance.coordinator.observation.spans import Pace, SpanRecording
 from appliance.job_history import KINDS, JobHistory, batches
+from waferbox.host.clock import Clock, seconds_since_1970
 from waferbox.runtime.logs import is_advice
 from waferbox.runtime.outbox import ERROR
 from waferbox.runtime.progress import process_report
@@ -17,13 +16,14 @@ MAX_WAITING = 1000  # events; management finds dropped ones by gaps in the numbe
 
 
 class Observation:
-    """The observations of one job. Thread-safe; nothing blocks."""
+    """The observations of one job. Used in one event loop; nothing blocks."""
 
     def __init__(
         self,
         send: Callable[[management_pb2.CoordinateRequest], bool],
         command: Callable[[node_pb2.AttachRequest], int],
         advise: Callable[[str], None],
+        clock: Clock,
     ) -> None:
         """Makes an empty history.
 
@@ -31,16 +31,17 @@ class Observation:
             send: to the management service; False if it is away.
             command: to all nodes; returns their number.
             advise: called with a warning for the user.
+            clock: of this host.
         """
         self._send = send
         self._advise = advise
         self._advised: set[str] = set()  # loggers
-        self._lock = threading.Lock()
         self._kept = JobHistory()
         self._waiting: deque[observation_pb2.JobEvent] = deque(maxlen=MAX_WAITING)
         self._execution = 0  # number of the latest execution
         self._epoch = 0  # number of the current epoch; 0: none
-        self.pace = Pace()
+        self._clock = clock
+        self.pace = Pace(clock)
         self._recording = SpanRecording(self.pace, command, send)
 
     def responded(self, member: Member, response: node_pb2.AttachResponse) -> bool:
@@ -64,7 +65,7 @@ class Observation:
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Adds sampled outputs of the current execution."""
-        now = time.time()
+        now = seconds_since_1970(self._clock)
         for name, value in values.items():
             scalar = observation_pb2.Scalar(execution=self._execution, step=step, name=name, value=value, time=now)
             self._add(observation_pb2.JobEvent(scalar=scalar))
@@ -95,10 +96,9 @@ class Observation:
 
     def flush(self) -> None:
         """Sends waiting events; while management is away they are kept, and the oldest dropped beyond a limit."""
-        with self._lock:
-            messages = [management_pb2.CoordinateRequest(events=events) for events in batches(self._waiting)]
-            if all(self._send(message) for message in messages):
-                self._waiting.clear()
+        messages = [management_pb2.CoordinateRequest(events=events) for events in batches(self._waiting)]
+        if all(self._send(message) for message in messages):
+            self._waiting.clear()
 
     def history(self) -> Iterator[observation_pb2.JobEvents]:
         """Yields the kept observations."""
@@ -117,11 +117,10 @@ class Observation:
         self._add(event)
 
     def _add(self, event: observation_pb2.JobEvent) -> None:
-        with self._lock:
-            self._kept.add([event])
-            self._waiting.append(event)
-            new = is_advice(event.log.logger) and event.log.logger not in self._advised
-            self._advised.update([event.log.logger] if new else [])
+        self._kept.add([event])
+        self._waiting.append(event)
+        new = is_advice(event.log.logger) and event.log.logger not in self._advised
+        self._advised.update([event.log.logger] if new else [])
         if new:
             self._advise(event.log.message)
         if new or event.log.level >= ERROR:

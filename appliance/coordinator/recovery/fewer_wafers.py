@@ -1,7 +1,7 @@
 """The reduction of a job to fewer wafers for want of replacements: the batch is divided again."""
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Protocol, TypeAlias
 
 from appliance.coordinator.nodes.job_nodes import JobMembers
@@ -9,7 +9,7 @@ from waferbox import deadlines
 from wsc.v1 import management_pb2, node_pb2
 
 # A request to management: with some nodes and a timeout in seconds, it returns all nodes of the job.
-RequestNodes: TypeAlias = Callable[[Sequence[management_pb2.NodeInfo], float], management_pb2.Acquired]
+RequestNodes: TypeAlias = Callable[[Sequence[management_pb2.NodeInfo], float], Awaitable[management_pb2.Acquired]]
 
 logger = logging.getLogger(__name__)
 
@@ -17,11 +17,11 @@ logger = logging.getLogger(__name__)
 class Plans(Protocol):
     """The plans of the job; see appliance.coordinator.plans."""
 
-    def divide(self, num_csx: int, num_shards: int) -> str: ...
+    async def divide(self, num_csx: int, num_shards: int) -> str: ...
 
 
 class FewerWafers:
-    """Reduces a job to the wafers that are left. Used by the thread of the recovery."""
+    """Reduces a job to the wafers that are left."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class FewerWafers:
         self._least = request.min_num_csx or request.num_csx
         self._reduce = reduce
 
-    def shrink_to_survivors(self, dead: Collection[str]) -> str:
+    async def shrink_to_survivors(self, dead: Collection[str]) -> str:
         """Reduces the job to as many living wafers as possible.
 
         Args:
@@ -61,11 +61,13 @@ class FewerWafers:
         if num_left < self._least or any(member.name in dead for member in others):
             return ""
         for num_csx in range(num_left, self._least - 1, -1):
-            if not (refusal := self._plans.divide(num_csx, len(topology.state_keepers))):
+            if not (refusal := await self._plans.divide(num_csx, len(topology.state_keepers))):
                 what = f"the job has {num_csx} of {self._num_csx} wafers from now on, as min_num_csx allows"
                 result = f"there is no replacement of {', '.join(sorted(dead))}: {what}"
                 logger.warning("%s", result)
-                self._nodes.reduce(num_csx, dead, lambda nodes: self._reduce(nodes, deadlines.RECOVERY.fewer_wafers))
+                await self._nodes.reduce(
+                    num_csx, dead, lambda nodes: self._reduce(nodes, deadlines.RECOVERY.fewer_wafers)
+                )
                 return result
             logger.warning("the job cannot have %d wafers: %s", num_csx, refusal)
         return ""

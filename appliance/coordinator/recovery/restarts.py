@@ -1,25 +1,36 @@
 """The limit of restarts without progress."""
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from waferbox import deadlines
+from waferbox.host.clock import Clock
 from wsc.v1 import node_pb2
 
 MAX_CAUSES = 20  # listed in a message
 
 
 class RestartLimit:
-    """A counter of the restarts since the last progress of the job. Used by one thread."""
+    """A counter of the restarts since the last progress of the job."""
 
-    def __init__(self, max_num_restarts: int, causes: Sequence[str], progress: object) -> None:
+    def __init__(
+        self,
+        max_num_restarts: int,
+        causes: Sequence[str],
+        progress: object,
+        on_restart: Callable[[Sequence[str]], None],
+        clock: Clock,
+    ) -> None:
         """Continues a count.
 
         Args:
             max_num_restarts: allowed in a row without progress.
             causes: of the restarts so far.
             progress: as in add.
+            on_restart: called with the causes of all restarts since the last progress.
+            clock: of this host.
         """
+        self._on_restart = on_restart
+        self._clock = clock
         self._max_num_restarts = max_num_restarts
         self._progress = progress
         self._causes = list(causes)
@@ -42,7 +53,7 @@ class RestartLimit:
             self._progress = progress
             self._causes.clear()
             self._missed.clear()
-        now = time.monotonic()
+        now = self._clock.monotonic()
         is_same = now - self._missed_at <= deadlines.RECOVERY.one_restart and self._missed.keys().isdisjoint(causes)
         if self._missed and is_same:
             self._missed.update(causes)
@@ -50,6 +61,7 @@ class RestartLimit:
         else:
             self._missed, self._missed_at = dict(causes), now
         self._causes.append("; ".join(self._missed.values()))
+        self._on_restart(self._causes)
 
     @property
     def is_reached(self) -> bool:

@@ -1,5 +1,6 @@
 """What the coordinator sends to a node, seen from a node that only listens."""
 
+import asyncio
 import queue
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +10,7 @@ import pytest
 
 from appliance.coordinator.nodes.job_nodes import Attachment
 from appliance.coordinator.nodes.topology import Member
+from waferbox.rpc.async_server import make_async_channel
 from wsc.v1 import management_pb2, node_pb2, node_pb2_grpc, plan_pb2
 
 SECONDS = 20.0
@@ -55,11 +57,15 @@ def test_a_node_is_sent_a_plan_once(
     def fails(*arguments: object) -> None:
         raise AssertionError(arguments)
 
-    attachment = Attachment(member, node_pb2.AttachJob(job="j", node=member.name), fails, fails, fails)
-    first, other = plan(1), plan(2)
-    for epoch, each in enumerate([first, first, other, first]):
-        attachment.load(node_pb2.Load(epoch=epoch), each)
-    assert attachment.close(SECONDS)
+    async def load_plans() -> bool:
+        attach = node_pb2.AttachJob(job="j", node=member.name)
+        attachment = Attachment(member, attach, make_async_channel, fails, fails, fails)
+        first, other = plan(1), plan(2)
+        for epoch, each in enumerate([first, first, other, first]):
+            attachment.load(node_pb2.Load(epoch=epoch), each)
+        return await attachment.close(SECONDS)
+
+    assert asyncio.run(load_plans())
     attach, *loads = (listening.commands.get(timeout=SECONDS) for _ in range(5))
     assert attach.WhichOneof("kind") == "attach"
     assert [load.load.epoch for load in loads] == [0, 1, 2, 3]

@@ -360,7 +360,11 @@ def test_a_script_on_another_host_that_was_cut_off_comes_back(
     monkeypatch.setattr(session_job, "host_id", lambda: "elsewhere")
     check = ClientSession.check_connection
     if not is_noticed:
-        monkeypatch.setattr(ClientSession, "check_connection", lambda session: session._closed.wait(20.0))
+
+        async def wait(session: ClientSession) -> None:
+            await asyncio.sleep(20.0)
+
+        monkeypatch.setattr(ClientSession, "check_connection", wait)
     one = script()
     one.begin(NUM_STEPS)
     one.start()

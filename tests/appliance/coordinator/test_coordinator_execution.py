@@ -11,8 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from appliance.coordinator.execution.execution import CoordinatedExecution
-from appliance.coordinator.job import CoordinatedJob
+from appliance.coordinator.execution.epoch import Epoch
 from appliance.management.requests import is_artifact
 from waferbox import deadlines
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, plan_pb2
@@ -232,27 +231,17 @@ def test_an_execution_that_the_client_leaves_can_be_followed_by_another_at_once(
 def test_an_execution_that_the_client_leaves_closes_its_links_when_all_nodes_have_stopped(
     cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun: list[CoordinatedExecution | None] = []
     stopped_before_close: list[list[str]] = []
-    begin, close = CoordinatedJob.begin, CoordinatedExecution.close
-
-    def noted(job: CoordinatedJob, request: coordinator_pb2.Begin) -> CoordinatedExecution | None:
-        begun.append(begin(job, request))
-        return begun[-1]
+    close = Epoch.close
 
     def stop_late() -> None:
-        assert begun[0] is not None
-        begun[0].abandon()  # gRPC reports the end of a call in a thread of its own, which may come as late as this
         time.sleep(0.2)
 
-    def close_after(execution: CoordinatedExecution) -> None:
-        # Threads of coordinators that other tests have killed close their executions at any time.
-        if execution is begun[0]:
-            stopped_before_close.append(list(cluster.behaviour.stopped))
-        close(execution)
+    async def close_after(epoch: Epoch) -> None:
+        stopped_before_close.append(list(cluster.behaviour.stopped))
+        await close(epoch)
 
-    monkeypatch.setattr(CoordinatedJob, "begin", noted)
-    monkeypatch.setattr(CoordinatedExecution, "close", close_after)
+    monkeypatch.setattr(Epoch, "close", close_after)
     cluster.add(**FULL)
     cluster.behaviour.on_stop["memoryx-0"] = stop_late
     one = client(run_ahead_steps=2)

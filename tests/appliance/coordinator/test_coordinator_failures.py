@@ -1,5 +1,6 @@
 """How jobs end before their time: who is named, how soon, and that nothing is left."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -200,15 +201,18 @@ def test_a_cluster_that_shuts_down_cancels_its_jobs(cluster: Any, client: Callab
 
 
 def test_the_first_reason_counts_and_a_lost_link_waits_for_a_better_one() -> None:
-    reached = threading.Event()
-    verdict = Verdict(reached.set)
-    verdict.report(Failure(kind=Failure.KIND_NODE, node="wafer-0", peer="wafer-1", message="link"))
-    assert not reached.is_set()
-    verdict.report(Failure(kind=Failure.KIND_INPUT, node="worker-0", message="input"))
-    assert reached.is_set()
-    verdict.report(Failure(kind=Failure.KIND_NODE, node="wafer-1", message="death"))
-    assert verdict.failure is not None
-    assert verdict.failure.node == "worker-0"
+    async def run() -> None:
+        reached = asyncio.Event()
+        verdict = Verdict(reached.set)
+        verdict.report(Failure(kind=Failure.KIND_NODE, node="wafer-0", peer="wafer-1", message="link"))
+        assert not reached.is_set()
+        verdict.report(Failure(kind=Failure.KIND_INPUT, node="worker-0", message="input"))
+        assert reached.is_set()
+        verdict.report(Failure(kind=Failure.KIND_NODE, node="wafer-1", message="death"))
+        assert verdict.failure is not None
+        assert verdict.failure.node == "worker-0"
+
+    asyncio.run(run())
 
 
 def test_long_and_foreign_messages_fit_in_a_status(
@@ -230,26 +234,10 @@ def test_long_and_foreign_messages_fit_in_a_status(
 
 
 def test_phases_are_told_in_order_and_none_after_the_end() -> None:
-    """However the threads that tell them are interrupted between the phase and the telling."""
-    sending, go_on = threading.Event(), threading.Event()
     told: list[int] = []
-
-    def send(report: management_pb2.JobReport) -> None:
-        if report.phase == management_pb2.JOB_PHASE_COMPILING:
-            sending.set()
-            assert go_on.wait(10)
-        told.append(report.phase)
-
-    reporter = JobReporter(send)
-    first = threading.Thread(target=reporter.phase, args=(management_pb2.JOB_PHASE_COMPILING,))
-    first.start()
-    assert sending.wait(10)
-    second = threading.Thread(target=reporter.phase, args=(management_pb2.JOB_PHASE_IDLE,))
-    second.start()
-    second.join(0.1)
-    go_on.set()
-    first.join(10)
-    second.join(10)
+    reporter = JobReporter(lambda report: told.append(report.phase))
+    with reporter.compiling():
+        assert told == [management_pb2.JOB_PHASE_COMPILING]
     reporter.end(management_pb2.JOB_PHASE_SUCCEEDED, "")
     reporter.phase(management_pb2.JOB_PHASE_IDLE)
     assert told == [

@@ -13,7 +13,6 @@ import pytest
 
 from appliance.coordinator import serving
 from appliance.coordinator.compilation import CompileRefused
-from appliance.coordinator.nodes.job_nodes import JobMembers
 from appliance.coordinator.recovery import recovery
 from waferbox import deadlines, settings
 from waferbox.runtime import outbox
@@ -286,23 +285,18 @@ def test_a_death_that_is_told_of_twice_counts_once(
     cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its connection and management tell of it; the second when another is being looked for already."""
-    recoveries: list[recovery.Recovery] = []
-    start, replace_nodes = recovery.Recovery.start, JobMembers.replace
+    replace_dead = recovery.Recovery._replace_dead
     told = []
 
-    def start_and_note(self: recovery.Recovery) -> None:
-        recoveries.append(self)
-        start(self)
-
-    def tell_again(self: JobMembers, dead: Any, ask: Any) -> Any:
+    async def tell_again(self: recovery.Recovery) -> None:
         if not told:
+            dead = [member for member, _ in self._dead.values()]
             told.extend(dead)
             for member in dead:
-                recoveries[0].died(member, "as another says, it is gone")
-        return replace_nodes(self, dead, ask)
+                self.died(member, "as another says, it is gone")
+        await replace_dead(self)
 
-    monkeypatch.setattr(recovery.Recovery, "start", start_and_note)
-    monkeypatch.setattr(JobMembers, "replace", tell_again)
+    monkeypatch.setattr(recovery.Recovery, "_replace_dead", tell_again)
     cluster.add(**FULL)
     one = client(max_num_restarts=1, run_ahead_steps=4)
     one.compile()

@@ -1,5 +1,6 @@
 """Inputs are kept for workers that take the places of others, and no longer than an execution can need them."""
 
+import asyncio
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -45,7 +46,7 @@ def test_another_coordinator_finds_what_is_needed_still(tmp_path: Path) -> None:
     record = JobRecord(folder)
     record.begin(is_kept=True)
     for loader in LOADERS:
-        record.prepared(prepared(loader))
+        asyncio.run(record.prepared(prepared(loader)))
     record.began(1, coordinator_pb2.Begin(loader="first"))
     record.began(2, coordinator_pb2.Begin(loader="second"))
     record.close()

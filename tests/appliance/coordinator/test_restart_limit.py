@@ -10,6 +10,7 @@ import pytest
 from appliance.coordinator import serving
 from appliance.coordinator.recovery.restarts import RestartLimit
 from waferbox import deadlines, settings
+from waferbox.host.clock import SystemClock
 from wsc.v1 import management_pb2, node_pb2
 
 FULL = {"memoryx": 1, "swarmx": 1, "wafer": 1, "workers": 1}
@@ -102,8 +103,12 @@ def test_the_count_begins_anew_when_the_job_has_got_further(run: Run, cluster: A
     assert_ends_with(run, cluster, [run.kill_wafer() for _ in range(MAX_NUM_RESTARTS + 1)])
 
 
+def limit_of(most: int, causes: list[str], progress: object) -> RestartLimit:
+    return RestartLimit(most, causes, progress, lambda causes: None, SystemClock())
+
+
 def test_nodes_that_are_missed_one_after_the_other_count_as_one_restart() -> None:
-    limit = RestartLimit(1, ["the coordinator died"], progress=None)
+    limit = limit_of(1, ["the coordinator died"], progress=None)
     limit.add({"wafer-0": "wafer-0 died"}, None)
     limit.add({"memoryx-0": "memoryx-0 died", "swarmx-0": "swarmx-0 died"}, None)
     limit.add({"worker-0": "worker-0 died"}, None)
@@ -113,7 +118,7 @@ def test_nodes_that_are_missed_one_after_the_other_count_as_one_restart() -> Non
 
 
 def test_a_node_that_dies_again_counts_again() -> None:
-    limit = RestartLimit(1, [], progress=None)
+    limit = limit_of(1, [], progress=None)
     for name in ("wafer-0", "worker-0", "wafer-0"):
         assert not limit.is_reached
         limit.add({name: f"{name} died"}, None)
@@ -123,14 +128,14 @@ def test_a_node_that_dies_again_counts_again() -> None:
 
 def test_deaths_that_are_far_apart_count_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deadlines, "RECOVERY", replace(deadlines.RECOVERY, one_restart=-1.0))
-    limit = RestartLimit(1, [], progress=None)
+    limit = limit_of(1, [], progress=None)
     for name in ("wafer-0", "worker-0"):
         limit.add({name: f"{name} died"}, None)
     assert limit.is_reached
 
 
 def test_a_death_after_progress_is_no_part_of_a_restart_before_it() -> None:
-    limit = RestartLimit(1, [], progress=1)
+    limit = limit_of(1, [], progress=1)
     limit.add({"wafer-0": "wafer-0 died"}, 1)
     limit.add({"worker-0": "worker-0 died"}, 2)
     assert limit.causes == ["worker-0 died"]

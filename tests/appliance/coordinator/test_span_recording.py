@@ -3,6 +3,7 @@
 import time
 
 from appliance.coordinator.observation.spans import Pace, SpanRecording
+from waferbox.host.clock import SystemClock
 from wsc.v1 import management_pb2, node_pb2, observation_pb2
 
 
@@ -12,7 +13,7 @@ class Rig:
     def __init__(self) -> None:
         self.commands: list[node_pb2.AttachRequest] = []
         self.sent: list[management_pb2.CoordinateRequest] = []
-        self.pace = Pace()
+        self.pace = Pace(SystemClock())
         self.recording = SpanRecording(self.pace, self._command, self._send)
 
     def _command(self, request: node_pb2.AttachRequest) -> int:
@@ -63,7 +64,7 @@ def test_a_trace_begins_soon_where_most_steps_were_done_in_an_earlier_epoch() ->
         commands.append(request)
         return 1
 
-    pace = Pace()
+    pace = Pace(SystemClock())
     recording = SpanRecording(pace, command, lambda request: True)
     recording.request(3, epoch=1)
     report = observation_pb2.NodeReport(

@@ -1,4 +1,4 @@
-"""A defect in any thread of a coordinator or a node ends the job, with its traceback, and nobody waits for ever."""
+"""A defect in any task, timer or thread of a coordinator or a node ends the job, with its traceback."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -7,6 +7,12 @@ from typing import Any
 
 import pytest
 
+from appliance.coordinator.driver import JobDriver
+from appliance.coordinator.execution.failures import Verdict
+from appliance.coordinator.job import CoordinatedJob
+from appliance.coordinator.management_link import ManagementLink
+from appliance.coordinator.nodes.job_nodes import Attachment
+from appliance.coordinator.service import CoordinatorService
 from waferbox import deadlines
 from waferbox.host.threads import GuardedThread, GuardedTimer
 from waferbox.runtime import outbox
@@ -17,14 +23,17 @@ DEADLINE = 30.0
 
 # By the beginning of the thread's name, and what a client has done when the thread is there.
 THREADS = {
-    "acquiring-nodes": "created",
-    "attachment-wafer-0": "created",
-    "management": "created",
     "results": "started",
-    "execution-requests": "started",
     "attachment": "created",  # a node's, which serves the commands of its job
     "commands": "created",
     "execution-wafer-0": "started",
+}
+# The coroutines of the coordinator's tasks, and what a client has done when the task is there.
+TASKS = {
+    (JobDriver, "run"): "created",
+    (ManagementLink, "_keep_stream"): "created",
+    (Attachment, "_read"): "created",
+    (CoordinatorService, "_read_requests"): "started",
 }
 
 
@@ -60,6 +69,13 @@ def break_thread(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     return make
 
 
+def defect_in(name: str) -> Callable[..., Any]:
+    async def work(*arguments: object) -> None:
+        raise Defect(f"in {name}")
+
+    return work
+
+
 def failure_of(one: Any) -> node_pb2.Failure:
     """What the session tells last; the test fails where nothing comes."""
     told: list[coordinator_pb2.SessionResponse] = []
@@ -71,15 +87,9 @@ def failure_of(one: Any) -> node_pb2.Failure:
     return failure
 
 
-@pytest.mark.defects
-@pytest.mark.parametrize("name", THREADS)
-def test_a_defect_in_a_thread_ends_the_job_with_its_traceback(
-    cluster: Any, client: Callable[..., Any], break_thread: Callable[[str], None], name: str
-) -> None:
-    cluster.add(**FULL)
-    break_thread(name)
+def assert_ends_the_job(cluster: Any, client: Callable[..., Any], name: str, *, is_started: bool) -> None:
     one = client()
-    if THREADS[name] == "started":
+    if is_started:
         one.compile()
         one.begin(1000)
         one.send(state_sent=coordinator_pb2.StateSent(attempt=1))  # to what is asked for soon
@@ -91,37 +101,67 @@ def test_a_defect_in_a_thread_ends_the_job_with_its_traceback(
 
 
 @pytest.mark.defects
-def test_a_defect_in_the_timeout_of_the_session_ends_the_job(cluster: Any, break_thread: Callable[[str], None]) -> None:
+@pytest.mark.parametrize("name", THREADS)
+def test_a_defect_in_a_thread_ends_the_job_with_its_traceback(
+    cluster: Any, client: Callable[..., Any], break_thread: Callable[[str], None], name: str
+) -> None:
+    cluster.add(**FULL)
+    break_thread(name)
+    assert_ends_the_job(cluster, client, name, is_started=THREADS[name] == "started")
+
+
+@pytest.mark.defects
+@pytest.mark.parametrize(("owner", "name"), TASKS)
+def test_a_defect_in_a_task_ends_the_job_with_its_traceback(
+    cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, owner: type, name: str
+) -> None:
+    cluster.add(**FULL)
+    monkeypatch.setattr(owner, name, defect_in(name))
+    assert_ends_the_job(cluster, client, name, is_started=TASKS[owner, name] == "started")
+
+
+@pytest.mark.defects
+def test_a_defect_in_the_timeout_of_the_session_ends_the_job(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from waferbox import __version__
 
+    def cancelled(job: CoordinatedJob, message: str) -> None:
+        raise Defect("in the timeout")
+
+    monkeypatch.setattr(CoordinatedJob, "_cancelled", cancelled)
+    monkeypatch.setattr(deadlines, "JOB_CREATION", replace(deadlines.JOB_CREATION, session=1.0))
     cluster.add(**FULL)
-    break_thread("session-timeout")
     cluster.stub.CreateJob(
         management_pb2.CreateJobRequest(version=__version__, num_csx=1, num_workers_per_csx=1), timeout=20
     )
     cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_FAILED, DEADLINE)
-    assert "Defect: in session-timeout" in cluster.jobs()[0].message
+    assert "Defect: in the timeout" in cluster.jobs()[0].message
 
 
 @pytest.mark.defects
 def test_a_defect_in_the_timer_of_the_verdict_ends_the_job(
-    cluster: Any, client: Callable[..., Any], break_thread: Callable[[str], None]
+    cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.add(**FULL)
-    break_thread("verdict")
+    reach = Verdict._reach
+
+    def fail(verdict: Verdict, failure: node_pb2.Failure) -> None:
+        if failure.peer:
+            raise Defect("in the verdict")
+        reach(verdict, failure)
 
     def lose(context: Any, step: int) -> None:
         context.fail(node_pb2.Failure.KIND_NODE, "the link to swarmx-0 is lost", peer="swarmx-0")
 
+    monkeypatch.setattr(Verdict, "_reach", fail)
     cluster.behaviour.on_step["wafer-0"] = lose
     one = client()
     one.compile()
     one.begin(1000)
     one.start()
-    assert "Defect: in verdict" in failure_of(one).message
+    assert "Defect: in the verdict" in failure_of(one).message
 
 
-def test_a_defect_in_what_the_main_thread_does_every_second_ends_the_job(
+def test_a_defect_in_what_is_done_every_second_ends_the_job(
     cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from appliance.coordinator import serving
@@ -139,24 +179,21 @@ def test_a_defect_in_what_the_main_thread_does_every_second_ends_the_job(
 
 
 @pytest.mark.defects
-def test_a_client_that_comes_after_the_end_hears_of_it(
-    cluster: Any, break_thread: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from appliance.coordinator.job import CoordinatedJob
+def test_a_client_that_comes_after_the_end_hears_of_it(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from waferbox import __version__
     from waferbox.rpc.server import make_channel
 
     ended = threading.Event()
     close = CoordinatedJob.close
 
-    def note_end(job: Any) -> None:
-        close(job)
+    async def note_end(job: CoordinatedJob) -> None:
+        await close(job)
         ended.set()
 
     monkeypatch.setattr(CoordinatedJob, "close", note_end)
     monkeypatch.setattr(deadlines, "END", replace(deadlines.END, last_messages=DEADLINE))
     cluster.add(**FULL)
-    break_thread("management")
+    monkeypatch.setattr(ManagementLink, "_keep_stream", defect_in("the stream"))
     created = cluster.stub.CreateJob(
         management_pb2.CreateJobRequest(version=__version__, num_csx=1, num_workers_per_csx=1), timeout=20
     )
@@ -164,7 +201,7 @@ def test_a_client_that_comes_after_the_end_hears_of_it(
     with make_channel(created.coordinator, created.token) as channel:
         stub = coordinator_pb2_grpc.CoordinatorStub(channel)
         _opened, told = stub.Session(coordinator_pb2.SessionRequest(token=created.token), timeout=DEADLINE)
-    assert "Defect: in management" in told.failure.message
+    assert "Defect: in the stream" in told.failure.message
 
 
 def test_a_timer_calls_once_or_never() -> None:
