@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 from waferbox import roles
-from waferbox.rpc.async_server import Mailbox
+from waferbox.host.event_loop import Mailbox
 from wsc.v1 import management_pb2, observation_pb2
 
 KINDS = ("report", "log", "scalar")

@@ -6,10 +6,11 @@ from typing import Final, Protocol
 
 from appliance.coordinator.execution.execution import CoordinatedExecution
 from appliance.coordinator.execution.failures import JobFailed, Verdict
-from appliance.coordinator.execution.waiting import Abandoned, Changes, EpochOver
+from appliance.coordinator.execution.waiting import Abandoned, EpochOver
 from appliance.coordinator.nodes.job_nodes import NodesDied, NodesRefused
 from appliance.coordinator.recovery.recovery import Recovery
 from waferbox import roles
+from waferbox.host.event_loop import Changes
 from wsc.v1 import node_pb2
 
 

@@ -12,7 +12,6 @@ from appliance.coordinator.execution.client_progress import ClientProgress
 from appliance.coordinator.execution.execution import CoordinatedExecution, ExecutionParts
 from appliance.coordinator.execution.failures import JobFailed, SilenceWatch, Verdict, cause_of_replacement
 from appliance.coordinator.execution.output_links import OutputLinks
-from appliance.coordinator.execution.waiting import Changes
 from appliance.coordinator.execution_slot import ExecutionSlot
 from appliance.coordinator.management_link import ManagementCallbacks, ManagementLink, ManagementLost
 from appliance.coordinator.nodes.inputs import Inputs
@@ -30,6 +29,7 @@ from appliance.coordinator.session import ClientSession, is_listening
 from appliance.coordinator.settings import CoordinatorSettings
 from waferbox import deadlines, roles
 from waferbox.host.clock import Clock
+from waferbox.host.event_loop import Changes
 from waferbox.links.socket_names import host_id
 from waferbox.runtime.progress import IDLE_PARTS
 from waferbox.settings import HANG_SECONDS

@@ -13,12 +13,11 @@ from typing import Final, TypeAlias
 
 import grpc
 
-from appliance.coordinator.execution.waiting import Changes
 from appliance.coordinator.nodes.job_nodes import NodesRefused, OpenChannel
 from appliance.coordinator.settings import CoordinatorSettings
 from waferbox import deadlines
 from waferbox.host.clock import Clock, seconds_since_1970
-from waferbox.rpc.async_server import Mailbox
+from waferbox.host.event_loop import Changes, Mailbox
 from waferbox.runtime.registration import REFUSALS
 from waferbox.security.guard import bearer
 from waferbox.security.tokens import Kind, cluster_secret

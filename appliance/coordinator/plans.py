@@ -9,9 +9,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from appliance.coordinator.compilation import Compile, CompileRefused, report_of
-from appliance.coordinator.execution.waiting import Changes
 from appliance.coordinator.nodes.topology import Topology
 from appliance.coordinator.record import JobRecord
+from waferbox.host.event_loop import Changes
 from wsc.v1 import coordinator_pb2, plan_pb2
 
 logger = logging.getLogger(__name__)

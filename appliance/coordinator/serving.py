@@ -16,11 +16,12 @@ from appliance.coordinator.service import CoordinatorService
 from appliance.coordinator.settings import TAKEN_STATUS, CoordinatorSettings
 from waferbox import deadlines
 from waferbox.host.clock import SystemClock
+from waferbox.host.event_loop import from_any_thread
 from waferbox.launch.spawn import process_started
 from waferbox.links.listener import LinkListener
 from waferbox.links.socket_names import host_id
 from waferbox.rpc.address import bind
-from waferbox.rpc.async_server import from_any_thread, make_async_channel, make_async_server
+from waferbox.rpc.async_server import make_async_channel, make_async_server
 from waferbox.rpc.server import LARGE_MESSAGE_BYTES, make_server
 from waferbox.runtime.outbox import JobLogHandler
 from wsc.v1 import coordinator_pb2_grpc, node_pb2
@@ -90,7 +91,8 @@ async def serve_job(settings: CoordinatorSettings, compile_step: Compile, events
     coordinator_pb2_grpc.add_CoordinatorServicer_to_server(CoordinatorService(job, SystemClock()), server)
 
     def failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        if "handle" in context and isinstance(context.get("exception"), Exception):  # a callback or a timer
+        # A callback or a timer, but none of gRPC, whose callbacks serve all event loops of a process.
+        if "handle" in context and "PollerCompletionQueue" not in repr(context["handle"]):
             report(context["exception"])
         loop.default_exception_handler(context)
 

@@ -4,10 +4,9 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from appliance.coordinator.execution.waiting import Changes
 from waferbox import deadlines
+from waferbox.host.event_loop import Changes, Mailbox
 from waferbox.rpc.address import split_address
-from waferbox.rpc.async_server import Mailbox
 from wsc.v1 import coordinator_pb2
 
 

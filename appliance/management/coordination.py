@@ -7,7 +7,7 @@ from appliance.management.nodes.job_queue import Waiting
 from appliance.management.nodes.registry import NodeRegistry
 from appliance.management.requests import problem_of_acquire, problem_of_nodes, problem_of_report
 from waferbox.host.clock import Clock, seconds_since_1970
-from waferbox.rpc.async_server import Mailbox
+from waferbox.host.event_loop import Mailbox
 from waferbox.security.tokens import Kind, cluster_secret
 from wsc.v1 import management_pb2, observation_pb2
 

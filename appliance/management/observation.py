@@ -8,7 +8,8 @@ from appliance.job_history import KINDS, JobHistory, TooSlow, batches
 from appliance.management.coordination import Coordination
 from appliance.management.jobs import JobTable
 from appliance.management.requests import shown
-from waferbox.rpc.async_server import Context, Mailbox, when_over
+from waferbox.host.event_loop import Mailbox
+from waferbox.rpc.async_server import Context, when_over
 from wsc.v1 import observation_pb2, observation_pb2_grpc
 
 MAX_TRACED_STEPS = 1000

@@ -1,16 +1,13 @@
-"""gRPC servers and channels on an event loop, for processes with many open streams; and messages from threads.
+"""gRPC servers and channels on an event loop, for processes with many open streams.
 
 An open stream costs a coroutine here, and a thread in a server of `waferbox.rpc.server`.
 """
 
 import asyncio
 import concurrent.futures
-import contextlib
-import functools
 import logging
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any, Final, Generic, ParamSpec, TypeAlias, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeAlias, TypeVar
 
 import grpc
 
@@ -18,9 +15,6 @@ from waferbox.host.threads import GuardedThread
 from waferbox.rpc.server import SMALL_MESSAGE_BYTES, channel_options, server_options
 from waferbox.security.guard import AsyncServerGuard, Guard
 from waferbox.security.tls import open_async_channel
-
-# --- The server and channels ------------------------------------------------------------------------------------------
-
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -128,64 +122,3 @@ async def _settle() -> None:
     loop = asyncio.get_running_loop()
     await loop.shutdown_asyncgens()
     await loop.shutdown_default_executor()
-
-
-# --- Messages from threads to the event loop --------------------------------------------------------------------------
-
-
-_Parameters = ParamSpec("_Parameters")
-
-
-def from_any_thread(callback: Callable[_Parameters, object]) -> Callable[_Parameters, None]:
-    """Returns a function for all threads, which makes the running event loop call this one. It never blocks."""
-    loop = asyncio.get_running_loop()
-
-    def call(*arguments: _Parameters.args, **named: _Parameters.kwargs) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(functools.partial(callback, *arguments, **named))
-
-    return call
-
-
-_Message = TypeVar("_Message")
-
-
-class Mailbox(Generic[_Message]):
-    """A queue of messages from threads to a coroutine. To be made in the event loop that reads it. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._changed = asyncio.Event()
-        self._messages: deque[_Message] = deque()
-        self._closed = False
-
-    def __len__(self) -> int:
-        """The number of unread messages."""
-        return len(self._messages)
-
-    def put(self, message: _Message) -> None:
-        """Adds a message, from any thread; never blocks. No effect once the mailbox is closed."""
-        if self._closed:
-            return
-        self._messages.append(message)
-        self._wake()
-
-    def close(self) -> None:
-        """Makes `messages` end after the messages that were put before. From any thread; never blocks."""
-        self._closed = True
-        self._wake()
-
-    async def messages(self) -> AsyncIterator[_Message]:
-        """All messages, until the mailbox is closed."""
-        while True:
-            closed = self._closed  # read first, so that no message that was put before the end is lost
-            while self._messages:
-                yield self._messages.popleft()
-            if closed:
-                return
-            await self._changed.wait()
-            self._changed.clear()
-
-    def _wake(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended, and with it the reader
-            self._loop.call_soon_threadsafe(self._changed.set)

@@ -15,10 +15,11 @@ from appliance.coordinator.execution.recovery_points import (
     RecoveryPoint,
     RecoveryPoints,
 )
-from appliance.coordinator.execution.waiting import Changes, Waiting
+from appliance.coordinator.execution.waiting import Waiting
 from appliance.coordinator.nodes.job_nodes import JobMembers
 from appliance.coordinator.nodes.topology import Member
 from waferbox.host.clock import Clock
+from waferbox.host.event_loop import Changes
 from waferbox.runtime.schedule import StepSchedule
 from wsc.v1 import coordinator_pb2, node_pb2, plan_pb2
 

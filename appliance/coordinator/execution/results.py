@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy
 
+from waferbox.host.event_loop import from_any_thread
 from waferbox.host.threads import GuardedThread
 from waferbox.links.elements import tensor_bytes, torch_dtype
 from waferbox.links.hub import Hub, Stopped
 from waferbox.links.link import HELD_STEPS, Link, LinkLost
-from waferbox.rpc.async_server import from_any_thread
 from waferbox.runtime.schedule import StepSchedule
 from wsc.v1 import coordinator_pb2, node_pb2, plan_pb2
 

@@ -1,10 +1,10 @@
-"""Waits of coroutines for a change of the job, which end early when the job fails, the client leaves or a node dies."""
+"""Waits for nodes and the client that end early when the job fails, the client leaves, or the epoch is over."""
 
-import asyncio
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from appliance.coordinator.execution.failures import JobFailed, Verdict
+from waferbox.host.event_loop import Changes
 
 _T = TypeVar("_T")
 
@@ -15,47 +15,6 @@ class Abandoned(Exception):
 
 class EpochOver(Exception):
     """Raised when the epoch cannot be completed: a node died, or a link is lost."""
-
-
-class Changes:
-    """The changes of a job's state, for which coroutines wait. Used in one event loop."""
-
-    def __init__(self) -> None:
-        self._waiting: set[asyncio.Future[None]] = set()
-
-    def notify(self) -> None:
-        """Makes all waits check their conditions again."""
-        waiting, self._waiting = self._waiting, set()
-        for future in waiting:
-            _wake(future)
-
-    async def until(self, ready: Callable[[], _T], seconds: float | None = None) -> _T:
-        """Waits until ready() is true, which it becomes with a change only; returns its last value.
-
-        Args:
-            ready: the condition; its exceptions end the wait.
-            seconds: after which the wait ends anyway; None: never.
-        """
-        loop = asyncio.get_running_loop()
-        deadline = None if seconds is None else loop.time() + seconds
-        while not (value := ready()):
-            if deadline is not None and loop.time() >= deadline:
-                break
-            future = loop.create_future()
-            self._waiting.add(future)
-            timer = None if deadline is None else loop.call_at(deadline, _wake, future)
-            try:
-                await future
-            finally:
-                self._waiting.discard(future)
-                if timer is not None:
-                    timer.cancel()
-        return value
-
-
-def _wake(future: "asyncio.Future[None]") -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 class HasEnd(Protocol):

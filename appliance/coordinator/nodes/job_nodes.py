@@ -7,10 +7,9 @@ from typing import TypeAlias
 
 import grpc
 
-from appliance.coordinator.execution.waiting import Changes
 from appliance.coordinator.nodes.topology import COORDINATOR, Member, Topology
 from waferbox import deadlines, roles
-from waferbox.rpc.async_server import Mailbox
+from waferbox.host.event_loop import Changes, Mailbox
 from waferbox.security.guard import bearer
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, node_pb2_grpc, plan_pb2
 

@@ -7,7 +7,6 @@ from typing import Protocol
 from appliance.coordinator.execution.execution import CoordinatedExecution
 from appliance.coordinator.execution.failures import Verdict
 from appliance.coordinator.execution.recovery_points import NoRecoveryPoint, RecoveryPoints
-from appliance.coordinator.execution.waiting import Changes
 from appliance.coordinator.nodes.inputs import Inputs
 from appliance.coordinator.nodes.job_nodes import JobMembers
 from appliance.coordinator.nodes.topology import Member
@@ -15,6 +14,7 @@ from appliance.coordinator.recovery.fewer_wafers import FewerWafers, RequestNode
 from appliance.coordinator.recovery.restarts import RestartLimit
 from waferbox import deadlines, settings
 from waferbox.host.clock import Clock, seconds_since_1970
+from waferbox.host.event_loop import Changes
 from wsc.v1 import management_pb2, node_pb2
 
 logger = logging.getLogger(__name__)

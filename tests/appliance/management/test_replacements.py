@@ -1,9 +1,10 @@
 """Nodes in place of lost ones: who gets which, when, and what the coordinator is told meanwhile."""
 
+import asyncio
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,19 @@ import grpc
 import pytest
 from tokens_shown import shown, token
 
-from appliance.coordinator.management_link import ManagementCallbacks, ManagementLink, ManagementLost
+from appliance.coordinator.management_link import (
+    ManagementCallbacks,
+    ManagementLink,
+    ManagementLost,
+    ProcessIdentity,
+)
 from appliance.coordinator.settings import CoordinatorSettings
 from appliance.management.nodes import replacements
 from appliance.management.nodes.job_queue import Waiting
 from appliance.management.nodes.registry import NodeRegistry
 from waferbox import __version__, deadlines
 from waferbox.host.clock import SystemClock
+from waferbox.rpc.async_server import make_async_channel
 from waferbox.rpc.server import make_channel
 from waferbox.security.tokens import Kind
 from wsc.v1 import management_pb2, node_pb2, node_pb2_grpc
@@ -340,14 +347,40 @@ class Linked:
             cache_root=tmp_path,
             terminated="",
         )
-        self.link = ManagementLink(settings, "127.0.0.1:1")
-        self.link.hello()
-        self.link.listen(self.listening.callbacks())
-        self.nodes = self.link.acquire(management_pb2.Acquire(num_wafers=1, num_workers_per_wafer=1)).nodes
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever)
+        self._thread.start()
+        self.link, self.nodes = self.run(self._open(settings)).result(WAIT_SECONDS)
+
+    async def _open(self, settings: CoordinatorSettings) -> tuple[ManagementLink, Sequence[management_pb2.NodeInfo]]:
+        identity = ProcessIdentity(process_id=1, process_started=1, host="host")
+        link = ManagementLink(settings, "127.0.0.1:1", make_async_channel, identity, SystemClock())
+        await link.hello()
+        link.listen(self.listening.callbacks())
+        acquired = await link.acquire(management_pb2.Acquire(num_wafers=1, num_workers_per_wafer=1))
+        return link, acquired.nodes
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> "Future[Any]":
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+    def replace(
+        self, lost: Sequence[management_pb2.NodeInfo], seconds: float | None = None
+    ) -> "Future[management_pb2.Acquired]":
+        return self.run(self.link.replace(lost, seconds))
 
     def close(self) -> None:
-        self.link.report(management_pb2.JobReport(phase=management_pb2.JOB_PHASE_CANCELLED))  # else management waits
-        self.link.close(wait=False)
+        async def close() -> None:
+            # Otherwise management waits for another coordinator.
+            self.link.report(management_pb2.JobReport(phase=management_pb2.JOB_PHASE_CANCELLED))
+            await self.link.close(wait=False)
+
+        self.run(close()).result(WAIT_SECONDS)
+
+    def end(self) -> None:
+        self.close()
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
 
 
 @pytest.fixture
@@ -357,35 +390,33 @@ def linked(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     cluster.add(memoryx=1, swarmx=1, wafer=1, workers=1)
     linked = Linked(cluster, tmp_path)
     yield linked
-    linked.close()
+    linked.end()
 
 
 def test_the_link_waits_for_a_node_that_comes_later(cluster: Any, linked: Linked) -> None:
-    with ThreadPoolExecutor(1) as pool:
-        lost = of(linked.nodes, "wafer-0")
-        cluster.kill(next(i for i, (module, _) in enumerate(cluster.nodes) if module == "wafer"))
-        cluster.until(lambda: linked.listening.lost)  # who is replaced is missed no more
-        answer = pool.submit(linked.link.replace, [lost])
-        cluster.until(lambda: any("1 wafer, not in the cluster" in s.waiting_for for s in linked.listening.statuses))
-        cluster.add(wafer=1)
-        nodes = answer.result(WAIT_SECONDS).nodes
+    lost = of(linked.nodes, "wafer-0")
+    cluster.kill(next(i for i, (module, _) in enumerate(cluster.nodes) if module == "wafer"))
+    cluster.until(lambda: linked.listening.lost)  # who is replaced is missed no more
+    answer = linked.replace([lost])
+    cluster.until(lambda: any("1 wafer, not in the cluster" in s.waiting_for for s in linked.listening.statuses))
+    cluster.add(wafer=1)
+    nodes = answer.result(WAIT_SECONDS).nodes
     assert of(nodes, "wafer-0").address == cluster.nodes[-1][1].address
     cluster.until(lambda: not linked.listening.statuses[-1].waiting_for)
     assert {node.member for node in nodes} == {node.member for node in linked.nodes}
 
 
 def test_the_link_asks_a_management_service_that_was_started_meanwhile(cluster: Any, linked: Linked) -> None:
-    with ThreadPoolExecutor(1) as pool:
-        lost = of(linked.nodes, "wafer-0")
-        cluster.kill(next(i for i, (module, _) in enumerate(cluster.nodes) if module == "wafer"))
-        answer = pool.submit(linked.link.replace, [lost])
-        cluster.until(lambda: any(s.waiting_for for s in linked.listening.statuses))
-        address = cluster.address
-        cluster.stop_management()
-        cluster.start_management(address)
-        cluster.wait_for_nodes(3)
-        cluster.add(wafer=1)
-        nodes = answer.result(WAIT_SECONDS).nodes
+    lost = of(linked.nodes, "wafer-0")
+    cluster.kill(next(i for i, (module, _) in enumerate(cluster.nodes) if module == "wafer"))
+    answer = linked.replace([lost])
+    cluster.until(lambda: any(s.waiting_for for s in linked.listening.statuses))
+    address = cluster.address
+    cluster.stop_management()
+    cluster.start_management(address)
+    cluster.wait_for_nodes(3)
+    cluster.add(wafer=1)
+    nodes = answer.result(WAIT_SECONDS).nodes
     assert of(nodes, "wafer-0").address == cluster.nodes[-1][1].address
     assert {(node.member, node.address) for node in nodes if node.member != "wafer-0"} == {
         (node.member, node.address) for node in linked.nodes if node.member != "wafer-0"
@@ -402,24 +433,22 @@ def test_the_wait_for_replacements_has_ends(cluster: Any, linked: Linked) -> Non
     lost = of(linked.nodes, "wafer-0")
     cluster.kill(next(i for i, (module, _) in enumerate(cluster.nodes) if module == "wafer"))
     with pytest.raises(TimeoutError, match="no nodes within"):
-        linked.link.replace([lost], 0.05)
-    with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(linked.link.replace, [lost])
-        cluster.until(lambda: any(s.waiting_for for s in linked.listening.statuses))
-        linked.close()
-        with pytest.raises(ManagementLost):
-            answer.result(WAIT_SECONDS)
+        linked.replace([lost], 0.05).result(WAIT_SECONDS)
+    answer = linked.replace([lost])
+    cluster.until(lambda: any(s.waiting_for for s in linked.listening.statuses))
+    linked.close()
+    with pytest.raises(ManagementLost):
+        answer.result(WAIT_SECONDS)
 
 
 def test_a_late_answer_is_not_taken_for_that_of_a_later_request(cluster: Any, linked: Linked) -> None:
     lost = of(linked.nodes, "wafer-0")
     cluster.kill(next(i for i, (module, _) in enumerate(cluster.nodes) if module == "wafer"))
     with pytest.raises(TimeoutError):
-        linked.link.replace([lost], 0.05)
-    with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(linked.link.replace, [of(linked.nodes, "worker-0")])
-        cluster.add(wafer=1)
-        nodes = answer.result(WAIT_SECONDS).nodes  # the worker lives, and is free again soon
+        linked.replace([lost], 0.05).result(WAIT_SECONDS)
+    answer = linked.replace([of(linked.nodes, "worker-0")])
+    cluster.add(wafer=1)
+    nodes = answer.result(WAIT_SECONDS).nodes  # the worker lives, and is free again soon
     assert of(nodes, "wafer-0").address == cluster.nodes[-1][1].address
     assert of(nodes, "worker-0").address == of(linked.nodes, "worker-0").address
     assert not linked.link._unanswered
@@ -429,7 +458,7 @@ def test_a_node_says_when_the_job_has_let_it_go(cluster: Any, linked: Linked) ->
     wafer = of(linked.nodes, "wafer-0")
     commands: queue.SimpleQueue[node_pb2.AttachRequest | None] = queue.SimpleQueue()
     commands.put(node_pb2.AttachRequest(attach=node_pb2.AttachJob(job=linked.job, node="wafer-0")))
-    with make_channel(wafer.address, wafer.lease) as channel, ThreadPoolExecutor(1) as pool:
+    with make_channel(wafer.address, wafer.lease) as channel:
         responses = node_pb2_grpc.NodeServiceStub(channel).Attach(iter(commands.get, None))
         next(responses)
         heard = threading.Event()
@@ -443,7 +472,7 @@ def test_a_node_says_when_the_job_has_let_it_go(cluster: Any, linked: Linked) ->
         cluster.service._registry.renew = heartbeat
         assert heard.wait(WAIT_SECONDS)
         heard.clear()
-        answer = pool.submit(linked.link.replace, [wafer])
+        answer = linked.replace([wafer])
         cluster.until(lambda: [n.member for n in cluster.wait_for_nodes(4) if n.address == wafer.address] == [""])
         heard.clear()
         assert heard.wait(WAIT_SECONDS)
