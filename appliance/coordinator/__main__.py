@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from appliance.coordinator.compilation import cached_compiler
+from appliance.coordinator.process_host import ProcessHost
+from appliance.coordinator.record import JobRecord, RecordFolder, record_folder
 from appliance.coordinator.serving import CutOff, Event, serve_job
 from appliance.coordinator.settings import CUT_OFF_STATUS, CoordinatorSettings, read_settings
 from waferbox.launch.installation import begin_process
@@ -41,7 +43,13 @@ async def _serve(settings: CoordinatorSettings) -> int:
     events: asyncio.Queue[Event] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, events.put_nowait, Event.TERMINATE)
-    return await serve_job(settings, cached_compiler(settings.cache, settings.cache_root), events)
+    host = ProcessHost(settings)
+    try:
+        compile_step = cached_compiler(settings.cache, settings.cache_root)
+        record = JobRecord(RecordFolder(record_folder(settings.cache_root, settings.job)))
+        return await serve_job(settings, compile_step, events, host, record)
+    finally:
+        host.close()
 
 
 if __name__ == "__main__":

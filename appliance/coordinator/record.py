@@ -39,26 +39,50 @@ class RecordTaken(RuntimeError):
     """Raised when another process has the job."""
 
 
-class JobRecord:
-    """The record of a job, as its coordinator writes and reads it. Used in one event loop.
+class RecordStorage(Protocol):
+    """The storage of a job's record, which one process locks. A file is written whole or not at all."""
 
-    The first write that fails is logged; from then on the job ends with its coordinator.
-    """
+    def make(self) -> None:
+        """Makes the storage, which is empty. An error is raised by the first write."""
+
+    def hold(self) -> None:
+        """Locks the storage until close or the end of the process; no effect if there is none. Raises RecordTaken."""
+
+    def touch(self) -> None:
+        """Marks the job as alive, if the storage is locked."""
+
+    def close(self) -> None:
+        """Unlocks the storage."""
+
+    def read(self, name: str) -> bytes:
+        """Reads a file. Raises OSError."""
+
+    def write(self, name: str, content: bytes) -> None:
+        """Writes a file. Raises OSError."""
+
+    def remove(self, name: str) -> None:
+        """Removes a file, if it is there."""
+
+    def remove_all(self) -> None:
+        """Removes all files."""
+
+    def why_not_kept(self, nbytes: int, reason: str | None) -> str:
+        """Describes for the user why so many bytes could not be written."""
+
+
+class RecordFolder:
+    """The RecordStorage that is a folder, readable for this user alone."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._is_kept = False
         self._held: int | None = None  # descriptor of the locked file
-        self._record = record_pb2.JobRecord()
-        self.plans: dict[str, plan_pb2.Plan] = {}  # of the earlier incarnation, by artifact
-        self.steps: dict[str, coordinator_pb2.CompileRequest] = {}  # of the earlier incarnation
-        self.inputs: list[node_pb2.PrepareInput] = []  # of the earlier incarnation
-        self.was_cut_off = False  # whether the earlier coordinator lost the connection to its script
 
-    # --- read by a successor ------------------------------------------------------------------------------------------
+    def make(self) -> None:
+        with contextlib.suppress(OSError):  # the first write reports it
+            self._folder.parent.mkdir(parents=True, exist_ok=True)
+            self._folder.mkdir(mode=0o700, exist_ok=True)
 
     def hold(self) -> None:
-        """Locks the job for this process, until close or the end of the process. Raises RecordTaken."""
         try:
             held = os.open(self._folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         except OSError:
@@ -71,31 +95,75 @@ class JobRecord:
         self._held = held
 
     def touch(self) -> None:
-        """Marks the job as alive; to be called every few seconds."""
         if self._held is not None:
             os.utime(self._held)
 
     def close(self) -> None:
-        """Unlocks the job for another process."""
         held, self._held = self._held, None
         if held is not None:
             os.close(held)
 
+    def read(self, name: str) -> bytes:
+        check_private(self._folder)
+        return (self._folder / name).read_bytes()
+
+    def write(self, name: str, content: bytes) -> None:
+        check_private(self._folder)
+        write_whole(self._folder / name, content, durable=False)
+
+    def remove(self, name: str) -> None:
+        (self._folder / name).unlink(missing_ok=True)
+
+    def remove_all(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def why_not_kept(self, nbytes: int, reason: str | None) -> str:
+        return why_not_kept(self._folder, nbytes, reason)
+
+
+class JobRecord:
+    """The record of a job, as its coordinator writes and reads it. Used in one event loop.
+
+    The first write that fails is logged; from then on the job ends with its coordinator.
+    """
+
+    def __init__(self, storage: RecordStorage) -> None:
+        self._storage = storage
+        self._is_kept = False
+        self._record = record_pb2.JobRecord()
+        self.plans: dict[str, plan_pb2.Plan] = {}  # of the earlier incarnation, by artifact
+        self.steps: dict[str, coordinator_pb2.CompileRequest] = {}  # of the earlier incarnation
+        self.inputs: list[node_pb2.PrepareInput] = []  # of the earlier incarnation
+        self.was_cut_off = False  # whether the earlier coordinator lost the connection to its script
+
+    # --- read by a successor ------------------------------------------------------------------------------------------
+
+    def hold(self) -> None:
+        """Locks the job for this process, until close or the end of the process. Raises RecordTaken."""
+        self._storage.hold()
+
+    def touch(self) -> None:
+        """Marks the job as alive; to be called every few seconds."""
+        self._storage.touch()
+
+    def close(self) -> None:
+        """Unlocks the job for another process."""
+        self._storage.close()
+
     def take_over(self) -> None:
         """Reads the record of an earlier incarnation, after hold. Raises RecordLost."""
         self._is_kept = True
+        read = self._storage.read
         try:
-            check_private(self._folder)
-            self._record.ParseFromString((self._folder / RECORD).read_bytes())
+            self._record.ParseFromString(read(RECORD))
             for artifact in self.artifacts.values():
-                self.plans[artifact] = plan_pb2.Plan.FromString((self._folder / _plan_file(artifact)).read_bytes())
-                step = (self._folder / _step_file(artifact)).read_bytes()
-                self.steps[artifact] = coordinator_pb2.CompileRequest.FromString(step)
+                self.plans[artifact] = plan_pb2.Plan.FromString(read(_plan_file(artifact)))
+                self.steps[artifact] = coordinator_pb2.CompileRequest.FromString(read(_step_file(artifact)))
             for loader in self._record.loaders:
-                self.inputs.append(node_pb2.PrepareInput.FromString((self._folder / _input_file(loader)).read_bytes()))
+                self.inputs.append(node_pb2.PrepareInput.FromString(read(_input_file(loader))))
         except (OSError, DecodeError) as error:
             self._is_kept = False
-            raise RecordLost(f"its record in {self._folder} cannot be read: {error}") from error
+            raise RecordLost(f"its record cannot be read: {error}") from error
 
         self.was_cut_off = self._record.cut_off
 
@@ -167,9 +235,7 @@ class JobRecord:
         """Begins the record. is_kept: False if the job ends with its coordinator anyway. Raises RecordTaken."""
         self._is_kept = is_kept
         if is_kept:
-            with contextlib.suppress(OSError):  # the first write reports it
-                self._folder.parent.mkdir(parents=True, exist_ok=True)
-                self._folder.mkdir(mode=0o700, exist_ok=True)
+            self._storage.make()
             self.hold()
         self._change(lambda record: None)
 
@@ -213,7 +279,7 @@ class JobRecord:
 
         self._change(change)
         for loader in old:
-            (self._folder / _input_file(loader)).unlink(missing_ok=True)
+            self._storage.remove(_input_file(loader))
         return execution
 
     def started(self, index: int) -> None:
@@ -298,7 +364,7 @@ class JobRecord:
         """Removes the record at the end of the job."""
         if self._is_kept:
             self._is_kept = False
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._storage.remove_all()
         self.close()
 
     # --- files --------------------------------------------------------------------------------------------------------
@@ -309,7 +375,7 @@ class JobRecord:
         if self._is_kept:
             content = self._record.SerializeToString()
             try:
-                self._write(RECORD, content)
+                self._storage.write(RECORD, content)
             except OSError as error:
                 self._give_up(len(content), error)
 
@@ -322,7 +388,7 @@ class JobRecord:
             nonlocal nbytes
             content = serialize()
             nbytes = len(content)
-            self._write(name, content)
+            self._storage.write(name, content)
 
         if self._is_kept:
             try:
@@ -330,16 +396,12 @@ class JobRecord:
             except OSError as error:
                 self._give_up(nbytes, error)
 
-    def _write(self, name: str, content: bytes) -> None:
-        check_private(self._folder)
-        write_whole(self._folder / name, content, durable=False)
-
     def _give_up(self, nbytes: int, error: OSError) -> None:
         """Keeps no record any more: an outdated one must not be used."""
         if self._is_kept:
             self._is_kept = False
-            shutil.rmtree(self._folder, ignore_errors=True)
-            why = why_not_kept(self._folder, nbytes, error.strerror)
+            self._storage.remove_all()
+            why = self._storage.why_not_kept(nbytes, error.strerror)
             logger.warning("the job will end with this process, as its record cannot be kept in %s", why)
 
 

@@ -36,22 +36,22 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     """Serves Coordinator for one job. A failure of the job is sent on the streams; unary calls fail with it too."""
 
     def __init__(self, job: CoordinatedJob, clock: Clock) -> None:
-        self._job = job
+        self.job = job
         self._clock = clock
 
     async def Session(
         self, request: coordinator_pb2.SessionRequest, context: Context
     ) -> AsyncIterator[coordinator_pb2.SessionResponse]:
         await self._check(request.token, context)
-        if not self._job.session.open():
-            if request.cut_off and self._job.session.reconnects():
+        if not self.job.session.open():
+            if request.cut_off and self.job.session.reconnects():
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "another coordinator takes over the job")
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, "the job has a session")
-        when_over(context, self._job.client_left)
+        when_over(context, self.job.client_left)
         yield coordinator_pb2.SessionResponse(opened=coordinator_pb2.SessionOpened())
-        async for message in self._job.session.messages():
+        async for message in self.job.session.messages():
             yield message
-        failure = self._job.verdict.failure
+        failure = self.job.verdict.failure
         if failure is not None:
             yield coordinator_pb2.SessionResponse(failure=failure)
 
@@ -60,7 +60,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     ) -> coordinator_pb2.PrepareInputResponse:
         await self._check(request.token, context)
         try:
-            await self._job.prepare_input(request.input)
+            await self.job.prepare_input(request.input)
         except JobFailed as error:
             await _abort(context, error.failure)
         return coordinator_pb2.PrepareInputResponse()
@@ -71,7 +71,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         await self._check(request.token, context)
         begin = self._clock.monotonic()
         try:
-            artifact, plan, cached = await self._job.compile(request.cirh, request.options)
+            artifact, plan, cached = await self.job.compile(request.cirh, request.options)
         except JobFailed as error:
             await _abort(context, error.failure)
         except CompileRefused as error:
@@ -87,7 +87,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             cached=cached,
             states=placements(plan),
             outputs=plan.coordinator.outputs,
-            report=self._job.plans.report(artifact),
+            report=self.job.plans.report(artifact),
             seconds=self._clock.monotonic() - begin,
             wafer_kernels=len(plan.wafer.kernels) + len(plan.pipeline.kernels),
             precision=plan.precision if plan.HasField("precision") else None,
@@ -98,7 +98,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     async def Shards(self, request: coordinator_pb2.ShardsRequest, context: Context) -> coordinator_pb2.ShardsResponse:
         await self._check(request.token, context)
         try:
-            shards = await self._job.shards(request.step)
+            shards = await self.job.shards(request.step)
         except JobFailed as error:
             await _abort(context, error.failure)
         except Abandoned:
@@ -107,7 +107,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
     async def Finish(self, request: coordinator_pb2.FinishRequest, context: Context) -> coordinator_pb2.FinishResponse:
         await self._check(request.token, context)
-        self._job.is_finished = True
+        self.job.is_finished = True
         return coordinator_pb2.FinishResponse()
 
     async def Execute(
@@ -122,7 +122,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         except ValueError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         try:
-            execution = await self._job.begin(first.begin)
+            execution = await self.job.begin(first.begin)
         except KeyError:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"this job has not compiled {first.begin.artifact!r}")
         except JobFailed as error:
@@ -131,8 +131,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         if execution is None:
             message = "the job is in an execution: begin the next one after its end"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
-        when_over(context, lambda: self._job.client_left_execution(execution))
-        reading = self._job.begin_task(self._read_requests(execution, request_iterator))
+        when_over(context, lambda: self.job.client_left_execution(execution))
+        reading = self.job.begin_task(self._read_requests(execution, request_iterator))
         try:
             async for response in execution.responses():
                 yield response
@@ -143,7 +143,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         # A defect here must end the job and be visible.
         except Exception as error:
             logger.exception("the execution failed")
-            self._job.verdict.report_defect(error)
+            self.job.verdict.report_defect(error)
             yield coordinator_pb2.ExecuteResponse(failed=internal_failure(error))
         finally:
             reading.cancel()
@@ -161,11 +161,11 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 case "checkpoint_released":
                     execution.checkpoint_released(request.checkpoint_released.step)
         if execution.waits_for_client:
-            self._job.client_left_execution(execution)
+            self.job.client_left_execution(execution)
 
     async def _check(self, token: str, context: Context) -> None:
         # compare_digest takes non-ASCII text only as bytes
-        if not hmac.compare_digest(token.encode(), self._job.token.encode()):
+        if not hmac.compare_digest(token.encode(), self.job.token.encode()):
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "this is the coordinator of another job")
 
 

@@ -1,30 +1,24 @@
-"""The work of a coordinator's process: serves one job, from its start to its last report."""
+"""The work of a coordinator: serves one job, from its start to its last report."""
 
 import asyncio
 import enum
 import logging
-import os
-from typing import Any
+from typing import Any, Protocol
 
 from appliance.coordinator.compilation import Compile
-from appliance.coordinator.execution.output_links import ListenedLinks
+from appliance.coordinator.execution.output_links import OutputLinks
 from appliance.coordinator.job import CoordinatedJob
 from appliance.coordinator.management_link import ManagementLink, ManagementLost, ProcessIdentity
+from appliance.coordinator.nodes.job_nodes import OpenChannel
 from appliance.coordinator.nodes.topology import COORDINATOR
-from appliance.coordinator.record import JobRecord, RecordLost, RecordTaken, record_folder
+from appliance.coordinator.record import JobRecord, RecordLost, RecordTaken
 from appliance.coordinator.service import CoordinatorService
 from appliance.coordinator.settings import TAKEN_STATUS, CoordinatorSettings
 from waferbox import deadlines
-from waferbox.host.clock import SystemClock
+from waferbox.host.clock import Clock
 from waferbox.host.event_loop import from_any_thread
-from waferbox.launch.spawn import process_started
-from waferbox.links.listener import LinkListener
-from waferbox.links.socket_names import host_id
-from waferbox.rpc.address import bind
-from waferbox.rpc.async_server import make_async_channel, make_async_server
-from waferbox.rpc.server import LARGE_MESSAGE_BYTES, make_server
 from waferbox.runtime.outbox import JobLogHandler
-from wsc.v1 import coordinator_pb2_grpc, node_pb2
+from wsc.v1 import node_pb2
 
 TICK_SECONDS = 1.0
 
@@ -43,31 +37,62 @@ class CutOff(Exception):
     """Raised when the process must end at once and leave everything as it is."""
 
 
-async def serve_job(settings: CoordinatorSettings, compile_step: Compile, events: "asyncio.Queue[Event]") -> int:
-    """Serves the job until it is over; returns the exit status. Raises CutOff."""
-    server = make_async_server(job=settings.job, for_scripts=True, max_message_bytes=LARGE_MESSAGE_BYTES)
-    address = bind(server, settings.listen)
-    # The links from other hosts are streams of bytes, which threads receive.
-    link_server = make_server(job=settings.job)
+class CoordinatorHost(Protocol):
+    """What a coordinator uses of its process and its host, which a simulation replaces.
 
-    def report(defect: Exception) -> None:
-        job.verdict.report_defect(defect)
+    Attributes:
+        address: of the coordinator's server.
+        identity: of the process.
+        clock: of the host.
+        links: on which the coordinator receives outputs.
+        open_channel: opens a channel to an address.
+    """
 
-    listener = LinkListener(bind(link_server, settings.listen), from_any_thread(report))
-    listener.add_to_server(link_server)
-    record = JobRecord(record_folder(settings.cache_root, settings.job))
+    address: str
+    identity: ProcessIdentity
+    clock: Clock
+    links: OutputLinks
+    open_channel: OpenChannel
+
+    async def serve(self, service: CoordinatorService) -> None:
+        """Begins to serve."""
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Ends the server, and the calls under way after so many seconds."""
+
+
+async def serve_job(
+    settings: CoordinatorSettings,
+    compile_step: Compile,
+    events: "asyncio.Queue[Event]",
+    host: CoordinatorHost,
+    record: JobRecord,
+) -> int:
+    """Serves the job until it is over.
+
+    Args:
+        settings: of the coordinator.
+        compile_step: the compiler.
+        events: the orders to this coordinator, which adds its own events.
+        host: of the coordinator.
+        record: of the job.
+
+    Returns:
+        The exit status of the process.
+
+    Raises:
+        CutOff: the script is cut off.
+    """
     try:
         if settings.restarted:
             record.hold()
         else:
             # Before the address is sent, so that there is a record whenever this process dies.
             record.begin(is_kept=settings.may_restart)
-        identity = ProcessIdentity(process_id=os.getpid(), process_started=process_started(os.getpid()), host=host_id())
-        management = ManagementLink(settings, address, make_async_channel, identity, SystemClock())
+        management = ManagementLink(settings, host.address, host.open_channel, host.identity, host.clock)
         request = await management.hello()
     except (ManagementLost, RecordTaken) as error:
         logger.error("%s", error)
-        listener.close()
         record.close()
         return TAKEN_STATUS if isinstance(error, RecordTaken) else 1
     lost = None
@@ -80,25 +105,16 @@ async def serve_job(settings: CoordinatorSettings, compile_step: Compile, events
         settings,
         request,
         management,
-        ListenedLinks(listener),
-        make_async_channel,
+        host.links,
+        host.open_channel,
         compile_step,
         record,
-        SystemClock(),
+        host.clock,
         on_over=lambda: events.put_nowait(Event.OVER),
         on_cut_off=lambda: events.put_nowait(Event.CUT_OFF),
     )
-    coordinator_pb2_grpc.add_CoordinatorServicer_to_server(CoordinatorService(job, SystemClock()), server)
-
-    def failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        # A callback or a timer, but none of gRPC, whose callbacks serve all event loops of a process.
-        if "handle" in context and "PollerCompletionQueue" not in repr(context["handle"]):
-            report(context["exception"])
-        loop.default_exception_handler(context)
-
-    asyncio.get_running_loop().set_exception_handler(failed)
-    link_server.start()
-    await server.start()
+    _report_defects(job)
+    await host.serve(CoordinatorService(job, host.clock))
     job.start()
     if lost is not None:
         job.verdict.report(lost)
@@ -117,10 +133,20 @@ async def serve_job(settings: CoordinatorSettings, compile_step: Compile, events
     if job.verdict.failure is not None:
         # A script that connects later would not receive the failure.
         await job.session.wait_until_open(deadlines.END.last_messages)
-    await server.stop(deadlines.END.last_messages)
-    link_server.stop(None)
-    listener.close()
+    await host.stop(deadlines.END.last_messages)
     return 0
+
+
+def _report_defects(job: CoordinatedJob) -> None:
+    """Ends the job after an unexpected exception in a callback or a timer of the event loop."""
+
+    def failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        # Callbacks of gRPC serve all event loops of a process.
+        if "handle" in context and "PollerCompletionQueue" not in repr(context["handle"]):
+            job.verdict.report_defect(context["exception"])
+        loop.default_exception_handler(context)
+
+    asyncio.get_running_loop().set_exception_handler(failed)
 
 
 async def _next(events: "asyncio.Queue[Event]") -> Event | None:

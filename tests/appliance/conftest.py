@@ -19,8 +19,10 @@ from pretending_job import Behaviour, PretendingJob, plan_with_groups
 from appliance.coordinator import serving
 from appliance.coordinator import settings as coordinator_settings
 from appliance.coordinator.compilation import CompileRefused
+from appliance.coordinator.job import CoordinatedJob
+from appliance.coordinator.process_host import ProcessHost
 from appliance.coordinator.processes import HostProcesses
-from appliance.coordinator.record import OrphanedJobs
+from appliance.coordinator.record import JobRecord, OrphanedJobs, RecordFolder, record_folder
 from appliance.coordinator.serving import CutOff, Event, serve_job
 from appliance.coordinator.settings import CUT_OFF_STATUS, CoordinatorHome, CoordinatorSettings, read_settings
 from appliance.management.service import ManagementService
@@ -95,34 +97,26 @@ def fake_compile(
     return artifact, make_plan(num_csx, num_shards, outputs=cirh != "silent"), False
 
 
-_made: dict[asyncio.AbstractEventLoop, dict[str, Any]] = {}  # what serve_job makes in an event loop
+_jobs: dict[asyncio.AbstractEventLoop, CoordinatedJob] = {}  # of the coordinators that run
 
 
-def noted(make: Callable[..., Any], name: str) -> Callable[..., Any]:
-    def wrapper(*arguments: Any, **options: Any) -> Any:
-        made = make(*arguments, **options)
-        _made[asyncio.get_running_loop()][name] = made
-        return made
-
-    return wrapper
-
-
-async def drop_dead(made: Mapping[str, Any]) -> None:
+async def drop_dead(job: CoordinatedJob | None, host: ProcessHost, record: JobRecord) -> None:
     """Acts as the death of the coordinator's process: its sockets close, and it sends and writes nothing more."""
-    job, management = made["job"], made["management"]
-    job._record._is_kept = False
-    job._record.close()
-    tasks = [management._keeping, *job._tasks, *(each._reading for each in job._nodes._attachments.values())]
-    for task in tasks:
-        task.cancel()
-    await asyncio.wait(tasks)
-    for attachment in job._nodes._attachments.values():
-        await attachment._channel.close(None)
-    await management._channel.close(None)
-    await made["server"].stop(0)
-    made["link_server"].stop(0)
-    made["listener"].close()
-    for execution in job._executions.live():
+    record._is_kept = False
+    record.close()
+    if job is not None:
+        management = job._management
+        attachments = list(job._nodes._attachments.values())
+        tasks = [*job._tasks, *(each._reading for each in attachments)]
+        tasks += [] if management._keeping is None else [management._keeping]
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        for attachment in attachments:
+            await attachment._channel.close(None)
+        await management._channel.close(None)
+    await host.stop(0)
+    for execution in [] if job is None else job._executions.live():
         await execution.close()
 
 
@@ -151,22 +145,25 @@ class ThreadChild:
             return artifact, plan_with_groups(plan), cached
 
         async def serve() -> int:
-            made = _made.setdefault(self._loop, {})
-            self._serving = asyncio.create_task(serve_job(self.settings, compile_step, self.events))
+            host = ProcessHost(self.settings)
+            record = JobRecord(RecordFolder(record_folder(self.settings.cache_root, self.settings.job)))
+            self._serving = asyncio.create_task(serve_job(self.settings, compile_step, self.events, host, record))
             try:
                 return await self._serving
             except CutOff:
-                await drop_dead(made)
+                await drop_dead(_jobs.get(self._loop), host, record)
                 return CUT_OFF_STATUS
             except asyncio.CancelledError:  # killed
-                await drop_dead(made)
+                await drop_dead(_jobs.get(self._loop), host, record)
                 return -9
+            finally:
+                host.close()
 
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 self._status = runner.run(serve())
         finally:
-            _made.pop(self._loop, None)
+            _jobs.pop(self._loop, None)
             os.eventfd_write(self._ended, 1)
 
     def fileno(self) -> int:
@@ -405,14 +402,12 @@ def make_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
         return None if child is None else AsyncChild(child)  # type: ignore[arg-type]
 
     monkeypatch.setattr(HostProcesses, "find", find)
-    for name, made in (
-        ("CoordinatedJob", "job"),
-        ("ManagementLink", "management"),
-        ("LinkListener", "listener"),
-        ("make_async_server", "server"),
-        ("make_server", "link_server"),
-    ):
-        monkeypatch.setattr(serving, name, noted(getattr(serving, name), made))
+
+    def make_job(*arguments: Any, **options: Any) -> CoordinatedJob:
+        job = _jobs[asyncio.get_running_loop()] = CoordinatedJob(*arguments, **options)
+        return job
+
+    monkeypatch.setattr(serving, "CoordinatedJob", make_job)
     made: list[ClusterInProcess] = []
 
     def make(lease_seconds: float) -> ClusterInProcess:

@@ -223,7 +223,7 @@ def test_while_another_has_the_job_it_is_not_taken_up(cluster: Any, script: Call
     one = script()
     name = one.job.name
     assert record.is_held(cluster.settings.cache_root, name)
-    another = record.JobRecord(record.record_folder(cluster.settings.cache_root, name))
+    another = record.JobRecord(record.RecordFolder(record.record_folder(cluster.settings.cache_root, name)))
     with pytest.raises(record.RecordTaken):
         another.hold()
     (hello,) = record.orphaned_records(cluster.settings.cache_root, cluster.address).values()
@@ -237,6 +237,7 @@ def test_from_the_last_point_that_was_complete(
     monkeypatch.setenv(settings.RECOVERY_SECONDS.name, "0")
     monkeypatch.setattr(deadlines, "RECOVERY", replace(deadlines.RECOVERY, point_lead=0.0))
     monkeypatch.setattr(serving, "TICK_SECONDS", 0.05)
+    monkeypatch.setenv(settings.HANG_SECONDS.name, "1200")  # a third of them in ticks
     monkeypatch.setattr(outbox, "BATCH_SECONDS", 0.05)
     one = script()
     for name in ("wafer-0", "worker-0"):
@@ -600,7 +601,7 @@ def test_a_record_that_is_gone_ends_the_job_with_the_reason(cluster: Any, script
 
 
 def test_records_without_an_owner_are_swept(tmp_path: Path) -> None:
-    kept = record.JobRecord(record.record_folder(tmp_path, "job-1"))
+    kept = record.JobRecord(record.RecordFolder(record.record_folder(tmp_path, "job-1")))
     kept.begin(is_kept=True)
     kept.close()
     record.sweep_records(tmp_path)

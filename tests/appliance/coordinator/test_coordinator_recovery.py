@@ -13,6 +13,7 @@ import pytest
 
 from appliance.coordinator import serving
 from appliance.coordinator.compilation import CompileRefused
+from appliance.coordinator.nodes.topology import Member
 from appliance.coordinator.recovery import recovery
 from waferbox import deadlines, settings
 from waferbox.runtime import outbox
@@ -171,6 +172,7 @@ def test_a_job_goes_on_from_the_last_point_that_is_complete(
     monkeypatch.setenv(settings.RECOVERY_SECONDS.name, "0")
     monkeypatch.setattr(deadlines, "RECOVERY", dataclasses.replace(deadlines.RECOVERY, point_lead=0.0))
     monkeypatch.setattr(serving, "TICK_SECONDS", 0.05)
+    monkeypatch.setenv(settings.HANG_SECONDS.name, "1200")  # a third of them in ticks
     monkeypatch.setattr(outbox, "BATCH_SECONDS", 0.05)
     cluster.add(**FULL)
     one = client(max_num_restarts=3, run_ahead_steps=4)
@@ -286,7 +288,7 @@ def test_a_death_that_is_told_of_twice_counts_once(
 ) -> None:
     """Its connection and management tell of it; the second when another is being looked for already."""
     replace_dead = recovery.Recovery._replace_dead
-    told = []
+    told: list[Member] = []
 
     async def tell_again(self: recovery.Recovery) -> None:
         if not told:
@@ -337,6 +339,7 @@ def test_a_client_may_leave_an_execution_whose_nodes_are_being_replaced(
 ) -> None:
     monkeypatch.setattr(deadlines, "RECOVERY", dataclasses.replace(deadlines.RECOVERY, launcher=0.1))
     monkeypatch.setattr(serving, "TICK_SECONDS", 0.05)
+    monkeypatch.setenv(settings.HANG_SECONDS.name, "1200")  # a third of them in ticks
     cluster.add(**FULL)
     one = client(max_num_restarts=3, run_ahead_steps=4)
     one.compile()

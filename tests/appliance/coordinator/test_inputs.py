@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from appliance.coordinator.nodes.inputs import Inputs
-from appliance.coordinator.record import JobRecord
+from appliance.coordinator.record import JobRecord, RecordFolder
 from wsc.v1 import coordinator_pb2, node_pb2
 
 LOADERS = ("first", "second", "third")
@@ -43,14 +43,14 @@ def test_a_new_worker_is_given_what_is_needed_still() -> None:
 
 def test_another_coordinator_finds_what_is_needed_still(tmp_path: Path) -> None:
     folder = tmp_path / "jobs" / "job-1"
-    record = JobRecord(folder)
+    record = JobRecord(RecordFolder(folder))
     record.begin(is_kept=True)
     for loader in LOADERS:
         asyncio.run(record.prepared(prepared(loader)))
     record.began(1, coordinator_pb2.Begin(loader="first"))
     record.began(2, coordinator_pb2.Begin(loader="second"))
     record.close()
-    another = JobRecord(folder)
+    another = JobRecord(RecordFolder(folder))
     another.hold()
     another.take_over()
     another.close()

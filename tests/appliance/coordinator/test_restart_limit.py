@@ -72,6 +72,7 @@ def run(cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv(settings.RECOVERY_SECONDS.name, "0")
     monkeypatch.setattr(deadlines, "RECOVERY", replace(deadlines.RECOVERY, point_lead=0.0))
     monkeypatch.setattr(serving, "TICK_SECONDS", 0.05)
+    monkeypatch.setenv(settings.HANG_SECONDS.name, "1200")  # a third of them in ticks
     return Run(cluster, client)
 
 

@@ -1,0 +1,56 @@
+"""What a coordinator uses of its process and its host: servers, channels, links and the clock."""
+
+import os
+
+from appliance.coordinator.execution.output_links import ListenedLinks, OutputLinks
+from appliance.coordinator.management_link import ProcessIdentity
+from appliance.coordinator.nodes.job_nodes import OpenChannel
+from appliance.coordinator.service import CoordinatorService
+from appliance.coordinator.settings import CoordinatorSettings
+from waferbox.host.clock import Clock, SystemClock
+from waferbox.host.event_loop import from_any_thread
+from waferbox.launch.spawn import process_started
+from waferbox.links.listener import LinkListener
+from waferbox.links.socket_names import host_id
+from waferbox.rpc.address import bind
+from waferbox.rpc.async_server import make_async_channel, make_async_server
+from waferbox.rpc.server import LARGE_MESSAGE_BYTES, make_server
+from wsc.v1 import coordinator_pb2_grpc
+
+
+class ProcessHost:
+    """The CoordinatorHost of a process. To be made in its event loop."""
+
+    def __init__(self, settings: CoordinatorSettings) -> None:
+        """Binds the servers. Raises OSError if that is impossible."""
+        self.identity = ProcessIdentity(
+            process_id=os.getpid(), process_started=process_started(os.getpid()), host=host_id()
+        )
+        self.clock: Clock = SystemClock()
+        self.open_channel: OpenChannel = make_async_channel
+        self._server = make_async_server(job=settings.job, for_scripts=True, max_message_bytes=LARGE_MESSAGE_BYTES)
+        self.address = bind(self._server, settings.listen)
+        # The links from other hosts are streams of bytes, which threads receive.
+        self._link_server = make_server(job=settings.job)
+        self._service: CoordinatorService | None = None
+        self._listener = LinkListener(bind(self._link_server, settings.listen), from_any_thread(self._failed))
+        self._listener.add_to_server(self._link_server)
+        self.links: OutputLinks = ListenedLinks(self._listener)
+
+    async def serve(self, service: CoordinatorService) -> None:
+        self._service = service
+        coordinator_pb2_grpc.add_CoordinatorServicer_to_server(service, self._server)
+        self._link_server.start()
+        await self._server.start()
+
+    async def stop(self, grace_seconds: float) -> None:
+        await self._server.stop(grace_seconds)
+        self._link_server.stop(None)
+
+    def close(self) -> None:
+        """Takes no more links; after stop, or instead of serve."""
+        self._listener.close()
+
+    def _failed(self, defect: Exception) -> None:
+        if self._service is not None:
+            self._service.job.verdict.report_defect(defect)
