@@ -5,7 +5,6 @@ from typing import Protocol
 
 from appliance.coordinator.execution.client_progress import ClientProgress
 from appliance.coordinator.execution.execution import CoordinatedExecution
-from appliance.coordinator.plans import Plans
 from appliance.coordinator.record import JobRecord
 from wsc.v1 import coordinator_pb2
 
@@ -28,9 +27,8 @@ class MakeExecution(Protocol):
 class ExecutionSlot:
     """The current execution of a job, at most one at a time. Used in one event loop."""
 
-    def __init__(self, make: MakeExecution, plans: Plans, record: JobRecord) -> None:
+    def __init__(self, make: MakeExecution, record: JobRecord) -> None:
         self._make = make
-        self._plans = plans
         self._record = record
         self._current: CoordinatedExecution | None = None
         self._restoring: CoordinatedExecution | None = None  # restores the states of the last execution
@@ -67,10 +65,9 @@ class ExecutionSlot:
             self._restoring = None
 
     def begin(self, begin: coordinator_pb2.Begin) -> CoordinatedExecution | None:
-        """Begins or resumes an execution; None while there is another. Raises KeyError for an unknown artifact."""
+        """Begins or resumes an execution; None while there is another."""
         if self._current is not None:
             return None
-        _ = self._plans[begin.artifact]
         last, point = self._record.execution, self._record.point
         progress = ClientProgress.of(begin.resumption)
         if begin.HasField("resumption") and last is not None and last.begin.id == begin.id:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 from appliance.coordinator.compilation import Compile, CompileRefused
@@ -25,7 +25,7 @@ from appliance.coordinator.recovery.fewer_wafers import FewerWafers
 from appliance.coordinator.recovery.recovery import Recovery
 from appliance.coordinator.recovery.restarts import RestartLimit
 from appliance.coordinator.reporting import JobReporter
-from appliance.coordinator.session import ClientSession, is_listening
+from appliance.coordinator.session import ClientSession
 from appliance.coordinator.settings import CoordinatorSettings
 from waferbox import deadlines, roles
 from waferbox.host.clock import Clock
@@ -49,6 +49,7 @@ class CoordinatedJob:
         management: ManagementLink,
         links: OutputLinks,
         open_channel: OpenChannel,
+        is_listening: Callable[[str], Awaitable[bool]],
         compile_step: Compile,
         record: JobRecord,
         clock: Clock,
@@ -63,6 +64,7 @@ class CoordinatedJob:
             management: the link to management.
             links: on which the coordinator receives outputs.
             open_channel: opens a channel to an address.
+            is_listening: whether a process of this host accepts connections at an address.
             compile_step: the compiler.
             record: the job's record; after a take-over with the entries of earlier incarnations.
             clock: of this host.
@@ -96,7 +98,7 @@ class CoordinatedJob:
         )
         self.observation = Observation(management.send, self._nodes.send_all, self._send_advice, clock)
         self._silence = SilenceWatch(HANG_SECONDS.get() / IDLE_PARTS)
-        self._executions = ExecutionSlot(self._make_execution, self.plans, record)
+        self._executions = ExecutionSlot(self._make_execution, record)
         self._points = JobPoints(self._nodes, record, self.observation.pace, lambda: self._executions.current, clock)
         self._parts = ExecutionParts(
             owner=self,
@@ -230,8 +232,7 @@ class CoordinatedJob:
         return await self.plans.compile(cirh, options, topology, self._reporter.compiling)
 
     async def begin(self, begin: coordinator_pb2.Begin) -> CoordinatedExecution | None:
-        """Begins an execution; None while there is another. Raises JobFailed; KeyError for an unknown artifact."""
-        await self.wait_for_nodes()
+        """Begins an execution of a compiled step; None while there is another. Raises JobFailed."""
         # The client may have just left the previous execution.
         await self._wait_until(lambda: self.execution is None, deadlines.ATTACHMENT.left_execution)
         execution = self._executions.begin(begin)

@@ -90,6 +90,10 @@ class Plans:
             self._is_busy = False
             self._changes.notify()
 
+    def __contains__(self, artifact: str) -> bool:
+        """Whether this step is compiled."""
+        return artifact in self._plans
+
     def __getitem__(self, artifact: str) -> plan_pb2.Plan:
         """Returns a compiled plan. Raises KeyError for an unknown artifact."""
         return self._plans[artifact]

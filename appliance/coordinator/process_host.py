@@ -1,5 +1,7 @@
 """What a coordinator uses of its process and its host: servers, channels, links and the clock."""
 
+import asyncio
+import contextlib
 import os
 
 from appliance.coordinator.execution.output_links import ListenedLinks, OutputLinks
@@ -7,12 +9,13 @@ from appliance.coordinator.management_link import ProcessIdentity
 from appliance.coordinator.nodes.job_nodes import OpenChannel
 from appliance.coordinator.service import CoordinatorService
 from appliance.coordinator.settings import CoordinatorSettings
+from waferbox import deadlines
 from waferbox.host.clock import Clock, SystemClock
 from waferbox.host.event_loop import from_any_thread
 from waferbox.launch.spawn import process_started
 from waferbox.links.listener import LinkListener
 from waferbox.links.socket_names import host_id
-from waferbox.rpc.address import bind
+from waferbox.rpc.address import bind, split_address
 from waferbox.rpc.async_server import make_async_channel, make_async_server
 from waferbox.rpc.server import LARGE_MESSAGE_BYTES, make_server
 from wsc.v1 import coordinator_pb2_grpc
@@ -37,6 +40,9 @@ class ProcessHost:
         self._listener.add_to_server(self._link_server)
         self.links: OutputLinks = ListenedLinks(self._listener)
 
+    async def is_listening(self, address: str) -> bool:
+        return await is_listening(address)
+
     async def serve(self, service: CoordinatorService) -> None:
         self._service = service
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(service, self._server)
@@ -54,3 +60,19 @@ class ProcessHost:
     def _failed(self, defect: Exception) -> None:
         if self._service is not None:
             self._service.job.verdict.report_defect(defect)
+
+
+async def is_listening(address: str) -> bool:
+    """Whether a process of this host accepts connections at an address."""
+    host, port = split_address(address)
+    try:
+        async with asyncio.timeout(deadlines.COORDINATION.listens):
+            _, writer = await asyncio.open_connection(host.strip("[]"), port)
+    except TimeoutError:
+        return True
+    except OSError:
+        return False
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    return True

@@ -122,9 +122,10 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         except ValueError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         try:
+            await self.job.wait_for_nodes()
+            if first.begin.artifact not in self.job.plans:
+                await context.abort(grpc.StatusCode.NOT_FOUND, f"this job has not compiled {first.begin.artifact!r}")
             execution = await self.job.begin(first.begin)
-        except KeyError:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"this job has not compiled {first.begin.artifact!r}")
         except JobFailed as error:
             yield coordinator_pb2.ExecuteResponse(failed=error.failure)
             return

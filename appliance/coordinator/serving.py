@@ -54,6 +54,9 @@ class CoordinatorHost(Protocol):
     links: OutputLinks
     open_channel: OpenChannel
 
+    async def is_listening(self, address: str) -> bool:
+        """Whether a process of this host accepts connections at an address."""
+
     async def serve(self, service: CoordinatorService) -> None:
         """Begins to serve."""
 
@@ -107,6 +110,7 @@ async def serve_job(
         management,
         host.links,
         host.open_channel,
+        host.is_listening,
         compile_step,
         record,
         host.clock,

@@ -1,12 +1,10 @@
 """The client's session: the messages to the client, and the detection of its end."""
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from waferbox import deadlines
 from waferbox.host.event_loop import Changes, Mailbox
-from waferbox.rpc.address import split_address
 from wsc.v1 import coordinator_pb2
 
 
@@ -103,19 +101,3 @@ class ClientSession:
         if self._timer is not None:
             self._timer.cancel()
         self._messages.close()
-
-
-async def is_listening(address: str) -> bool:
-    """Whether a process of this host accepts connections at this address."""
-    host, port = split_address(address)
-    try:
-        async with asyncio.timeout(deadlines.COORDINATION.listens):
-            _, writer = await asyncio.open_connection(host.strip("[]"), port)
-    except TimeoutError:
-        return True
-    except OSError:
-        return False
-    writer.close()
-    with contextlib.suppress(OSError):
-        await writer.wait_closed()
-    return True

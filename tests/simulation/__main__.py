@@ -37,7 +37,7 @@ def main() -> int:
 
 
 def run(folder: str, seed: int) -> str:
-    from management_world import shortest_failure
+    from simulated_cluster import shortest_failure
 
     logging.disable(logging.CRITICAL)
     return shortest_failure(seed, Path(folder))

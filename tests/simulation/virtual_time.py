@@ -242,6 +242,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self.call_later(self._world.random.uniform(0.0, 0.05), run)
         return future
 
+    def set_exception_handler(self, handler: object) -> None:
+        """Exceptions of callbacks end the simulation."""
+
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         if self._process.is_alive:
             error = context.get("exception")

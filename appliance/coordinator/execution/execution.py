@@ -133,6 +133,7 @@ class CoordinatedExecution:
         self._waiting = Waiting(parts.changes, parts.verdict, lambda: parts.owner.is_interrupted)
         self._epoch: Epoch | None = None
         self._is_ending = self.is_abandoned_by_client = False
+        self._has_all = False  # whether all outputs and checkpoints were sent to the client
         self.is_stopped = False  # whether all steps are done, and the nodes have stopped
         self._keeps_nothing = loses_states  # state keepers may have lost the states of the previous execution
         self._wanted: coordinator_pb2.StateWanted | None = None  # of the last attempt to begin
@@ -184,6 +185,8 @@ class CoordinatedExecution:
                 ready = coordinator_pb2.CheckpointReady(step=step, input_states=await self._input_states(step))
                 self._client.announced.add(step)
                 yield coordinator_pb2.ExecuteResponse(checkpoint=ready)
+        self._has_all = True
+        self._changes.notify()
         await self._waiting.until(lambda: self.is_stopped)
         epoch = self._current()
         # A worker sends the state of its loader after the last step before it sends Finished.
@@ -273,13 +276,13 @@ class CoordinatedExecution:
         self._changes.notify()
 
     async def wait_for_end(self) -> None:
-        """Waits until all steps are done and the client has released all checkpoints.
+        """Waits until all steps are done, and the client has all outputs and has released all checkpoints.
 
         A death before the last recovery point is complete reverts that. Raises JobFailed, Abandoned, EpochOver.
         """
         # State keepers keep the last snapshot until Stop, so the client must have released it.
         await self._waiting.until(
-            lambda: self._schedule.checkpoint_steps <= self._client.released and self._has_ended(),
+            lambda: self._has_all and self._schedule.checkpoint_steps <= self._client.released and self._has_ended(),
             epoch=self._current(),
         )
         self._owner.progressed(self._schedule.num_steps, self._schedule.num_steps)

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from appliance.coordinator.session import ClientSession, is_listening
+from appliance.coordinator.process_host import is_listening
+from appliance.coordinator.session import ClientSession
 from waferbox import deadlines
 
 

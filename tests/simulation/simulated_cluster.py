@@ -1,4 +1,4 @@
-"""A simulated cluster: the real management service, with models of all that speaks to it, and faults from a seed."""
+"""A simulated cluster: the real management service, ingress and coordinators, models of the rest, and faults."""
 
 import asyncio
 import itertools
@@ -7,16 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from management_models import (
-    INGRESS,
-    MANAGEMENT,
-    ClientModel,
-    CoordinatorModel,
-    NodeModel,
-    Records,
-    keep_registered,
-)
+from client_models import ClientModel
+from coordinator_models import Records, SimulatedCoordinator
 from network import Channel, Network, Server
+from node_models import MANAGEMENT, Fabric, Hello, NodeModel, keep_registered
 from virtual_time import Process, World
 
 from appliance.coordinator.processes import CoordinatorProcess, IngressProcess
@@ -28,6 +22,7 @@ from waferbox.launch.spawn import SpawnError
 from wsc.v1 import ingress_pb2, ingress_pb2_grpc, management_pb2, management_pb2_grpc, node_pb2
 
 FAULT_SECONDS = 40.0  # faults happen in this time
+INGRESS = "ingress:9001"
 QUIET_SECONDS = 400.0  # after the last fault, in which every job must end
 
 
@@ -65,7 +60,7 @@ class StartedProcess:
 
     cause = ""
 
-    def __init__(self, coordinator: CoordinatorModel, owner: Process) -> None:
+    def __init__(self, coordinator: SimulatedCoordinator, owner: Process) -> None:
         self._coordinator = coordinator
         self._process = coordinator.process
         self._ended = asyncio.Event()
@@ -82,7 +77,7 @@ class StartedProcess:
 
     def terminate(self) -> None:
         if self._process.is_alive:
-            self._process.loop.call_soon(self._coordinator.terminate)
+            self._coordinator.terminate()
 
     def kill(self) -> None:
         # One that is stopped, or cut off, does not know yet that its stream has ended.
@@ -97,6 +92,15 @@ class StartedProcess:
                 await self.wait()
         except TimeoutError:
             self.kill()
+
+
+class IngressHello(Hello):
+    """The messages of the registration of the ingress."""
+
+    def message(self, *, is_first: bool) -> management_pb2.RegisterRequest:
+        return management_pb2.RegisterRequest(
+            role=node_pb2.ROLE_INGRESS, address=INGRESS, host="host-1", version=__version__
+        )
 
 
 class OrphansOnDisk:
@@ -156,11 +160,13 @@ class SimulatedCluster:
         self.random = self.world.random
         self.network = Network(self.world)
         self.records = Records()
-        self.coordinators: list[CoordinatorModel] = []
-        self.nodes: list[NodeModel] = []
+        self.coordinators: list[SimulatedCoordinator] = []
+        self.fabric = Fabric(self.network)
+        self.nodes = self.fabric.nodes
         self.clients: list[ClientModel] = []
         self.spawn_failures = 0.0
         self._numbers = itertools.count()
+        self._cache_root = cache_root
         self._settings = ManagementSettings(cache_root=cache_root)
         self.management: ManagementService
         self.process: Process
@@ -185,8 +191,10 @@ class SimulatedCluster:
                 num_workers_per_csx=1,
                 max_num_restarts=self.random.choice([0, 3, 20]),
                 priority=self.random.randint(1, 3),
+                run_ahead_steps=self.random.choice([1, 4, 100]),
+                host_id=self.random.choice(["", "client"]),
             )
-            self.clients.append(ClientModel(self.network, number, request, Random(self.random.random())))
+            self.clients.append(ClientModel(self.fabric, number, request, Random(self.random.random())))
         for fault in schedule:
             self.world.after(fault.at, self._happen, fault)
         self.world.after_event = self._check
@@ -213,7 +221,7 @@ class SimulatedCluster:
     def start_ingress(self) -> None:
         process = self.ingress = Process(self.world, "ingress", host="host-1")
         orphans = OrphansOnDisk(self.records, INGRESS)
-        coordinators = Coordinators(SimulatedProcesses(self, process, INGRESS), lambda job: job in self.records.hellos)
+        coordinators = Coordinators(SimulatedProcesses(self, process, INGRESS), lambda job: job in self.records.files)
         server = Server(self.network, process, INGRESS)
         ingress_pb2_grpc.add_IngressServicer_to_server(coordinators, server)  # type: ignore[arg-type]
 
@@ -221,10 +229,7 @@ class SimulatedCluster:
             reporting = asyncio.create_task(
                 report_orphaned_jobs(orphans, Channel(self.network, process, MANAGEMENT))  # type: ignore[arg-type]
             )
-            hello = management_pb2.RegisterRequest(
-                role=node_pb2.ROLE_INGRESS, address=INGRESS, host=process.host, version=__version__
-            )
-            await keep_registered(self.network, process, lambda is_first: hello)
+            await keep_registered(self.network, process, IngressHello())
             await reporting
             return 0
 
@@ -233,13 +238,12 @@ class SimulatedCluster:
     def add_node(self, role: "node_pb2.Role.ValueType") -> None:
         number = next(self._numbers)
         module = roles.role_of(role).module
-        self.nodes.append(NodeModel(self.network, number, role, f"{module}-node-{number}:7000"))
+        self.nodes.append(NodeModel(self.fabric, number, role, f"{module}-node-{number}:7000"))
 
-    def start_coordinator(self, request: ingress_pb2.RunCoordinatorRequest, ingress: str) -> CoordinatorModel:
+    def start_coordinator(self, request: ingress_pb2.RunCoordinatorRequest, ingress: str) -> SimulatedCoordinator:
         kept = ingress_pb2.RunCoordinatorRequest()
         kept.CopyFrom(request)
-        seconds = self.random.uniform(0.0, 15.0)
-        self.coordinators.append(CoordinatorModel(self.network, kept, self.records, seconds, ingress))
+        self.coordinators.append(SimulatedCoordinator(self.fabric, kept, self.records, ingress, self._cache_root))
         return self.coordinators[-1]
 
     # --- faults -------------------------------------------------------------------------------------------------------
@@ -391,7 +395,11 @@ class SimulatedCluster:
             f"{job.name}: {service._supervisor._supervisions[job.name].state} {job.report}"
             for job in service._jobs.all_live()
         ]
-        lines += [f"{c.process.name} {c.process.pid} {c._report}" for c in self.coordinators if c.process.is_alive]
+        lines += [
+            f"{each.process.name} {each.process.pid}: {each.service and each.service.job._driver.state}"
+            for each in self.coordinators
+            if each.process.is_alive
+        ]
         lines += [f"{n.process.name} is attached for {n.attached}" for n in self.nodes if n.attached is not None]
         lines += [f"{node.info}" for node in service._registry._nodes.values() if node.info.job]
         lines.append(f"{len(service._registry._nodes)} registered of {len(self.nodes)}")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from management_world import MOST_FAULTS, Fault, SimulatedCluster, draw_schedule, failure_of, shortest_failure
+from simulated_cluster import MOST_FAULTS, Fault, SimulatedCluster, draw_schedule, failure_of, shortest_failure
 
 from appliance.management import supervision
 from appliance.management.coordination import Coordination
