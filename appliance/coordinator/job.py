@@ -30,7 +30,6 @@ from appliance.coordinator.settings import CoordinatorSettings
 from waferbox import deadlines, roles
 from waferbox.host.clock import Clock
 from waferbox.host.event_loop import Changes
-from waferbox.links.socket_names import host_id
 from waferbox.runtime.progress import IDLE_PARTS
 from waferbox.settings import HANG_SECONDS
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, plan_pb2
@@ -50,6 +49,7 @@ class CoordinatedJob:
         links: OutputLinks,
         open_channel: OpenChannel,
         is_listening: Callable[[str], Awaitable[bool]],
+        may_script_run: Callable[[], bool],
         compile_step: Compile,
         record: JobRecord,
         clock: Clock,
@@ -65,6 +65,7 @@ class CoordinatedJob:
             links: on which the coordinator receives outputs.
             open_channel: opens a channel to an address.
             is_listening: whether a process of this host accepts connections at an address.
+            may_script_run: whether the script may be alive, although its connection broke.
             compile_step: the compiler.
             record: the job's record; after a take-over with the entries of earlier incarnations.
             clock: of this host.
@@ -81,7 +82,8 @@ class CoordinatedJob:
         self._changes = Changes()
         self.verdict = Verdict(self._failed)
         self._record = record
-        cut_off = self._client_cut_off if request.max_num_restarts and request.host_id not in ("", host_id()) else None
+        self._may_script_run = may_script_run
+        cut_off = self._client_cut_off if request.max_num_restarts else None
         is_up = (lambda: is_listening(settings.ingress)) if settings.ingress else None
         self.session = ClientSession(self._cancelled, record.session_seconds, is_up, cut_off)
         self.plans = Plans(settings.cache, compile_step, record)
@@ -199,7 +201,7 @@ class CoordinatedJob:
 
     def _client_cut_off(self) -> bool:
         """Whether a successor must wait for the script, because it may be alive behind a broken connection."""
-        if self._over or self.is_finished or not self.recovers:
+        if self._over or self.is_finished or not self._may_script_run():
             return False
         self._record.cut_off()
         self._on_cut_off()

@@ -12,7 +12,7 @@ from appliance.coordinator.settings import CoordinatorSettings
 from waferbox import deadlines
 from waferbox.host.clock import Clock, SystemClock
 from waferbox.host.event_loop import from_any_thread
-from waferbox.launch.spawn import process_started
+from waferbox.launch.spawn import process_started as started_at
 from waferbox.links.listener import LinkListener
 from waferbox.links.socket_names import host_id
 from waferbox.rpc.address import bind, split_address
@@ -26,9 +26,7 @@ class ProcessHost:
 
     def __init__(self, settings: CoordinatorSettings) -> None:
         """Binds the servers. Raises OSError if that is impossible."""
-        self.identity = ProcessIdentity(
-            process_id=os.getpid(), process_started=process_started(os.getpid()), host=host_id()
-        )
+        self.identity = ProcessIdentity(process_id=os.getpid(), process_started=started_at(os.getpid()), host=host_id())
         self.clock: Clock = SystemClock()
         self.open_channel: OpenChannel = make_async_channel
         self._server = make_async_server(job=settings.job, for_scripts=True, max_message_bytes=LARGE_MESSAGE_BYTES)
@@ -42,6 +40,12 @@ class ProcessHost:
 
     async def is_listening(self, address: str) -> bool:
         return await is_listening(address)
+
+    def is_running(self, process_id: int, process_started: int) -> bool:
+        try:
+            return started_at(process_id) == process_started
+        except ProcessLookupError:
+            return False
 
     async def serve(self, service: CoordinatorService) -> None:
         self._service = service

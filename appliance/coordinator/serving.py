@@ -18,7 +18,7 @@ from waferbox import deadlines
 from waferbox.host.clock import Clock
 from waferbox.host.event_loop import from_any_thread
 from waferbox.runtime.outbox import JobLogHandler
-from wsc.v1 import node_pb2
+from wsc.v1 import management_pb2, node_pb2
 
 TICK_SECONDS = 1.0
 
@@ -56,6 +56,9 @@ class CoordinatorHost(Protocol):
 
     async def is_listening(self, address: str) -> bool:
         """Whether a process of this host accepts connections at an address."""
+
+    def is_running(self, process_id: int, process_started: int) -> bool:
+        """Whether a process of this host runs; process_started: as of `waferbox.launch.spawn.process_started`."""
 
     async def serve(self, service: CoordinatorService) -> None:
         """Begins to serve."""
@@ -111,6 +114,7 @@ async def serve_job(
         host.links,
         host.open_channel,
         host.is_listening,
+        lambda: _may_script_run(request, host),
         compile_step,
         record,
         host.clock,
@@ -139,6 +143,13 @@ async def serve_job(
         await job.session.wait_until_open(deadlines.END.last_messages)
     await host.stop(deadlines.END.last_messages)
     return 0
+
+
+def _may_script_run(request: management_pb2.CreateJobRequest, host: CoordinatorHost) -> bool:
+    """Whether the script may be alive, although its connection broke."""
+    if request.host_id not in ("", host.identity.host):
+        return True  # a script on another host cannot be distinguished from a broken connection
+    return bool(request.process_id) and host.is_running(request.process_id, request.process_started)
 
 
 def _report_defects(job: CoordinatedJob) -> None:

@@ -24,8 +24,8 @@ class ClientSession:
             on_missing: called with a message if no client has connected within `seconds`.
             seconds: until the client must open the session.
             is_ingress_up: whether the ingress that runs this process lives; None: no ingress runs it.
-            on_cut_off: called when the connection to a client on another host broke. Returns True if this process is
-                about to end and a successor waits for the client.
+            on_cut_off: called when the connection to a client broke. Returns True if the client may be alive: then this
+                process is about to end, and a successor waits for the client.
         """
         self.is_open = False  # whether a client has opened it, even if it has ended since
         self._on_missing = on_missing

@@ -71,7 +71,10 @@ class ClientModel:
     def __init__(
         self, fabric: Fabric, name_number: int, request: management_pb2.CreateJobRequest, random: Random
     ) -> None:
-        self.process = Process(fabric.world, f"client-{name_number}")
+        # A third of the clients have hosts of their own.
+        host = random.choice(["host-0", "host-1", f"client-{name_number}"])
+        self.process = Process(fabric.world, f"client-{name_number}", host)
+        request.host_id, request.process_id = host, self.process.pid
         self.request = request
         self.job = ""
         self.refusal = ""  # why no job was created
@@ -148,7 +151,9 @@ class ClientModel:
     async def _keep_session(self) -> None:
         while True:
             try:
-                async for response in self._stub.Session(coordinator_pb2.SessionRequest(token=self._token)):
+                # A coordinator sends its address before it serves.
+                request = coordinator_pb2.SessionRequest(token=self._token)
+                async for response in self._stub.Session(request, wait_for_ready=True):
                     match response.WhichOneof("kind"):
                         case "failure":
                             self._failure = response.failure.message

@@ -293,6 +293,10 @@ class SimulatedCoordinator:
         server = self._network.servers.get(address)
         return server is not None and server.process.is_alive
 
+    def is_running(self, process_id: int, process_started: int) -> bool:
+        processes = self.process.world.processes
+        return any(each.pid == process_id and each.is_alive for each in processes)
+
     async def serve(self, service: CoordinatorService) -> None:
         self.service = service
         self._server = Server(self._network, self.process, self.address)

@@ -16,6 +16,7 @@ from virtual_time import Process, World
 
 KEEPALIVE_SECONDS: Final = 8.0  # a peer that is silent for so long is given up
 CONNECT_SECONDS: Final = 0.002
+READY_SECONDS: Final = 4.0  # how long a client waits for a server that does not serve yet
 CLOSED: Final = object()
 
 
@@ -245,7 +246,11 @@ class Channel:
         self._calls: set[Call] = set()
 
     async def connect(self, *, waits: bool) -> Connection:
-        """Returns the connection, a new one if there is none; raises ConnectionError if the server is away."""
+        """Returns the connection, a new one if there is none; raises ConnectionError if the server is away.
+
+        waits: waits for the server, for some seconds.
+        """
+        end = self._network.world.now + READY_SECONDS
         while True:
             await asyncio.sleep(CONNECT_SECONDS)
             if self._connection is not None and not self._connection.is_broken:
@@ -256,7 +261,7 @@ class Channel:
                 if cut <= self._network.world.now and server.process.stalled_until <= self._network.world.now:
                     self._connection = Connection(self._network, self._process, server)
                     return self._connection
-            if not waits:
+            if not waits or self._network.world.now >= end:
                 raise ConnectionError(f"failed to connect to {self._address}")
             await asyncio.sleep(0.2)
 

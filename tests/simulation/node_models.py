@@ -108,7 +108,11 @@ class EpochModel:
         self._started[work.name] = start
         if self._started.keys() >= self.loaded.keys():
             self.step = start.done_steps
-            self._world.after(self._seconds, self._run, StepSchedule.from_start(start))
+            schedule = StepSchedule.from_start(start)
+            if schedule.num_steps:
+                self._world.after(self._seconds, self._run, schedule)
+            for member in [] if schedule.num_steps else list(self.loaded.values()):
+                member.finish(self.number)
 
     def leave(self, work: "Work", *, by_stop: bool) -> None:
         """Ends the epoch on a member. The others lose their links to it."""
@@ -328,9 +332,13 @@ class Work:
             state = f"{self._loader}:{self._position}".encode()
             self.emit(input_state=node_pb2.InputState(epoch=epoch, step=step, state=state))
         if is_last:
-            self.emit(finished=node_pb2.Finished(epoch=epoch))
-            if self._last_point and self.role == node_pb2.ROLE_MEMORYX:
-                self._write_share(self._last_point)
+            self.finish(epoch)
+
+    def finish(self, epoch: int) -> None:
+        """Ends the steps of an epoch."""
+        self.emit(finished=node_pb2.Finished(epoch=epoch))
+        if self._last_point and self.role == node_pb2.ROLE_MEMORYX:
+            self._write_share(self._last_point)
 
     def report_if_due(self, epoch: int, step: int) -> None:
         """Reports progress now and then."""

@@ -118,7 +118,7 @@ class OrphansOnDisk:
         for job in list(self._left):
             if job in known or job not in self._records.hellos:
                 self._left.remove(job)
-            elif not self._records.holders[job].is_alive:
+            elif (holder := self._records.holders.get(job)) is None or not holder.is_alive:
                 self._left.remove(job)
                 hello = management_pb2.CoordinatorHello()
                 hello.CopyFrom(self._records.hellos[job])
@@ -192,7 +192,6 @@ class SimulatedCluster:
                 max_num_restarts=self.random.choice([0, 3, 20]),
                 priority=self.random.randint(1, 3),
                 run_ahead_steps=self.random.choice([1, 4, 100]),
-                host_id=self.random.choice(["", "client"]),
             )
             self.clients.append(ClientModel(self.fabric, number, request, Random(self.random.random())))
         for fault in schedule:

@@ -342,6 +342,8 @@ class CreateJobRequest(_message.Message):
     MAX_NUM_RESTARTS_FIELD_NUMBER: _builtins.int
     MIN_NUM_CSX_FIELD_NUMBER: _builtins.int
     HOST_ID_FIELD_NUMBER: _builtins.int
+    PROCESS_ID_FIELD_NUMBER: _builtins.int
+    PROCESS_STARTED_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     num_csx: _builtins.int
     num_workers_per_csx: _builtins.int
@@ -363,6 +365,10 @@ class CreateJobRequest(_message.Message):
     """least number of wafers to continue with when a lost one is not replaced; 0: num_csx"""
     host_id: _builtins.str
     """of the script's host, as NodeInfo.host; empty: the coordinator's host"""
+    process_id: _builtins.int
+    """of the script, on its host; 0: unknown"""
+    process_started: _builtins.int
+    """as CoordinatorHello.process_started"""
     @_builtins.property
     def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -383,10 +389,12 @@ class CreateJobRequest(_message.Message):
         max_num_restarts: _builtins.int = ...,
         min_num_csx: _builtins.int = ...,
         host_id: _builtins.str = ...,
+        process_id: _builtins.int = ...,
+        process_started: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compile_dir", b"compile_dir", "execution_strategy", b"execution_strategy", "host", b"host", "host_id", b"host_id", "labels", b"labels", "lane", b"lane", "max_num_restarts", b"max_num_restarts", "max_wgt_servers", b"max_wgt_servers", "min_num_csx", b"min_num_csx", "num_csx", b"num_csx", "num_workers_per_csx", b"num_workers_per_csx", "priority", b"priority", "run_ahead_steps", b"run_ahead_steps", "user", b"user", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compile_dir", b"compile_dir", "execution_strategy", b"execution_strategy", "host", b"host", "host_id", b"host_id", "labels", b"labels", "lane", b"lane", "max_num_restarts", b"max_num_restarts", "max_wgt_servers", b"max_wgt_servers", "min_num_csx", b"min_num_csx", "num_csx", b"num_csx", "num_workers_per_csx", b"num_workers_per_csx", "priority", b"priority", "process_id", b"process_id", "process_started", b"process_started", "run_ahead_steps", b"run_ahead_steps", "user", b"user", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import os
 import socket
 import threading
 import time
@@ -18,6 +19,7 @@ from cstorch.distributed.run_settings import max_num_restarts, min_num_csx
 from cstorch.errors import ClusterUnreachableError, CompileError, ConfigurationError, CstorchError, NodeLostError
 from waferbox import __version__, deadlines
 from waferbox.host.threads import GuardedThread
+from waferbox.launch.spawn import process_started
 from waferbox.links.socket_names import host_id
 from waferbox.rpc.server import is_from_ingress, make_channel, through
 from waferbox.security.tokens import user_name, user_token
@@ -112,6 +114,8 @@ class ClientJob:
             user=user_name(),
             host=socket.gethostname(),
             host_id=host_id(),
+            process_id=os.getpid(),
+            process_started=process_started(os.getpid()),
             priority=int(self.config.job_priority.removeprefix("p")),
             execution_strategy=self.strategy,
             max_num_restarts=num_restarts,
