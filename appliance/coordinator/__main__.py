@@ -14,6 +14,7 @@ from appliance.coordinator.process_host import ProcessHost
 from appliance.coordinator.record import JobRecord, RecordFolder, record_folder
 from appliance.coordinator.serving import CutOff, Event, serve_job
 from appliance.coordinator.settings import CUT_OFF_STATUS, CoordinatorSettings, read_settings
+from waferbox.host.event_loop import SteadyEventLoop
 from waferbox.launch.installation import begin_process
 from waferbox.launch.process import FIRST_FD, let_wafers_compute
 from waferbox.runtime.logs import set_up_logging
@@ -32,7 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     gc.set_threshold(_COLLECTION_THRESHOLD)
     settings = read_settings(FIRST_FD)
     try:
-        return asyncio.run(_serve(settings))
+        with asyncio.Runner(loop_factory=SteadyEventLoop) as runner:
+            return runner.run(_serve(settings))
     except CutOff:
         logger.warning("the script was cut off: another coordinator waits for it")
         logging.shutdown()

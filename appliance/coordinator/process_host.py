@@ -10,8 +10,8 @@ from appliance.coordinator.nodes.job_nodes import OpenChannel
 from appliance.coordinator.service import CoordinatorService
 from appliance.coordinator.settings import CoordinatorSettings
 from waferbox import deadlines
-from waferbox.host.clock import Clock, SystemClock
-from waferbox.host.event_loop import from_any_thread
+from waferbox.host.clock import Clock
+from waferbox.host.event_loop import LoopClock, from_any_thread
 from waferbox.launch.spawn import process_started as started_at
 from waferbox.links.listener import LinkListener
 from waferbox.links.socket_names import host_id
@@ -27,7 +27,7 @@ class ProcessHost:
     def __init__(self, settings: CoordinatorSettings) -> None:
         """Binds the servers. Raises OSError if that is impossible."""
         self.identity = ProcessIdentity(process_id=os.getpid(), process_started=started_at(os.getpid()), host=host_id())
-        self.clock: Clock = SystemClock()
+        self.clock: Clock = LoopClock()
         self.open_channel: OpenChannel = make_async_channel
         self._server = make_async_server(job=settings.job, for_scripts=True, max_message_bytes=LARGE_MESSAGE_BYTES)
         self.address = bind(self._server, settings.listen)

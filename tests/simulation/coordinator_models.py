@@ -126,8 +126,7 @@ class OutputsModel:
     def _deliver(self, receive: Callable[..., None], *arguments: object) -> None:
         world = self._fabric.world
         self._last = max(self._last, world.now) + self._fabric.network.latency()
-        if self._process.is_alive:
-            self._process.loop.call_at(self._last, receive, *arguments).is_message = True
+        self._process.loop.arrive_at(self._last, receive, *arguments)
 
     def _opened(self, token: str) -> None:
         self._missing.pop(token, None)

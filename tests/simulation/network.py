@@ -91,7 +91,7 @@ class Connection:
                 deliver(*arguments)
 
         if receiver.is_alive:
-            receiver.loop.call_at(when, arrive).is_message = True
+            receiver.loop.arrive_at(when, arrive)
 
     def break_(self, *, by_death: bool = False) -> None:
         """Breaks the connection. Both ends notice it, each after a while; the death of the other end soon."""

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 MANAGEMENT: Final = "management:9000"
 COORDINATOR: Final = roles.COORDINATOR.name
-NUM_HOSTS: Final = 3
 REPORT_SECONDS: Final = (5.0, 1.0)  # of a node, and of a state keeper, from which the pace follows
 
 
@@ -402,10 +401,12 @@ class Work:
 class NodeModel(node_pb2_grpc.NodeServiceServicer, Hello):
     """A node: registers, renews its lease, and works for one job at a time."""
 
-    def __init__(self, fabric: Fabric, name_number: int, role: "node_pb2.Role.ValueType", address: str) -> None:
+    def __init__(
+        self, fabric: Fabric, name_number: int, role: "node_pb2.Role.ValueType", address: str, host: str
+    ) -> None:
         module = roles.role_of(role).module
         network = fabric.network
-        self.process = Process(network.world, f"{module}-node-{name_number}", host=f"host-{name_number % NUM_HOSTS}")
+        self.process = Process(network.world, f"{module}-node-{name_number}", host)
         self.role = role
         self.address = address
         self.attached: node_pb2.AttachJob | None = None

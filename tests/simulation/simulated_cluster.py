@@ -23,6 +23,7 @@ from wsc.v1 import ingress_pb2, ingress_pb2_grpc, management_pb2, management_pb2
 
 FAULT_SECONDS = 40.0  # faults happen in this time
 INGRESS = "ingress:9001"
+NUM_HOSTS = 3  # of nodes
 QUIET_SECONDS = 400.0  # after the last fault, in which every job must end
 
 
@@ -234,10 +235,11 @@ class SimulatedCluster:
 
         process.start(run)
 
-    def add_node(self, role: "node_pb2.Role.ValueType") -> None:
+    def add_node(self, role: "node_pb2.Role.ValueType", host: str = "") -> None:
         number = next(self._numbers)
+        host = host or f"host-{number % NUM_HOSTS}"
         module = roles.role_of(role).module
-        self.nodes.append(NodeModel(self.fabric, number, role, f"{module}-node-{number}:7000"))
+        self.nodes.append(NodeModel(self.fabric, number, role, f"{module}-node-{number}:7000", host))
 
     def start_coordinator(self, request: ingress_pb2.RunCoordinatorRequest, ingress: str) -> SimulatedCoordinator:
         kept = ingress_pb2.RunCoordinatorRequest()
@@ -267,7 +269,8 @@ class SimulatedCluster:
         node = random.choice(self.nodes)
         node.process.kill()
         self.nodes.remove(node)
-        self.world.after(random.uniform(0.5, 6.0), self.add_node, node.role)  # a launcher starts another
+        # A launcher starts another on the same host.
+        self.world.after(random.uniform(0.5, 6.0), self.add_node, node.role, node.process.host)
 
     def stall_node(self, random: Random) -> None:
         self._stall(random.choice(self.nodes).process, random)

@@ -68,8 +68,10 @@ class World:
                 handle.call()
                 continue
             if process.stalled_until > when:
-                late = process.late_messages if handle.is_message else 0.0
-                self.at(process.stalled_until + late, process, handle)
+                self.at(process.stalled_until, process, handle)
+                continue
+            if (early := handle.when - process.time()) > 1e-9:  # the time of its loop stood still during a stall
+                self.at(when + early, process, handle)
                 continue
             asyncio._set_running_loop(process.loop)
             handle.call()
@@ -91,7 +93,7 @@ class Handle:
         self, callback: Callable[..., object], arguments: tuple[Any, ...], context: contextvars.Context | None
     ) -> None:
         self.is_cancelled = False
-        self.is_message = False  # whether it is the arrival of a message
+        self.when = 0.0  # in the time of its process
         self._callback = callback
         self._arguments = arguments
         self._context = contextvars.copy_context() if context is None else context
@@ -121,7 +123,7 @@ class Process:
         self.status: int | None = None  # after its end
         self.ended_at = 0.0
         self.stalled_until = 0.0
-        self.late_messages = 0.0  # seconds after a stall in which timers come before the messages that wait
+        self._stalled = 0.0  # seconds of all stalls
         self.on_end: list[Callable[[], None]] = []  # called in the world, once
         self.defects: list[str] = []
         self._skew = Random(self.host).uniform(-5.0, 5.0)
@@ -130,6 +132,10 @@ class Process:
 
     def monotonic(self) -> float:
         return self.world.now
+
+    def time(self) -> float:
+        """Returns the time of the event loop, which stands still while the process is stalled."""
+        return self.world.now - self._stalled
 
     def time_ns(self) -> int:
         return int((EPOCH_SECONDS + self.world.now + self._skew) * 1e9)
@@ -162,8 +168,9 @@ class Process:
         """Stops the process for so many seconds."""
         if self.is_alive:
             self.world.note(f"{self.name} (pid {self.pid}) stalls for {seconds:.1f} s")
+            before = max(self.stalled_until, self.world.now)
             self.stalled_until = max(self.stalled_until, self.world.now + seconds)
-            self.late_messages = self.world.random.choice([0.0, 0.001])
+            self._stalled += self.stalled_until - before
 
     def bury(self) -> None:
         """Takes the coroutines of a process apart; nothing that they do on the way has an effect."""
@@ -180,7 +187,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._tasks: dict[asyncio.Task[Any], None] = {}
 
     def time(self) -> float:
-        return self._world.now
+        return self._process.time()
 
     def is_running(self) -> bool:
         return True
@@ -194,22 +201,28 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> Handle:
-        return self.call_at(self._world.now, callback, *args, context=context)
+        return self.call_at(0.0, callback, *args, context=context)
 
     call_soon_threadsafe = call_soon  # type: ignore[assignment]
 
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> Handle:
-        return self.call_at(self._world.now + delay, callback, *args, context=context)
+        return self.call_at(self.time() + delay, callback, *args, context=context)
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> Handle:
         handle = Handle(callback, args, context)
+        handle.when = when
         if self._process.is_alive:
-            self._world.at(when, self._process, handle)
+            self._world.at(self._world.now + max(0.0, when - self.time()), self._process, handle)
         return handle
+
+    def arrive_at(self, when: float, callback: Callable[..., object], *args: Any) -> None:
+        """Calls a function at a time of the world: a message arrives."""
+        if self._process.is_alive:
+            self._world.at(when, self._process, Handle(callback, args, None))
 
     def create_future(self) -> "asyncio.Future[Any]":
         return asyncio.Future(loop=self)

@@ -1,11 +1,15 @@
-"""What coroutines of an event loop wait for: changes of its state, and messages, also from threads."""
+"""What coroutines of an event loop wait for: changes of its state, messages, also from threads, and time."""
 
 import asyncio
 import contextlib
 import functools
+import selectors
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from typing import Generic, ParamSpec, TypeVar
+from typing import Any, Final, Generic, ParamSpec, TypeVar
+
+from waferbox.host.clock import SystemClock
 
 _Value = TypeVar("_Value")
 _Message = TypeVar("_Message")
@@ -109,3 +113,51 @@ class Mailbox(Generic[_Message]):
     def _wake(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended, and with it the reader
             self._loop.call_soon_threadsafe(self._changed.set)
+
+
+# --- Time without suspensions -----------------------------------------------------------------------------------------
+
+SUSPENDED_SECONDS: Final = 1.0  # a loop that does nothing for so long was suspended: nothing in it blocks
+
+
+class SteadyEventLoop(asyncio.SelectorEventLoop):
+    """An event loop whose time stands still while its process is suspended, as by SIGSTOP or with its machine.
+
+    Nothing is due at once when the process continues: the loop first takes what others have sent meanwhile. So no lease
+    expires, and no answer is too late, because of the suspension of the process that waits for it.
+    """
+
+    def __init__(self) -> None:
+        self._selector_time = _SteadySelector()
+        super().__init__(self._selector_time)
+
+    def time(self) -> float:
+        """Returns seconds, without those of suspensions."""
+        return super().time() - self._selector_time.suspended
+
+
+class _SteadySelector(selectors.DefaultSelector):
+    """A selector that counts the time in which its process was suspended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.suspended = 0.0  # seconds
+        self._returned = time.monotonic()
+
+    def select(self, timeout: float | None = None) -> Any:
+        begin = time.monotonic()
+        selected = super().select(timeout)
+        end = time.monotonic()
+        expected = max(0.0, timeout) if timeout is not None else end - begin
+        for seconds in (begin - self._returned, end - begin - expected):
+            if seconds > SUSPENDED_SECONDS:
+                self.suspended += seconds
+        self._returned = end
+        return selected
+
+
+class LoopClock(SystemClock):
+    """The clock of this computer, whose monotonic time is that of the running event loop."""
+
+    def monotonic(self) -> float:
+        return asyncio.get_running_loop().time()

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import grpc
 
+from waferbox.host.event_loop import SteadyEventLoop
 from waferbox.host.threads import GuardedThread
 from waferbox.rpc.server import SMALL_MESSAGE_BYTES, channel_options, server_options
 from waferbox.security.guard import AsyncServerGuard, Guard
@@ -46,7 +47,7 @@ class AsyncServer:
             for_scripts: as of server_options.
             owner_of: as of Guard.
         """
-        self._loop = asyncio.new_event_loop()
+        self._loop = SteadyEventLoop()
         self._running = False
         self.server = self.run(
             _make_server(server_options(max_message_bytes, for_scripts=for_scripts), Guard(owner_of=owner_of))
