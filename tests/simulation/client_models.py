@@ -180,8 +180,8 @@ class ClientModel:
             try:
                 job = (await self._management.GetJob(request, timeout=wait + answer)).job
             except grpc.aio.AioRpcError as error:
-                away_since = loop.time() if away_since is None else away_since
                 late = error.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.NOT_FOUND)
+                away_since = loop.time() if late or away_since is None else away_since
                 is_away = loop.time() - away_since > deadlines.COORDINATION.script_away
                 if not (late or _is_unanswered(error)) or is_away:
                     return False

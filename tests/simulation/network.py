@@ -16,6 +16,7 @@ from virtual_time import Process, World
 
 KEEPALIVE_SECONDS: Final = 8.0  # a peer that is silent for so long is given up
 CONNECT_SECONDS: Final = 0.002
+SILENT_SECONDS: Final = 20.0  # how long a client waits for the answer to a connection
 READY_SECONDS: Final = 4.0  # how long a client waits for a server that does not serve yet
 CLOSED: Final = object()
 
@@ -246,11 +247,15 @@ class Channel:
         self._calls: set[Call] = set()
 
     async def connect(self, *, waits: bool) -> Connection:
-        """Returns the connection, a new one if there is none; raises ConnectionError if the server is away.
+        """Returns the connection, a new one if there is none.
 
-        waits: waits for the server, for some seconds.
+        Waits for a server that is cut off or stalled, which does not refuse the connection. Raises ConnectionError if
+        there is none, or too late.
+
+        waits: waits for a server that is not there, too, for some seconds.
         """
-        end = self._network.world.now + READY_SECONDS
+        now = self._network.world.now
+        end, silent_end = now + READY_SECONDS, now + SILENT_SECONDS
         while True:
             await asyncio.sleep(CONNECT_SECONDS)
             if self._connection is not None and not self._connection.is_broken:
@@ -261,6 +266,9 @@ class Channel:
                 if cut <= self._network.world.now and server.process.stalled_until <= self._network.world.now:
                     self._connection = Connection(self._network, self._process, server)
                     return self._connection
+                if self._network.world.now < silent_end:
+                    await asyncio.sleep(0.2)
+                    continue
             if not waits or self._network.world.now >= end:
                 raise ConnectionError(f"failed to connect to {self._address}")
             await asyncio.sleep(0.2)

@@ -454,8 +454,8 @@ class NodeModel(node_pb2_grpc.NodeServiceServicer, Hello):
                 await self._free.acquire()
         except TimeoutError:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this node works for another job")
-        first = await anext(request_iterator, None)
         try:
+            first = await anext(request_iterator, None)
             if first is None:
                 return
             assert first.attach.job == job

@@ -280,6 +280,23 @@ class SimulatedCluster:
             self.process.kill()
             self.world.after(random.uniform(0.1, 5.0), self.start_management)
 
+    def stall_client(self, random: Random) -> None:
+        alive = [client.process for client in self.clients if client.process.is_alive]
+        if alive:
+            self._stall(random.choice(alive), random)
+
+    def kill_client(self, random: Random) -> None:
+        alive = [client for client in self.clients if client.process.is_alive]
+        if alive:
+            client = random.choice(alive)
+            client.is_cancelled = True
+            client.process.kill()
+
+    def fill_disk(self, random: Random) -> None:
+        host = f"host-{random.randrange(NUM_HOSTS)}"
+        self.fabric.full_hosts.add(host)
+        self.world.after(random.uniform(0.5, 20.0), self.fabric.full_hosts.discard, host)
+
     def stall_management(self, random: Random) -> None:
         self._stall(self.process, random)
 
@@ -355,6 +372,16 @@ class SimulatedCluster:
         assert not registry._last_statuses
         assert not self.management._supervisor._supervisions
         self._check_ends()
+        self._check_clients()
+
+    def _check_clients(self) -> None:
+        """Every job that may restart often enough has succeeded, unless a fault explains its end."""
+        for client in self.clients:
+            if client.is_cancelled or client.request.max_num_restarts < MOST_FAULTS:
+                continue
+            end = client.cause or client.refusal
+            explanations = [kinds for text, kinds in EXPLANATIONS.items() if text in end]
+            assert not end or any(kinds & self._kinds() for kinds in explanations), f"{client.job}: {end}"
 
     def _check_ends(self) -> None:
         """Every job that management knows has ended as it should, or with the cause that is true."""
@@ -417,9 +444,23 @@ FAULTS: dict[str, Callable[[SimulatedCluster, Random], None]] = {
     "stall management": SimulatedCluster.stall_management,
     "kill the ingress": SimulatedCluster.kill_ingress,
     "stall the ingress": SimulatedCluster.stall_ingress,
+    "kill a client": SimulatedCluster.kill_client,
+    "stall a client": SimulatedCluster.stall_client,
+    "fill a disk": SimulatedCluster.fill_disk,
     "partition": SimulatedCluster.partition,
     "break a connection": SimulatedCluster.break_connection,
     "refuse processes": SimulatedCluster.refuse_processes,
+}
+
+
+# The ends of jobs that a fault explains: a part of the message, and the faults.
+EXPLANATIONS: dict[str, set[str]] = {
+    "did not start": {"refuse processes", "kill the ingress", "stall the ingress", "break a connection", "partition"},
+    "failed to connect to management": {"kill management", "partition", "break a connection"},
+    "the connection broke": {"kill management", "partition", "break a connection"},
+    "and none is free": {"kill a node", "stall a node", "partition", "break a connection", "stall management"},
+    # The host that has it is out of reach.
+    "finds no share": {"partition", "stall a node"},
 }
 
 

@@ -41,6 +41,15 @@ class Inventory:
             self._holders[role].add(job)
         return taken
 
+    def take_at(self, role: _Role, host: str, job: str) -> management_pb2.NodeInfo | None:
+        """Leases a free node of a role on this host to the job, if there is one."""
+        for node in self.free[role]:
+            if node.host == host:
+                self.free[role].remove(node)
+                self._holders[role].add(job)
+                return node
+        return None
+
 
 def lease(job: str, wanted: management_pb2.Acquire, inventory: Inventory) -> Sequence[management_pb2.NodeInfo] | None:
     """Leases all nodes that the job needs, named as its members; None if there are too few.

@@ -325,7 +325,7 @@ class NodeRegistry:
         self._admit_returned()
         now = self._clock.monotonic()
         infos = self._infos()
-        for admission in (*self._replacements.admit(infos), *self._queue.admit(infos)):
+        for admission in (*self._replacements.admit(infos, now), *self._queue.admit(infos)):
             waiter = self._waiters[admission.job]
             if admission.job in self._last_statuses:
                 waiter.queued(management_pb2.QueueStatus())

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from appliance.management.nodes.allocation import Inventory, how_to_add
 from appliance.management.nodes.job_queue import QUEUE_ORDER, Admission
-from waferbox import roles
-from wsc.v1 import management_pb2
+from waferbox import deadlines, roles
+from wsc.v1 import management_pb2, node_pb2
 
 MAX_REQUESTS = 256  # unanswered requests of one job
 
@@ -63,14 +63,27 @@ class Replacements:
         """Returns the number of unanswered requests of a job."""
         return self._waiting[job].requests if job in self._waiting else 0
 
-    def admit(self, nodes: Sequence[management_pb2.NodeInfo]) -> Sequence[Admission]:
-        """Leases free nodes to the jobs; returns those that lack none any more. Marks the nodes."""
+    def admit(self, nodes: Sequence[management_pb2.NodeInfo], now: float) -> Sequence[Admission]:
+        """Leases free nodes to the jobs; returns those that lack none any more. Marks the nodes.
+
+        A lost MemoryX node has left its recovery points on the disk of its host, where a launcher is about to start
+        another: a node on another host takes its place only after a while.
+
+        Args:
+            nodes: all nodes.
+            now: monotonic time.
+        """
         admissions = []
         inventory = Inventory(nodes if self._waiting else ())
         for waiting in self._ordered():
             held = _held(waiting, nodes)
             for member in sorted(waiting.lost - held.keys()):
-                for node in inventory.take(waiting.nodes[member].role, 1, waiting.job):
+                lost = waiting.nodes[member]
+                node = inventory.take_at(lost.role, lost.host, waiting.job)
+                is_patient = now - waiting.since < deadlines.RECOVERY.launcher
+                if node is None and not (lost.role == node_pb2.ROLE_MEMORYX and is_patient):
+                    node = next(iter(inventory.take(lost.role, 1, waiting.job)), None)
+                if node is not None:
                     node.job, node.member = waiting.job, member
                     held[member] = node
             if waiting.lost <= held.keys():

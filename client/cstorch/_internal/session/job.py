@@ -357,9 +357,10 @@ class ClientJob:
                 # The coordinators of a dead ingress die with it, and are restarted with it; the time for management
                 # begins only then.
                 is_ingress_away = bool(self.gateway) and not is_from_ingress(refusal)
-                away_since = now if is_ingress_away or away_since is None else away_since
-                # A restarted management service does not have the job until its coordinator has connected.
+                # A restarted management service does not have the job until its coordinator has connected, and one that
+                # is stopped, or cut off, gives no answer.
                 is_late = refusal.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.NOT_FOUND)
+                away_since = now if is_late or is_ingress_away or away_since is None else away_since
                 if not (is_late or _is_unanswered(refusal)) or now - away_since > deadlines.COORDINATION.script_away:
                     return False
                 self._closed.wait(RETRY_SECONDS)
