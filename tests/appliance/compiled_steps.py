@@ -37,11 +37,11 @@ Build = Callable[[Any], "Step | tuple[Step, Getters]"]
 
 
 @contextlib.contextmanager
-def one_at_a_time(*, adds_in_memoryx: bool = False, kept_every: int = 1) -> Iterator[None]:
+def one_at_a_time(*, adds_in_memoryx: bool = False, kept_every: tuple[int, ...] = ()) -> Iterator[None]:
     """Micro-batches go through the layers one by one, though there is memory for all.
 
     adds_in_memoryx: gradients of any size leave the wafer in each round.
-    kept_every: of so many layers in a row one keeps its outputs between the passes.
+    kept_every: as of `StepOrder`.
     """
 
     def schedule(work: Any, sharing: Any, numbers: Any, order: StepOrder, rounds: Any) -> Any:

@@ -8,15 +8,19 @@ segment's last read of the weights.
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from xdsl.ir import Operation, SSAValue
 
 from appliance.compiler.core.target import Target
+from appliance.compiler.cost.kernel_profile import profile_kernel
 from appliance.compiler.partition.cut import Cut
 from appliance.compiler.partition.groups import Bundle, KernelTable, Numbers
 from appliance.compiler.partition.layers import INPUT, Segment, Waits, closure, inputs_of, partition
 from appliance.compiler.partition.local import Localiser
+from appliance.compiler.partition.row_slices import compute_in_slices
 from appliance.compiler.partition.shards import Sharing
+from appliance.compiler.sharding.rules.rule import sharded
 from appliance.compiler.wafer_schedule.segment_runs import (
     SegmentRun,
     StepOrder,
@@ -39,6 +43,7 @@ from appliance.compiler.wafer_schedule.streams import (
 )
 from waferbox.cirh.dialect import types
 from waferbox.cirh.dialect.operations import func_of
+from waferbox.cirh.text.parser import parse_module
 from waferbox.cirh.text.printer import print_module
 from wsc.v1 import plan_pb2
 
@@ -128,8 +133,11 @@ def make_wafer_work(cut: Cut, target: Target) -> WaferWork:
     kernel_of, returned = {}, {}
     # In the order of the runs, so that the numbers of kernels ascend.
     for run in order_segment_runs(segments, 0, 1, [range(1)], closing, {}):
-        module = localiser.kernel(run.ops, run.inputs, run.outputs)
-        kernel_of[run.segment] = table.number(print_module(module, locations=False))
+        text = print_module(localiser.kernel(run.ops, run.inputs, run.outputs), locations=False)
+        if target.row_slices > 1:
+            rows = [place for place, value in enumerate(run.inputs) if cut.sharding.placements[value] == sharded(0)]
+            text = _in_slices(text, tuple(rows), target.row_slices)
+        kernel_of[run.segment] = table.number(text)
         returned[run.segment] = [value for op in run.ops for value in waits.returned(op)]
     whole = num_of_whole_batch(segments, waits, closing)
     leaving = _leaving(cut)
@@ -155,6 +163,17 @@ def make_wafer_work(cut: Cut, target: Target) -> WaferWork:
         returned=returned,
         repeatable=repeatable,
     )
+
+
+# Layers that are alike have the same kernel.
+@lru_cache(maxsize=256)
+def _in_slices(text: str, rows: tuple[int, ...], most: int) -> str:
+    """A kernel that computes a row in slices where this needs less memory."""
+    sliced = compute_in_slices(parse_module(text), rows, most)
+    if sliced is None:
+        return text
+    other = print_module(sliced, locations=False)
+    return other if profile_kernel(other).working_bytes < profile_kernel(text).working_bytes else text
 
 
 def make_segment_runs(cut: Cut, waits: Waits, *, recomputes: bool = False) -> list[SegmentRun]:
@@ -236,7 +255,7 @@ def schedule_wafer(
         rounds: the rounds of `order`; or some of them, whose program shows the memory that the wafer needs in all.
     """
     cut, target, localiser, waits = work.cut, work.target, work.localiser, work.waits
-    again = runs_again(work.segments, work.repeatable, order.kept_every) if order.kept_every > 1 else {}
+    again = runs_again(work.segments, work.repeatable, order.kept_every)
     runs = order_segment_runs(work.segments, work.whole, order.micro_batches, rounds, work.closing, again)
     last_read = last_reads(runs)
     loads = find_loads(cut, sharing, target, numbers, runs, waits)
@@ -248,7 +267,7 @@ def schedule_wafer(
     assembler = _Assembler(work, numbers, {value for d in departures if d.adds_to for value in d.bundle.values})
     assembler.assemble(batch, runs, loads, departures)
     assembler.plan.micro_batches, assembler.plan.micro_batches_at_once = order.micro_batches, order.at_once
-    assembler.plan.kept_every = order.kept_every
+    assembler.plan.kept_every.extend(order.kept_every)
     return WaferSchedule(
         plan=assembler.plan,
         batch=batch.group,

@@ -1,0 +1,430 @@
+"""Computes a kernel in slices of a row: blocks of its first dimension behind the samples, one after the other.
+
+A long row, such as one of 131,072 tokens, has intermediate values for which a wafer has no room. Most operations of a
+layer are independent along its tokens: products with weights, norms, activation functions. The sharding rules, which
+divide a batch over wafers, say which: here they divide the tokens, over time.
+
+Operations that can be divided form regions, in which a slice goes through all operations before the next slice does. So
+the values inside a region exist for one slice only. Between the regions are operations that need all tokens, such as
+attention. Values that these read are joined. Sums over tokens, such as gradients of weights, are added slice by slice.
+The result is an ordinary kernel: it cuts, computes and joins slices by operations of CIRH.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Operation, SSAValue
+
+from appliance.compiler.core.errors import refuse
+from appliance.compiler.passes.dce import eliminate_dead_code
+from appliance.compiler.sharding.propagate import by_rule
+from appliance.compiler.sharding.rules.rule import SUM, Decompose, Mixes, Outcome, Placement, Query, R, sharded
+from waferbox.cirh.dialect import types
+from waferbox.cirh.dialect.attributes import AttrValue, SplatAttr, attrs
+from waferbox.cirh.dialect.operations import Const, body_ops, func_of, return_of
+from waferbox.cirh.dialect.spec import Typed
+from waferbox.cirh.modules.builder import GraphBuilder
+from waferbox.cirh.table.lookup import spec
+
+# The dimension of a batch's values that is cut.
+_TOKENS: Final = 1
+# Sums of halves are not exact enough to be added to in each slice.
+_EXACT_BYTES: Final = 4
+# These need no memory of their own, so their results are made from whole operands where they are needed whole.
+_MOVES: Final = frozenset({"cirh.Reshape", "cirh.BroadcastInDim", "cirh.Transpose"})
+# These take too long to be repeated in a later region.
+_PRODUCTS: Final = frozenset(
+    ["cirh.MatMul", "cirh.DotGeneral"] + [f"aten.{name}" for name in ("addmm", "baddbmm", "bmm", "convolution", "mm")]
+)
+
+
+def compute_in_slices(module: ModuleOp, rows: Iterable[int], most: int) -> ModuleOp | None:
+    """Makes a kernel that computes in slices what another computes at once, up to the order of additions.
+
+    Args:
+        module: the other kernel.
+        rows: its arguments, by number, that have rows of the batch.
+        most: the most slices of a row; of fewer that divide its tokens, the largest number is taken.
+
+    Returns:
+        The kernel; None if no operation can be divided so.
+    """
+    arguments = [func_of(module).block.args[index] for index in rows]
+    tokens = _num_tokens(arguments)
+    num_slices = next((count for count in range(most, 1, -1) if tokens and tokens % count == 0), 1)
+    if num_slices == 1:
+        return None
+    cut = [value for value in arguments if types.shape(value)[_TOKENS : _TOKENS + 1] == (tokens,)]
+    stages = _Stages(module, cut, num_slices)
+    return _Builder(module, stages, num_slices).build() if stages.outcomes else None
+
+
+def _num_tokens(arguments: Iterable[SSAValue]) -> int:
+    """The tokens of a row: those of the largest argument; 0 if none has any."""
+    having = [value for value in arguments if len(types.shape(value)) > _TOKENS]
+    return types.shape(max(having, key=types.nbytes))[_TOKENS] if having else 0
+
+
+# --- Stages -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """An operation that reads a value: its stage, and the placement that it needs."""
+
+    stage: int
+    want: Placement
+
+
+class _Stages:
+    """The stages of a kernel: even ones compute all tokens at once, odd ones are regions.
+
+    An operation is in the latest stage that needs no more memory between the stages. One that takes little time may be
+    in several regions, instead of being kept from the first to the last.
+
+    Attributes:
+        stages: by stage, its operations in order.
+        outcomes: the placements of each operation of the regions.
+        placements: by value, its placement where it is made; or, of a value that is made whole, the one in which it is
+            offered to the regions.
+        readers: by value, its readers.
+    """
+
+    def __init__(self, module: ModuleOp, cut: Iterable[SSAValue], num_slices: int) -> None:
+        self._num_slices = num_slices
+        self._ops = [op for op in body_ops(module) if not isinstance(op, Const)]
+        self._returned = set(return_of(module).operands)
+        self._cut = frozenset(cut)
+        self._undivided: set[Operation] = set()
+        self._earliest: dict[Operation, int] = {}
+        self.outcomes: dict[Operation, Outcome] = {}
+        self.placements: dict[SSAValue, Placement] = {}
+        while not (self._place() and self._find_earliest()):
+            pass
+        self.readers: dict[SSAValue, list[_Reader]] = defaultdict(list)
+        self.stages = self._find_stages()
+
+    def wants(self, op: Operation) -> Sequence[Placement]:
+        """The placements of an operation's operands."""
+        outcome = self.outcomes.get(op)
+        return [R] * len(op.operands) if outcome is None else outcome.operands
+
+    # --- Which operations are divided
+
+    def _place(self) -> bool:
+        """Places all values. Returns whether no operation turned out to be undivided."""
+        self.outcomes.clear()
+        self.placements = dict.fromkeys(self._cut, sharded(_TOKENS))
+        for op in self._ops:
+            outcome = None if op in self._undivided else self._outcome(op)
+            if outcome is not None:
+                self.outcomes[op] = outcome
+                self.placements.update(zip(op.results, outcome.results, strict=True))
+            else:
+                self.placements.update(self._offered(op))
+        # Sums in half precision may only lead to sums in float32.
+        read_whole = {
+            operand
+            for op in self._ops
+            for operand, want in zip(op.operands, self.wants(op), strict=True)
+            if not want.is_partial
+        }
+        inexact = {
+            op
+            for op in self.outcomes
+            for result in op.results
+            if self.placements[result].is_partial
+            and types.dtype(result).itemsize < _EXACT_BYTES
+            and (result in read_whole or result in self._returned)
+        }
+        self._undivided |= inexact
+        return not inexact
+
+    def _outcome(self, op: Operation) -> Outcome | None:
+        """The placements of an operation that is divided; None if it is not."""
+        have = [self.placements.get(operand, R) for operand in op.operands]
+        if spec(op.name).random or all(placement == R for placement in have):
+            return None
+        try:
+            outcome = by_rule(Query(op, have, self._num_slices))
+        except (Mixes, Decompose):
+            return None
+        is_divided = all(placement.is_sharded or placement == SUM for placement in outcome.results)
+        # A value that is cut differently, or a part of a sum that is not there, cannot be had.
+        can_be_had = all(
+            want in (R, placement) or (placement == R and want.is_sharded)
+            for placement, want in zip(have, outcome.operands, strict=True)
+        )
+        return outcome if is_divided and can_be_had else None
+
+    def _offered(self, op: Operation) -> Iterator[tuple[SSAValue, Placement]]:
+        """The results of an operation that is not divided, whose readers may be: they have the shape of a cut operand.
+
+        Attention needs all tokens, but each of its results has rows of them.
+        """
+        for result in op.results:
+            for operand in op.operands:
+                placement = self.placements.get(operand, R)
+                if placement.is_sharded and types.shape(operand) == types.shape(result):
+                    yield result, placement
+                    break
+
+    # --- Stages
+
+    def _find_earliest(self) -> bool:
+        """Finds the earliest stage of each operation. Returns whether no operation turned out to be undivided."""
+        self._earliest.clear()
+        for op in self._ops:
+            stage = 1 if op in self.outcomes else 0
+            for operand, want in zip(op.operands, self.wants(op), strict=True):
+                maker = operand.owner
+                if isinstance(maker, Operation) and not isinstance(maker, Const):
+                    first = self._earliest[maker] + (0 if self._in_place(maker, op, operand, want) else 1)
+                    stage = max(stage, first + (first - stage) % 2)
+            self._earliest[op] = stage
+        # A sum whose parts are read by another region would have to be kept for each slice.
+        apart = {
+            op
+            for op in self.outcomes
+            for operand, want in zip(op.operands, self.wants(op), strict=True)
+            if want.is_partial and self._earliest[_maker(operand)] != self._earliest[op]
+        }
+        self._undivided |= apart
+        return not apart
+
+    def _in_place(self, maker: Operation, reader: Operation, value: SSAValue, want: Placement) -> bool:
+        """Whether a value can be read in the stage in which it is made."""
+        if maker not in self.outcomes or reader not in self.outcomes:
+            return maker not in self.outcomes and reader not in self.outcomes
+        return want == self.placements[value]
+
+    def _find_stages(self) -> dict[int, list[Operation]]:
+        stages: dict[int, list[Operation]] = defaultdict(list)
+        for op in reversed(self._ops):
+            for stage in self._stages_of(op):
+                stages[stage].append(op)
+                for operand, want in zip(op.operands, self.wants(op), strict=True):
+                    self.readers[operand].append(_Reader(stage, want))
+        return {stage: ops[::-1] for stage, ops in sorted(stages.items())}
+
+    def _stages_of(self, op: Operation) -> list[int]:
+        """The stages of an operation whose readers have theirs."""
+        limits = sorted({self._latest(op, value, reader) for value in op.results for reader in self.readers[value]})
+        outcome = self.outcomes.get(op)
+        placements = [] if outcome is None else [*outcome.operands, *outcome.results]
+        if any(value in self._returned for value in op.results) or any(p.is_partial for p in placements):
+            return [self._earliest[op]]
+        if not limits:
+            return []
+        first, *later = limits
+        stages = [first if self._is_lighter(op, first) else self._earliest[op]]
+        if outcome is not None and op.name not in _PRODUCTS and not self._is_read_whole(op):
+            stages += [stage for stage in later if self._is_lighter(op, stage)]
+        return stages
+
+    def _latest(self, op: Operation, value: SSAValue, reader: _Reader) -> int:
+        """The latest stage of an operation for a reader of its result."""
+        stage = reader.stage
+        if op in self.outcomes:
+            return stage if stage % 2 and reader.want == self.placements[value] else stage - 2 + (stage + 1) % 2
+        return stage - stage % 2
+
+    def _is_read_whole(self, op: Operation) -> bool:
+        return any(reader.want == R for value in op.results for reader in self.readers[value])
+
+    def _is_lighter(self, op: Operation, stage: int) -> bool:
+        """Whether it takes no more memory to keep what the operation reads until a stage than what it makes."""
+        kept = sum(
+            types.nbytes(operand)
+            for operand in dict.fromkeys(op.operands)
+            if isinstance(operand.owner, Operation)
+            and not isinstance(operand.owner, Const)
+            and self._earliest[operand.owner] < stage
+            and not any(reader.stage >= stage for reader in self.readers[operand])
+        )
+        return kept <= sum(map(types.nbytes, op.results))
+
+
+def _maker(value: SSAValue) -> Operation:
+    assert isinstance(value.owner, Operation)
+    return value.owner
+
+
+# --- The kernel -------------------------------------------------------------------------------------------------------
+
+
+class _Builder:
+    """Builds the kernel of some stages. Used once."""
+
+    def __init__(self, module: ModuleOp, stages: _Stages, num_slices: int) -> None:
+        self._module = module
+        self._stages = stages
+        self._num_slices = num_slices
+        self._builder = GraphBuilder()
+        self._first = {op: stage for stage, ops in reversed(stages.stages.items()) for op in ops}
+        self._joined = self._find_joined()
+        self._whole: dict[SSAValue, SSAValue] = {}
+        self._slices: dict[SSAValue, list[SSAValue]] = defaultdict(list)  # of values that another stage reads
+
+    def build(self) -> ModuleOp:
+        for argument in func_of(self._module).block.args:
+            self._whole[argument] = self._builder.argument(types.tensor_type(*types.info(argument)))
+        for stage, ops in self._stages.stages.items():
+            if stage % 2:
+                self._region(stage, ops)
+            else:
+                for op in ops:
+                    self._compute_whole(op)
+        results = [self._at_once(value) for value in return_of(self._module).operands]
+        module = self._builder.finish([(value, None) for value in results])
+        eliminate_dead_code(module)
+        return module
+
+    def _find_joined(self) -> set[SSAValue]:
+        """Values of the regions that are needed whole, by themselves or as the origin of moved elements."""
+        joined = set()
+        returned = return_of(self._module).operands
+        for value in dict.fromkeys((*self._stages.readers, *returned)):
+            if value in returned or any(reader.want == R for reader in self._stages.readers[value]):
+                while (move := self._move_of(value)) is not None:
+                    value = move.operands[0]
+                if value.owner in self._stages.outcomes:
+                    joined.add(value)
+        return joined
+
+    def _move_of(self, value: SSAValue) -> Operation | None:
+        """The operation of a region that makes a value by moving elements alone; None if another one makes it."""
+        op = value.owner
+        if not isinstance(op, Operation) or op not in self._stages.outcomes or op.name not in _MOVES:
+            return None
+        return op if types.nbytes(op.operands[0]) <= types.nbytes(value) else None
+
+    # --- Stages
+
+    def _region(self, stage: int, ops: Sequence[Operation]) -> None:
+        first = [op for op in ops if self._first[op] == stage]
+        kept = {value for op in first for value in op.results if value in self._joined or self._is_read_later(value)}
+        for number in range(self._num_slices):
+            # The values of this slice, by the value in the module and its placement.
+            local: dict[tuple[SSAValue, Placement], SSAValue] = {}
+            for op in ops:
+                outcome = self._stages.outcomes[op]
+                operands = [
+                    self._at_once(operand) if want == R else self._slice(operand, want, number, local)
+                    for operand, want in zip(op.operands, outcome.operands, strict=True)
+                ]
+                results = self._copy(op, operands, outcome)
+                for value, placement, result in zip(op.results, outcome.results, results, strict=True):
+                    local[value, placement] = result
+                    if value in kept and placement.is_partial:
+                        total = self._whole.get(value)
+                        self._whole[value] = result if total is None else self._emit("cirh.Add", [total, result])
+                    elif value in kept:
+                        self._slices[value].append(result)
+        for value in [value for op in first for value in op.results if value in self._joined and value in self._slices]:
+            self._whole[value] = self._join(self._slices.pop(value), self._stages.placements[value])
+
+    def _is_read_later(self, value: SSAValue) -> bool:
+        """Whether a region that does not make a value itself reads slices of it."""
+        made = [stage for stage, ops in self._stages.stages.items() if value.owner in ops]
+        return any(reader.want != R and reader.stage not in made for reader in self._stages.readers[value])
+
+    def _compute_whole(self, op: Operation) -> None:
+        results = self._copy(op, [self._at_once(operand) for operand in op.operands], None)
+        self._whole.update(zip(op.results, results, strict=True))
+
+    # --- Values
+
+    def _at_once(self, value: SSAValue) -> SSAValue:
+        """A value of all tokens."""
+        if isinstance(value.owner, Const):
+            return self._builder.constant(value.owner.value)
+        if value not in self._whole:
+            move = self._move_of(value)
+            assert move is not None, "values that are needed whole are joined"
+            self._compute_whole(move)
+        return self._whole[value]
+
+    def _slice(
+        self, value: SSAValue, want: Placement, number: int, local: dict[tuple[SSAValue, Placement], SSAValue]
+    ) -> SSAValue:
+        """The slice of a value with this number."""
+        if (value, want) not in local:
+            local[value, want] = self._cut(value, want, number, local)
+        return local[value, want]
+
+    def _cut(
+        self, value: SSAValue, want: Placement, number: int, local: dict[tuple[SSAValue, Placement], SSAValue]
+    ) -> SSAValue:
+        owner, shape = value.owner, types.shape(value)
+        size = shape[want.dim] // (want.outer * self._num_slices)
+        if isinstance(owner, Const) and isinstance(owner.value, SplatAttr):
+            return self._builder.splat(owner.value.value, self._local_shape(value, want), types.dtype(value))
+        if value in self._slices and self._stages.placements[value] == want:
+            return self._slices[value][number]
+        if isinstance(owner, Operation) and owner.name == "cirh.BroadcastInDim" and owner not in self._stages.outcomes:
+            return self._broadcast(owner, want, number, local)
+        whole = self._at_once(value)
+        if want.outer == 1:
+            return self._cut_dimension(whole, want.dim, number * size, size)
+        blocks = (*shape[: want.dim], want.outer, shape[want.dim] // want.outer, *shape[want.dim + 1 :])
+        cut = self._cut_dimension(self._reshape(whole, blocks), want.dim + 1, number * size, size)
+        return self._reshape(cut, self._local_shape(value, want))
+
+    def _broadcast(
+        self, op: Operation, want: Placement, number: int, local: dict[tuple[SSAValue, Placement], SSAValue]
+    ) -> SSAValue:
+        """A slice of a value that is broadcast, which is made of its operand."""
+        (operand,), (result,) = op.operands, op.results
+        dims = attrs(op)["broadcast_dimensions"]
+        assert isinstance(dims, list)
+        source = dims.index(want.dim) if want.dim in dims else None
+        repeats = source is None or types.shape(operand)[source] == 1
+        cut = self._at_once(operand) if repeats else self._slice(operand, want.at(source), number, local)
+        type = types.tensor_type(self._local_shape(result, want), types.dtype(result))
+        return self._builder.op(op.name, [cut], attrs(op), op.location, types=[type])[0]
+
+    def _cut_dimension(self, value: SSAValue, dim: int, start: int, size: int) -> SSAValue:
+        place = {"dim": dim, "start": start, "end": start + size, "step": 1}
+        return self._emit("aten.slice.Tensor", [value], place)
+
+    def _join(self, slices: Sequence[SSAValue], cut: Placement) -> SSAValue:
+        if cut.outer == 1:
+            return self._emit("cirh.Concat", slices, {"axis": cut.dim})
+        shape = types.shape(slices[0])
+        before, size, behind = shape[: cut.dim], shape[cut.dim], shape[cut.dim + 1 :]
+        blocks = [self._reshape(value, (*before, cut.outer, size // cut.outer, *behind)) for value in slices]
+        joined = self._emit("cirh.Concat", blocks, {"axis": cut.dim + 1})
+        return self._reshape(joined, (*before, size * self._num_slices, *behind))
+
+    # --- Operations
+
+    def _copy(self, op: Operation, operands: Sequence[SSAValue], outcome: Outcome | None) -> tuple[SSAValue, ...]:
+        """Adds an operation with other operands. outcome: the placements of a slice; None: for all tokens."""
+        placements = [R] * len(op.results) if outcome is None else outcome.results
+        given = [
+            types.tensor_type(self._local_shape(value, placement), types.dtype(value))
+            for value, placement in zip(op.results, placements, strict=True)
+        ]
+        attributes: dict[str, AttrValue] = {**attrs(op), **({} if outcome is None else outcome.attributes)}
+        typed = spec(op.name).typed is not Typed.NEVER
+        results = self._builder.op(op.name, operands, attributes, op.location, types=given if typed else None)
+        for result, expected in zip(results, given, strict=True):
+            if result.type != expected:
+                made, wanted = types.type_text(result), types.type_text(expected)
+                raise refuse(op, f"makes {made} of a slice instead of {wanted}", "use shorter rows")
+        return results
+
+    def _emit(
+        self, name: str, operands: Sequence[SSAValue], attributes: Mapping[str, AttrValue] | None = None
+    ) -> SSAValue:
+        return self._builder.op(name, operands, attributes)[0]
+
+    def _reshape(self, value: SSAValue, shape: Sequence[int]) -> SSAValue:
+        return self._builder.op("cirh.Reshape", [value], types=[types.tensor_type(shape, types.dtype(value))])[0]
+
+    def _local_shape(self, value: SSAValue, placement: Placement) -> tuple[int, ...]:
+        return placement.local_shape(types.shape(value), self._num_slices)
