@@ -125,7 +125,7 @@ class WaferWork:
 def make_wafer_work(cut: Cut, target: Target) -> WaferWork:
     """Divides the wafers' operations into segments, and makes their kernels."""
     localiser, waits = Localiser(cut.sharding), Waits(cut)
-    segments = make_segment_runs(cut, waits, recomputes=target.recomputes)
+    segments = make_segment_runs(cut, waits, recomputes=target.recomputes, in_slices=target.row_slices > 1)
     # Parts of several micro-batches are added in float32 and rounded once: see `partition/precision.py`.
     rounding = [op for op in cut.wafer_ops if target.micro_batches > 1 and op.results[0] in cut.sharding.rounded]
     closing = take_out_rounding(segments, rounding)
@@ -176,12 +176,18 @@ def _in_slices(text: str, rows: tuple[int, ...], most: int) -> str:
     return other if profile_kernel(other).working_bytes < profile_kernel(text).working_bytes else text
 
 
-def make_segment_runs(cut: Cut, waits: Waits, *, recomputes: bool = False) -> list[SegmentRun]:
+def make_segment_runs(
+    cut: Cut, waits: Waits, *, recomputes: bool = False, in_slices: bool = False
+) -> list[SegmentRun]:
     """One segment run for each segment, with the values that it reads, and those that it makes for others.
 
-    recomputes: whether the backward pass computes a layer's activations again, from what the layer reads.
+    Args:
+        cut: the step, divided between wafers and MemoryX.
+        waits: the reduced values that each operation waits for.
+        recomputes: whether the backward pass computes a layer's activations again, from what the layer reads.
+        in_slices: as of `partition`.
     """
-    segments = partition(cut, waits)
+    segments = partition(cut, waits, in_slices=in_slices)
     forward = _repeatable(cut, waits, segments) if recomputes else {}
     work = []
     for segment in segments:

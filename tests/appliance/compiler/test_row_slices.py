@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from compiled_steps import CLUSTERS, Traced, one_at_a_time, simulate
+from compiled_steps import Traced, one_at_a_time, simulate
 from hypothesis import HealthCheck, given, reject, seed, settings
 from hypothesis import strategies as st
 from random_programs import traced_program
@@ -110,3 +110,34 @@ def test_slices_compute_what_rows_compute(
     settings = {"row_slices": row_slices, "micro_batches": micro_batches, "recomputes": recomputes}
     traced().check(batches, [(1, 1), (3, 2)], **settings)
     assert always
+
+
+@pytest.mark.parity
+def test_layers_that_are_run_again_compute_in_slices(always: list[str]) -> None:
+    with one_at_a_time(adds_in_memoryx=True, kept_every=(4, 2)):
+        traced(layers=6).check(
+            [words()], [(1, 1), (1, 2), (3, 3)], row_slices=4, micro_batches=2, recomputes=True, seeds=[0, 3]
+        )
+    assert always
+
+
+def random_programs(test: Callable[..., None]) -> Callable[[], None]:
+    """Runs a test with 60 random programs, always the same."""
+    drawn = given(
+        st.integers(0, 1 << 20), st.sampled_from([(1, 1), (1, 2), (2, 3)]), st.sampled_from([2, 3, 12]), st.booleans()
+    )(test)
+    checks = [HealthCheck.function_scoped_fixture, *HealthCheck]
+    return seed(1)(settings(max_examples=60, database=None, suppress_health_check=checks)(drawn))
+
+
+@pytest.mark.parity
+@pytest.mark.usefixtures("always")
+@random_programs
+def test_random_programs_in_slices(number: int, cut: tuple[int, int], row_slices: int, recomputes: bool) -> None:
+    wafers, micro_batches = cut
+    try:
+        program, batch = traced_program(number)
+    except LoweringError:
+        reject()
+    settings = {"micro_batches": micro_batches, "row_slices": row_slices, "recomputes": recomputes}
+    program.check([batch], [(wafers, 1 + number % 2)], seeds=[number % 5], **settings)
