@@ -105,8 +105,12 @@ def _fit_wafer(cut: Cut, sharing: Sharing, target: Target) -> tuple[Numbers, Waf
         plan = wafer.plan
         plan.memory_bytes = target.wafer_memory_bytes
         plan.kernel_library = target.kernel_library.code
-        plan.arena.CopyFrom(lay_out_arena(plan))
-        memory = plan_memory(plan, profiles, target.wafer_memory_bytes)
+        # A small arena delays each segment until the gradients of the one before were read: it is the last resort.
+        for is_small in (False, True) if target.row_slices > 1 else (False,):
+            plan.arena.CopyFrom(lay_out_arena(plan, is_small=is_small))
+            memory = plan_memory(plan, profiles, target.wafer_memory_bytes)
+            if memory.fits:
+                break
         return _Scheduled(order=order, rounds=rounds, numbers=numbers, wafer=wafer, memory=memory)
 
     found = _fitting_order(work, scheduled)
@@ -152,9 +156,7 @@ def _fitting_order(work: WaferWork, scheduled: Callable[[StepOrder, Sequence[ran
     return _running_again(work, best, lambda kept: tried(possible[0], adds_in_memoryx=adds, kept_every=kept))
 
 
-def _running_again(
-    work: WaferWork, best: _Scheduled, tried: Callable[[tuple[int, ...]], _Scheduled]
-) -> _Scheduled:
+def _running_again(work: WaferWork, best: _Scheduled, tried: Callable[[tuple[int, ...]], _Scheduled]) -> _Scheduled:
     """The order that runs the fewest layers again and fits, or the one of these and `best` that needs least memory."""
     layers = len(work.repeatable) if work.target.recomputes else 0
     for depth in range(1, layers.bit_length()):

@@ -22,6 +22,7 @@ from appliance.compiler.core.errors import refuse
 from appliance.compiler.passes.dce import eliminate_dead_code
 from appliance.compiler.sharding.propagate import by_rule
 from appliance.compiler.sharding.rules.rule import SUM, Decompose, Mixes, Outcome, Placement, Query, R, sharded
+from appliance.compiler.sharding.rules.shape import reshaped_dim
 from waferbox.cirh.dialect import types
 from waferbox.cirh.dialect.attributes import AttrValue, SplatAttr, attrs
 from waferbox.cirh.dialect.operations import Const, body_ops, func_of, return_of
@@ -36,8 +37,9 @@ _EXACT_BYTES: Final = 4
 # These need no memory of their own, so their results are made from whole operands where they are needed whole.
 _MOVES: Final = frozenset({"cirh.Reshape", "cirh.BroadcastInDim", "cirh.Transpose"})
 # These take too long to be repeated in a later region.
-_PRODUCTS: Final = frozenset(
-    ["cirh.MatMul", "cirh.DotGeneral"] + [f"aten.{name}" for name in ("addmm", "baddbmm", "bmm", "convolution", "mm")]
+_SLOW: Final = frozenset(
+    [f"cirh.{name}" for name in ("MatMul", "DotGeneral", "Attention", "AttentionGrad", "LinearCrossEntropyGrad")]
+    + [f"aten.{name}" for name in ("addmm", "baddbmm", "bmm", "convolution", "convolution_backward", "mm")]
 )
 
 
@@ -104,6 +106,7 @@ class _Stages:
         self.placements: dict[SSAValue, Placement] = {}
         while not (self._place() and self._find_earliest()):
             pass
+        self._kept_bytes = self._find_kept_bytes()
         self.readers: dict[SSAValue, list[_Reader]] = defaultdict(list)
         self.stages = self._find_stages()
 
@@ -125,6 +128,7 @@ class _Stages:
                 self.placements.update(zip(op.results, outcome.results, strict=True))
             else:
                 self.placements.update(self._offered(op))
+        self._divide_wanted()
         # Sums in half precision may only lead to sums in float32.
         read_whole = {
             operand
@@ -148,9 +152,12 @@ class _Stages:
         have = [self.placements.get(operand, R) for operand in op.operands]
         if spec(op.name).random or all(placement == R for placement in have):
             return None
-        try:
-            outcome = by_rule(Query(op, have, self._num_slices))
-        except (Mixes, Decompose):
+        outcome = self._by_rule(op, have)
+        if outcome is None:
+            # The tokens of one operand may be independent if the others have all of theirs, as queries of attention.
+            first = next((index for index, placement in enumerate(have) if placement.is_sharded), None)
+            outcome = self._by_rule(op, [have[i] if i == first else R for i in range(len(have))])
+        if outcome is None:
             return None
         is_divided = all(placement.is_sharded or placement == SUM for placement in outcome.results)
         # A value that is cut differently, or a part of a sum that is not there, cannot be had.
@@ -159,6 +166,43 @@ class _Stages:
             for placement, want in zip(have, outcome.operands, strict=True)
         )
         return outcome if is_divided and can_be_had else None
+
+    def _by_rule(self, op: Operation, have: Sequence[Placement]) -> Outcome | None:
+        """The outcome by the rule of an operation; None if its rule does not hold."""
+        try:
+            return by_rule(Query(op, have, self._num_slices))
+        except (Mixes, Decompose):
+            return None
+
+    def _divide_wanted(self) -> None:
+        """Divides operations on values without tokens, of which the regions read slices.
+
+        A mask of all scores, for example, is computed from the positions of tokens.
+        """
+        wanted: dict[SSAValue, set[Placement]] = defaultdict(set)
+        for op in reversed(self._ops):
+            if op not in self.outcomes and len(op.results) == 1 and len(wanted[op.results[0]]) == 1:
+                outcome = self._outcome_of_wanted(op, *wanted[op.results[0]])
+                if outcome is not None:
+                    self.outcomes[op] = outcome
+                    self.placements[op.results[0]] = outcome.results[0]
+            for operand, want in zip(op.operands, self.wants(op), strict=True):
+                if want.is_sharded and operand not in self.placements:
+                    wanted[operand].add(want)
+
+    def _outcome_of_wanted(self, op: Operation, want: Placement) -> Outcome | None:
+        """The placements of an operation on whole values of whose result slices are wanted; None if it has no such."""
+        (result,) = op.results
+        if op in self._undivided or spec(op.name).random or any(operand in self.placements for operand in op.operands):
+            return None
+        shape = types.shape(result)
+        needs: list[Placement | None] = [want if types.shape(operand) == shape else R for operand in op.operands]
+        if op.name == "cirh.Reshape":
+            needs = [reshaped_dim(want, shape, types.shape(op.operands[0]), self._num_slices)]
+        given = [need for need in needs if need is not None]
+        outcome = self._by_rule(op, given) if len(given) == len(needs) and any(p.is_sharded for p in given) else None
+        is_wanted = outcome is not None and list(outcome.operands) == given and outcome.results[0] == want
+        return outcome if is_wanted else None
 
     def _offered(self, op: Operation) -> Iterator[tuple[SSAValue, Placement]]:
         """The results of an operation that is not divided, whose readers may be: they have the shape of a cut operand.
@@ -221,7 +265,7 @@ class _Stages:
             return []
         first, *later = limits
         stages = [first if self._is_lighter(op, first) else self._earliest[op]]
-        if outcome is not None and op.name not in _PRODUCTS and not self._is_read_whole(op):
+        if outcome is not None and op.name not in _SLOW and not self._is_read_whole(op):
             stages += [stage for stage in later if self._is_lighter(op, stage)]
         return stages
 
@@ -238,14 +282,23 @@ class _Stages:
     def _is_lighter(self, op: Operation, stage: int) -> bool:
         """Whether it takes no more memory to keep what the operation reads until a stage than what it makes."""
         kept = sum(
-            types.nbytes(operand)
+            self._kept_bytes[operand]
             for operand in dict.fromkeys(op.operands)
-            if isinstance(operand.owner, Operation)
-            and not isinstance(operand.owner, Const)
-            and self._earliest[operand.owner] < stage
+            if operand in self._kept_bytes
+            and self._earliest[_maker(operand)] < stage
             and not any(reader.stage >= stage for reader in self.readers[operand])
         )
         return kept <= sum(map(types.nbytes, op.results))
+
+    def _find_kept_bytes(self) -> dict[SSAValue, int]:
+        """By value, the bytes kept for a reader in a later stage: its own, or those from which it is made again."""
+        kept: dict[SSAValue, int] = {}
+        for op in self._ops:
+            needed = sum(kept.get(operand, 0) for operand in dict.fromkeys(op.operands))
+            is_repeated = op.name in _MOVES or (op in self.outcomes and op.name not in _SLOW)
+            for value in op.results:
+                kept[value] = min(needed, types.nbytes(value)) if is_repeated else types.nbytes(value)
+        return kept
 
 
 def _maker(value: SSAValue) -> Operation:
@@ -381,9 +434,8 @@ class _Builder:
         (operand,), (result,) = op.operands, op.results
         dims = attrs(op)["broadcast_dimensions"]
         assert isinstance(dims, list)
-        source = dims.index(want.dim) if want.dim in dims else None
-        repeats = source is None or types.shape(operand)[source] == 1
-        cut = self._at_once(operand) if repeats else self._slice(operand, want.at(source), number, local)
+        sources = [dim for dim, target in enumerate(dims) if target == want.dim and types.shape(operand)[dim] > 1]
+        cut = self._slice(operand, want.at(sources[0]), number, local) if sources else self._at_once(operand)
         type = types.tensor_type(self._local_shape(result, want), types.dtype(result))
         return self._builder.op(op.name, [cut], attrs(op), op.location, types=[type])[0]
 

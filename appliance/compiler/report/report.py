@@ -59,7 +59,11 @@ def micro_batch_notes(plan: plan_pb2.Plan) -> list[str]:
         notes.append(
             f"Of {first} layers in a row, one keeps its outputs between the passes; the forward passes of the others "
             "are run again before their backward passes"
-            + (f", and while they are, one of {' and of '.join(map(str, further))} keeps its outputs" if further else "")
+            + (
+                f", and while they are, one of {' and of '.join(map(str, further))} keeps its outputs"
+                if further
+                else ""
+            )
         )
     if plan.wafer.row_slices > 1:
         notes.append(

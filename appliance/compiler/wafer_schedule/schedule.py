@@ -176,9 +176,7 @@ def _in_slices(text: str, rows: tuple[int, ...], most: int) -> str:
     return other if profile_kernel(other).working_bytes < profile_kernel(text).working_bytes else text
 
 
-def make_segment_runs(
-    cut: Cut, waits: Waits, *, recomputes: bool = False, in_slices: bool = False
-) -> list[SegmentRun]:
+def make_segment_runs(cut: Cut, waits: Waits, *, recomputes: bool = False, in_slices: bool = False) -> list[SegmentRun]:
     """One segment run for each segment, with the values that it reads, and those that it makes for others.
 
     Args:

@@ -1,12 +1,11 @@
 """Kernels that compute a row in slices: the same numbers, in less memory."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from compiled_steps import Traced, one_at_a_time, simulate
+from compiled_steps import Traced, one_at_a_time
 from hypothesis import HealthCheck, given, reject, seed, settings
 from hypothesis import strategies as st
 from random_programs import traced_program
@@ -14,18 +13,11 @@ from torch import nn
 from torch.nn import functional as F
 from wide_steps import trained
 
-from appliance.compiler.core.errors import WaferMemoryError
-from appliance.compiler.core.target import Half, MicroBatching, Precision, Target
-from appliance.compiler.cost.kernel_profile import profile_kernel
-from appliance.compiler.micro_batches import compile_in_micro_batches
 from appliance.compiler.partition.row_slices import compute_in_slices
-from appliance.compiler.plan_check.check import check_plan
-from appliance.compiler.report.report import micro_batch_notes
 from appliance.compiler.wafer_schedule import schedule as schedule_module
 from cstorch.errors import CompileError as LoweringError
 from waferbox.cirh.text.parser import parse_module
 from waferbox.cirh.text.printer import print_module
-from wsc.v1 import plan_pb2
 
 SAMPLES, TOKENS, WIDTH, HEADS = 6, 8, 8, 2
 
