@@ -105,18 +105,25 @@ def _fit_wafer(cut: Cut, sharing: Sharing, target: Target) -> tuple[Numbers, Waf
         plan = wafer.plan
         plan.memory_bytes = target.wafer_memory_bytes
         plan.kernel_library = target.kernel_library.code
-        # A small arena delays each segment until the gradients of the one before were read: it is the last resort.
-        for is_small in (False, True) if target.row_slices > 1 else (False,):
-            plan.arena.CopyFrom(lay_out_arena(plan, is_small=is_small))
+        plan.arena.CopyFrom(lay_out_arena(plan))
+        memory = plan_memory(plan, profiles, target.wafer_memory_bytes)
+        # Each segment then waits until the gradients of the one before were read, which is the last resort.
+        if target.row_slices > 1 and not memory.fits:
+            plan.arena.CopyFrom(lay_out_arena(plan, is_small=True))
             memory = plan_memory(plan, profiles, target.wafer_memory_bytes)
-            if memory.fits:
-                break
         return _Scheduled(order=order, rounds=rounds, numbers=numbers, wafer=wafer, memory=memory)
 
     found = _fitting_order(work, scheduled)
     if found.memory.fits and len(found.rounds) < len(found.order.rounds):
         found = scheduled(found.order, found.order.rounds)
-    check_memory(found.memory, target.num_csx, cut.sharding.batch_rows, target.micro_batches, work.whole_batch_first)
+    check_memory(
+        found.memory,
+        target.num_csx,
+        cut.sharding.batch_rows,
+        target.micro_batches,
+        work.whole_batch_first,
+        in_slices=target.row_slices > 1,
+    )
     plan = found.wafer.plan
     plan.flops = sum(profiles[i.run.kernel].flops for i in plan.instructions if i.HasField("run"))
     plan.own_bytes, plan.recomputes = found.memory.own_bytes, target.recomputes

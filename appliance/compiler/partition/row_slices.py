@@ -10,8 +10,8 @@ attention. Values that these read are joined. Sums over tokens, such as gradient
 The result is an ordinary kernel: it cuts, computes and joins slices by operations of CIRH.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -30,8 +30,6 @@ from waferbox.cirh.dialect.spec import Typed
 from waferbox.cirh.modules.builder import GraphBuilder
 from waferbox.cirh.table.lookup import spec
 
-# The dimension of a batch's values that is cut.
-_TOKENS: Final = 1
 # Sums of halves are not exact enough to be added to in each slice.
 _EXACT_BYTES: Final = 4
 # These need no memory of their own, so their results are made from whole operands where they are needed whole.
@@ -43,31 +41,39 @@ _SLOW: Final = frozenset(
 )
 
 
-def compute_in_slices(module: ModuleOp, rows: Iterable[int], most: int) -> ModuleOp | None:
+def compute_in_slices(module: ModuleOp, rows: Mapping[int, int], most: int) -> ModuleOp | None:
     """Makes a kernel that computes in slices what another computes at once, up to the order of additions.
 
     Args:
         module: the other kernel.
-        rows: its arguments, by number, that have rows of the batch.
+        rows: by number of an argument that has rows of the batch in its first dimension, how many.
         most: the most slices of a row; of fewer that divide its tokens, the largest number is taken.
 
     Returns:
         The kernel; None if no operation can be divided so.
     """
-    arguments = [func_of(module).block.args[index] for index in rows]
-    tokens = _num_tokens(arguments)
-    num_slices = next((count for count in range(most, 1, -1) if tokens and tokens % count == 0), 1)
+    found = {}
+    for index, count in rows.items():
+        argument = func_of(module).block.args[index]
+        # Others, such as the number of a part of the batch, are no rows.
+        if types.nbytes(argument) and types.shape(argument)[0] % count == 0:
+            found[argument] = _tokens(argument, count)
+    nbytes: Counter[int] = Counter()
+    for value, (tokens, _) in found.items():
+        nbytes[tokens] += types.nbytes(value)
+    tokens = max(nbytes, key=lambda number: nbytes[number], default=1)
+    num_slices = next((count for count in range(most, 1, -1) if tokens % count == 0), 1)
     if num_slices == 1:
         return None
-    cut = [value for value in arguments if types.shape(value)[_TOKENS : _TOKENS + 1] == (tokens,)]
+    cut = {value: placement for value, (number, placement) in found.items() if number == tokens}
     stages = _Stages(module, cut, num_slices)
     return _Builder(module, stages, num_slices).build() if stages.outcomes else None
 
 
-def _num_tokens(arguments: Iterable[SSAValue]) -> int:
-    """The tokens of a row: those of the largest argument; 0 if none has any."""
-    having = [value for value in arguments if len(types.shape(value)) > _TOKENS]
-    return types.shape(max(having, key=types.nbytes))[_TOKENS] if having else 0
+def _tokens(value: SSAValue, rows: int) -> tuple[int, Placement]:
+    """The tokens of a row, and the placement in which they are cut: behind the rows, or in one dimension with them."""
+    first, *rest = types.shape(value)
+    return (first // rows, sharded(0, rows)) if first > rows or not rest else (rest[0], sharded(1))
 
 
 # --- Stages -----------------------------------------------------------------------------------------------------------
@@ -95,11 +101,11 @@ class _Stages:
         readers: by value, its readers.
     """
 
-    def __init__(self, module: ModuleOp, cut: Iterable[SSAValue], num_slices: int) -> None:
+    def __init__(self, module: ModuleOp, cut: Mapping[SSAValue, Placement], num_slices: int) -> None:
         self._num_slices = num_slices
         self._ops = [op for op in body_ops(module) if not isinstance(op, Const)]
         self._returned = set(return_of(module).operands)
-        self._cut = frozenset(cut)
+        self._cut = cut
         self._undivided: set[Operation] = set()
         self._earliest: dict[Operation, int] = {}
         self.outcomes: dict[Operation, Outcome] = {}
@@ -120,7 +126,7 @@ class _Stages:
     def _place(self) -> bool:
         """Places all values. Returns whether no operation turned out to be undivided."""
         self.outcomes.clear()
-        self.placements = dict.fromkeys(self._cut, sharded(_TOKENS))
+        self.placements = dict(self._cut)
         for op in self._ops:
             outcome = None if op in self._undivided else self._outcome(op)
             if outcome is not None:
@@ -162,10 +168,15 @@ class _Stages:
         is_divided = all(placement.is_sharded or placement == SUM for placement in outcome.results)
         # A value that is cut differently, or a part of a sum that is not there, cannot be had.
         can_be_had = all(
-            want in (R, placement) or (placement == R and want.is_sharded)
-            for placement, want in zip(have, outcome.operands, strict=True)
+            want in (R, placement) or (placement == R and self._can_be_cut(operand, want))
+            for operand, placement, want in zip(op.operands, have, outcome.operands, strict=True)
         )
         return outcome if is_divided and can_be_had else None
+
+    def _can_be_cut(self, value: SSAValue, placement: Placement) -> bool:
+        if not placement.is_sharded:
+            return False
+        return types.shape(value)[placement.dim] % (placement.outer * self._num_slices) == 0
 
     def _by_rule(self, op: Operation, have: Sequence[Placement]) -> Outcome | None:
         """The outcome by the rule of an operation; None if its rule does not hold."""

@@ -20,7 +20,7 @@ from appliance.compiler.partition.layers import INPUT, Segment, Waits, closure, 
 from appliance.compiler.partition.local import Localiser
 from appliance.compiler.partition.row_slices import compute_in_slices
 from appliance.compiler.partition.shards import Sharing
-from appliance.compiler.sharding.rules.rule import sharded
+from appliance.compiler.sharding.propagate import Sharding
 from appliance.compiler.wafer_schedule.segment_runs import (
     SegmentRun,
     StepOrder,
@@ -135,8 +135,7 @@ def make_wafer_work(cut: Cut, target: Target) -> WaferWork:
     for run in order_segment_runs(segments, 0, 1, [range(1)], closing, {}):
         text = print_module(localiser.kernel(run.ops, run.inputs, run.outputs), locations=False)
         if target.row_slices > 1:
-            rows = [place for place, value in enumerate(run.inputs) if cut.sharding.placements[value] == sharded(0)]
-            text = _in_slices(text, tuple(rows), target.row_slices)
+            text = _in_slices(text, _rows(cut.sharding, run.inputs), target.row_slices)
         kernel_of[run.segment] = table.number(text)
         returned[run.segment] = [value for op in run.ops for value in waits.returned(op)]
     whole = num_of_whole_batch(segments, waits, closing)
@@ -165,11 +164,18 @@ def make_wafer_work(cut: Cut, target: Target) -> WaferWork:
     )
 
 
+def _rows(sharding: Sharding, inputs: Sequence[SSAValue]) -> tuple[tuple[int, int], ...]:
+    """The inputs, by number, that have rows of a micro-batch in their first dimension; and how many."""
+    placements = [sharding.placements[value] for value in inputs]
+    rows = sharding.batch_rows // sharding.num_parts
+    return tuple((i, each.outer * rows) for i, each in enumerate(placements) if each.is_sharded and each.dim == 0)
+
+
 # Layers that are alike have the same kernel.
 @lru_cache(maxsize=256)
-def _in_slices(text: str, rows: tuple[int, ...], most: int) -> str:
+def _in_slices(text: str, rows: tuple[tuple[int, int], ...], most: int) -> str:
     """A kernel that computes a row in slices where this needs less memory."""
-    sliced = compute_in_slices(parse_module(text), rows, most)
+    sliced = compute_in_slices(parse_module(text), dict(rows), most)
     if sliced is None:
         return text
     other = print_module(sliced, locations=False)
