@@ -52,7 +52,7 @@ def compute_in_slices(module: ModuleOp, rows: Mapping[int, int], most: int) -> M
     Returns:
         The kernel; None if no operation can be divided so.
     """
-    found = {}
+    found: dict[SSAValue, tuple[int, Placement]] = {}
     for index, count in rows.items():
         argument = func_of(module).block.args[index]
         # Others, such as the number of a part of the batch, are no rows.
