@@ -1,6 +1,7 @@
 """Chooses the number of micro-batches of a wafer: as the script says, as few as fit its memory, or the fastest."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
@@ -17,6 +18,8 @@ from wsc.v1 import plan_pb2
 
 # The most micro-batches for each core that are tried.
 _MOST_PER_CORE: Final = 4
+# The numbers of slices of a row that are tried. Each slice reads the layer's weights once more.
+_NUMBERS_OF_SLICES: Final = (2, 4, 8, 16, 32, 64)
 
 Keep = Callable[[str, str], None]
 
@@ -49,7 +52,7 @@ def compile_in_micro_batches(
 
     A step that does not fit keeps only what each layer reads, and computes the layer's activations again in the
     backward pass. If a size that is asked for does not fit even so, or does not divide a wafer's rows, the largest one
-    below it is taken that does; the plan has the refusal.
+    below it is taken that does; the plan has the refusal. If a single row does not fit, it is computed in slices.
 
     Args:
         text: a module in CIRH.
@@ -89,14 +92,22 @@ def _compiled(
             raise
         refusal = error
     recomputing = replace(target, recomputes=True)
+    size = 0 if asked is None else asked.size
     try:
         return _divided(step, recomputing, asked, machine, keep)
     except WaferMemoryError:
-        if asked is None or asked.size <= 1:
-            raise
-    plan = _below(step, target, recomputing, asked.size, keep)
+        pass
+    plan = None
+    if size > 1:
+        with suppress(WaferMemoryError):
+            plan = _below(step, target, recomputing, size, keep)
+    if plan is None:
+        if asked is not None:
+            recomputing = replace(recomputing, micro_batches=_rows_of_a_wafer(step, target))
+        plan = _in_slices(step, recomputing, keep)
     taken = plan.worker.local_rows // plan.worker.micro_batches
-    plan.explored.add(size=asked.size, refusal=f"{_first_part(refusal)}; {taken} rows are taken instead")
+    if taken < size:
+        plan.explored.add(size=size, refusal=f"{_first_part(refusal)}; {taken} rows are taken instead")
     return plan
 
 
@@ -160,6 +171,25 @@ def _below(step: CompiledStep, target: Target, recomputing: Target, size: int, k
         return _largest(step, target, keep, most=size - 1)
     except WaferMemoryError:
         return _largest(step, recomputing, keep, most=size - 1)
+
+
+def _in_slices(step: CompiledStep, target: Target, keep: Keep | None) -> plan_pb2.Plan:
+    """Compiles with rows in as few slices as fit without running more layers again than the most slices need."""
+    most = _Candidate(step, replace(target, row_slices=_NUMBERS_OF_SLICES[-1]), keep)
+    fits = most
+    begin, end = 0, len(_NUMBERS_OF_SLICES) - 1  # the numbers before `begin` do not fit, that of `end` does
+    while begin < end:
+        middle = (begin + end) // 2
+        try:
+            candidate = _Candidate(step, replace(target, row_slices=_NUMBERS_OF_SLICES[middle]), keep)
+            is_good = candidate.plan.wafer.kept_every == most.plan.wafer.kept_every
+        except WaferMemoryError:
+            is_good = False
+        if is_good:
+            fits, end = candidate, middle
+        else:
+            begin = middle + 1
+    return fits.chosen()
 
 
 def _largest(step: CompiledStep, target: Target, keep: Keep | None, most: int | None = None) -> plan_pb2.Plan:

@@ -123,8 +123,8 @@ class Stages:
         return other
 
     def has_cut_of(self, target: Target) -> bool:
-        """Whether the cut is that of another target: only the plan depends on what is computed again."""
-        return replace(self._target, recomputes=target.recomputes) == target
+        """Whether the cut is that of another target: only the plan depends on slices and on what is computed again."""
+        return replace(self._target, recomputes=target.recomputes, row_slices=target.row_slices) == target
 
     def sharding_text(self) -> str:
         """The module with the placement of every value."""

@@ -1,6 +1,5 @@
 """Makes the plan of a step: the parts of all roles, put together."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -26,7 +25,7 @@ from waferbox.cirh.dialect.locations import source_of
 from wsc.v1 import plan_pb2
 
 # Version of the messages in plan.proto and of their meaning. A cached plan of another format is compiled again.
-PLAN_FORMAT = 13
+PLAN_FORMAT = 14
 
 # More rounds stream the weights so often that it is better to compute activations again, for more rows at once.
 MOST_ROUNDS: Final = 64
@@ -108,15 +107,27 @@ def _fit_wafer(cut: Cut, sharing: Sharing, target: Target) -> tuple[Numbers, Waf
         plan.kernel_library = target.kernel_library.code
         plan.arena.CopyFrom(lay_out_arena(plan))
         memory = plan_memory(plan, profiles, target.wafer_memory_bytes)
+        # Each segment then waits until the gradients of the one before were read, which is the last resort.
+        if target.row_slices > 1 and not memory.fits:
+            plan.arena.CopyFrom(lay_out_arena(plan, is_small=True))
+            memory = plan_memory(plan, profiles, target.wafer_memory_bytes)
         return _Scheduled(order=order, rounds=rounds, numbers=numbers, wafer=wafer, memory=memory)
 
     found = _fitting_order(work, scheduled)
     if found.memory.fits and len(found.rounds) < len(found.order.rounds):
         found = scheduled(found.order, found.order.rounds)
-    check_memory(found.memory, target.num_csx, cut.sharding.batch_rows, target.micro_batches, work.whole_batch_first)
+    check_memory(
+        found.memory,
+        target.num_csx,
+        cut.sharding.batch_rows,
+        target.micro_batches,
+        work.whole_batch_first,
+        in_slices=target.row_slices > 1,
+    )
     plan = found.wafer.plan
     plan.flops = sum(profiles[i.run.kernel].flops for i in plan.instructions if i.HasField("run"))
     plan.own_bytes, plan.recomputes = found.memory.own_bytes, target.recomputes
+    plan.row_slices = target.row_slices
     return found.numbers, found.wafer
 
 
@@ -125,20 +136,18 @@ def _fitting_order(work: WaferWork, scheduled: Callable[[StepOrder, Sequence[ran
     count = work.target.micro_batches
     most_rounds = count if work.target.recomputes else MOST_ROUNDS
 
-    def tried(at_once: int, *, adds_in_memoryx: bool, kept_every: int = 1) -> _Scheduled:
+    def tried(at_once: int, *, adds_in_memoryx: bool, kept_every: tuple[int, ...] = ()) -> _Scheduled:
         order = StepOrder(micro_batches=count, at_once=at_once, adds_in_memoryx=adds_in_memoryx, kept_every=kept_every)
         rounds = order.rounds
         # All rounds but the first and the last are alike.
         return scheduled(order, rounds if len(rounds) <= _ROUNDS_TRIED else [*rounds[:2], rounds[-1]])
 
-    # With the outputs of n / k layers kept, and those of k layers while these are run again, this needs least memory.
-    kept_every = math.isqrt(len(work.repeatable)) if work.target.recomputes else 1
     best = tried(count, adds_in_memoryx=False)
     possible = [at_once for at_once in range(1, count) if count % at_once == 0 and count // at_once <= most_rounds]
     if best.memory.fits:
         return best
     if not possible:
-        return tried(count, adds_in_memoryx=False, kept_every=kept_every) if kept_every > 1 else best
+        return _running_again(work, best, lambda kept: tried(count, adds_in_memoryx=False, kept_every=kept))
     # Rounded gradients are added before they are rounded, on the wafer.
     for adds_in_memoryx in (False, True) if not work.closing else (False,):
         best = tried(possible[0], adds_in_memoryx=adds_in_memoryx)
@@ -150,8 +159,23 @@ def _fitting_order(work: WaferWork, scheduled: Callable[[StepOrder, Sequence[ran
                     break
                 best = following
             return best
-    if kept_every > 1:
-        best = tried(possible[0], adds_in_memoryx=not work.closing, kept_every=kept_every)
+    adds = not work.closing
+    return _running_again(work, best, lambda kept: tried(possible[0], adds_in_memoryx=adds, kept_every=kept))
+
+
+def _running_again(work: WaferWork, best: _Scheduled, tried: Callable[[tuple[int, ...]], _Scheduled]) -> _Scheduled:
+    """The order that runs the fewest layers again and fits, or the one of these and `best` that needs least memory."""
+    layers = len(work.repeatable) if work.target.recomputes else 0
+    for depth in range(1, layers.bit_length()):
+        # With the same factor between the numbers, each depth needs least memory.
+        kept_every = tuple(round(layers ** (1 - level / (depth + 1))) for level in range(1, depth + 1))
+        if kept_every[-1] < 2:
+            break
+        found = tried(kept_every)
+        if found.memory.needed_bytes < best.memory.needed_bytes:
+            best = found
+        if best.memory.fits:
+            break
     return best
 
 

@@ -15,14 +15,17 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from appliance.compiler import plan as plan_module
+from appliance.compiler.partition.row_slices import compute_in_slices
 from appliance.compiler.pipeline import Target, compile_module
 from appliance.compiler.plan_check.check import check_plan
+from appliance.compiler.wafer_schedule import schedule as schedule_module
 from appliance.compiler.wafer_schedule import streams
 from appliance.compiler.wafer_schedule.schedule import schedule_wafer
 from appliance.compiler.wafer_schedule.segment_runs import StepOrder
 from cstorch._internal.lowering import lower
 from cstorch._internal.tracing import DEVICE, LazyTensor, move_module, trace_step
 from cstorch.metrics import metric as metric_module
+from waferbox.cirh.text.parser import parse_module
 from waferbox.cirh.text.printer import print_module
 from wsc.v1 import plan_pb2
 
@@ -37,11 +40,11 @@ Build = Callable[[Any], "Step | tuple[Step, Getters]"]
 
 
 @contextlib.contextmanager
-def one_at_a_time(*, adds_in_memoryx: bool = False, kept_every: int = 1) -> Iterator[None]:
+def one_at_a_time(*, adds_in_memoryx: bool = False, kept_every: tuple[int, ...] = ()) -> Iterator[None]:
     """Micro-batches go through the layers one by one, though there is memory for all.
 
     adds_in_memoryx: gradients of any size leave the wafer in each round.
-    kept_every: of so many layers in a row one keeps its outputs between the passes.
+    kept_every: as of `StepOrder`.
     """
 
     def schedule(work: Any, sharing: Any, numbers: Any, order: StepOrder, rounds: Any) -> Any:
@@ -55,6 +58,22 @@ def one_at_a_time(*, adds_in_memoryx: bool = False, kept_every: int = 1) -> Iter
         if adds_in_memoryx:
             patches.enter_context(mock.patch.object(streams, "INLINE_BYTES", 0))
         yield
+
+
+@contextlib.contextmanager
+def always_in_slices() -> Iterator[list[str]]:
+    """Kernels are computed in slices also where this needs more memory. Yields the texts of those that are."""
+    sliced: list[str] = []
+
+    def in_slices(text: str, rows: tuple[tuple[int, int], ...], most: int) -> str:
+        made = compute_in_slices(parse_module(text), dict(rows), most)
+        if made is None:
+            return text
+        sliced.append(print_module(made, locations=False))
+        return sliced[-1]
+
+    with mock.patch.object(schedule_module, "_in_slices", in_slices):
+        yield sliced
 
 
 class Traced:

@@ -145,6 +145,7 @@ class Target:
         prefetch_layers: weights stay on a wafer between two uses if at most so many segments lie between them.
         micro_batches: number of micro-batches of a wafer, or of each replica.
         recomputes: whether the backward pass computes a layer's activations again, instead of keeping them.
+        row_slices: the most slices in which a kernel computes a row; 1: at once.
         precision: mixed precision; None: float32 throughout.
         kernel_library: the library that runs the kernels of layers.
         execution_strategy: weight streaming or layer pipelined mode.
@@ -161,6 +162,7 @@ class Target:
     prefetch_layers: int = 4
     micro_batches: int = 1
     recomputes: bool = False
+    row_slices: int = 1
     precision: Precision | None = None
     kernel_library: KernelLibrary = KernelLibrary.ATEN
     execution_strategy: ExecutionStrategy = ExecutionStrategy.WEIGHT_STREAMING

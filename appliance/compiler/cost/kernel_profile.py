@@ -122,18 +122,19 @@ def loop_time(module: ModuleOp, machine: MachineModel) -> float:
 
 def _working_bytes(ops: Sequence[Operation], results: Sequence[SSAValue]) -> int:
     """The most bytes at one moment. A view takes no memory, and keeps the value that it is a view of."""
+    views = {op for op in ops if op.name in VIEWS and not _repeats(op)}
     shown: dict[SSAValue, SSAValue] = {}  # by view: the value that it is a view of
     last_read: dict[SSAValue, int] = {}
     for position, op in enumerate(ops):
         for operand in op.operands:
             last_read[shown.get(operand, operand)] = position
-        if op.name in VIEWS:
+        if op in views:
             shown.update(dict.fromkeys(op.results, shown.get(op.operands[0], op.operands[0])))
     kept = {shown.get(value, value) for value in results}
     dying: dict[int, int] = {}
     held = most = 0
     for position, op in enumerate(ops):
-        for value in op.results if op.name not in VIEWS else ():
+        for value in op.results if op not in views else ():
             held += types.nbytes(value)
             if value not in kept:
                 end = last_read.get(value, position)
@@ -141,6 +142,17 @@ def _working_bytes(ops: Sequence[Operation], results: Sequence[SSAValue]) -> int
         most = max(most, held + temporary_bytes(op))
         held -= dying.get(position, 0)
     return most
+
+
+def _repeats(op: Operation) -> bool:
+    """Whether an operation writes out what a broadcast repeats, as no view has the elements in this shape."""
+    if op.name != "cirh.Reshape":
+        return False
+    source = op.operands[0]
+    merges = [size for size in types.shape(source) if size > 1] != [
+        size for size in types.shape(op.results[0]) if size > 1
+    ]
+    return merges and isinstance(source.owner, Operation) and source.owner.name == "cirh.BroadcastInDim"
 
 
 def _source(value: SSAValue, arguments: Mapping[SSAValue, int]) -> int | None:

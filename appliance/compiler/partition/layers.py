@@ -126,8 +126,12 @@ class Segment:
         return f"{self.layer or 'model'}{BACKWARD if self.backward else ''}"
 
 
-def partition(cut: Cut, waits: Waits) -> list[Segment]:
-    """The wafer's segments in order of execution, without sunk operations, which are repeated where they are read."""
+def partition(cut: Cut, waits: Waits, *, in_slices: bool = False) -> list[Segment]:
+    """The wafer's segments in order of execution, without sunk operations, which are repeated where they are read.
+
+    in_slices: whether kernels compute rows in slices. What one kernel passes on to another exists for all slices, so
+        operations without weights, such as a loss, then belong to the segment of the values that they read.
+    """
     early = _early_ops(cut, waits) | _random_keys(cut)
     runs: list[Segment] = []
     if early:
@@ -149,20 +153,20 @@ def partition(cut: Cut, waits: Waits) -> list[Segment]:
         assert current is not None
         current.ops.append(op)
         inside.update(closure([op], cut.sunk))
-    return _absorb(cut, waits, _join(cut, waits, runs))
+    return _absorb(cut, waits, _join(cut, waits, runs), in_slices=in_slices)
 
 
-def _absorb(cut: Cut, waits: Waits, runs: list[Segment]) -> list[Segment]:
+def _absorb(cut: Cut, waits: Waits, runs: list[Segment], *, in_slices: bool) -> list[Segment]:
     """Joins segments that neither wait for weights nor send gradients, such as activation functions, to those before.
 
-    Alone, such a segment would only be one more kernel to call.
+    Alone, such a segment would only be one more kernel to call. Those that send something are joined for slices.
     """
     streamed = set(cut.streamed)
 
     def stands_alone(run: Segment) -> bool:
         reads_weights = any(value in streamed for value in inputs_of(closure(run.ops, cut.sunk)))
         sends = any(result in cut.sharding.reduced for op in run.ops for result in op.results)
-        return reads_weights or sends or any(waits.awaited(op) for op in run.ops)
+        return reads_weights or (sends and not in_slices) or any(waits.awaited(op) for op in run.ops)
 
     kept: list[Segment] = []
     for run in runs:

@@ -247,9 +247,10 @@ def _check_rounds(plan: plan_pb2.WaferPlan, part: plan_pb2.MemoryXPlan, role: Ro
 
 def _check_arena(plan: plan_pb2.Plan) -> None:
     """Checks that no gradient is written where another may still be read: the arena follows from the programs."""
-    arena = lay_out_arena(plan.wafer)
-    for stated in (plan.wafer.arena, plan.swarmx.arena, *(part.arena for part in plan.memoryx)):
-        require(stated == arena, "gradients do not lie where the wafer's program lets them lie")
+    arenas = [lay_out_arena(plan.wafer, is_small=is_small) for is_small in (False, True)]
+    require(plan.wafer.arena in arenas, "the wafer's arena is neither of those that its program allows")
+    for stated in (plan.swarmx.arena, *(part.arena for part in plan.memoryx)):
+        require(stated == plan.wafer.arena, "gradients do not lie where the wafer's program lets them lie")
     for part in plan.memoryx:
         kept = {i.receive.group for i in part.instructions if i.receive.keep}
         require(kept == late_gradients(part), f"shard {part.shard} keeps other gradients than those that it reads late")

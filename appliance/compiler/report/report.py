@@ -54,10 +54,21 @@ def micro_batch_notes(plan: plan_pb2.Plan) -> list[str]:
             "The backward pass computes each layer's activations again, from what the layer reads: those of the whole "
             "forward pass do not fit a wafer's memory"
         )
-    if plan.wafer.kept_every > 1:
+    if plan.wafer.kept_every:
+        first, *further = plan.wafer.kept_every
         notes.append(
-            f"Of {plan.wafer.kept_every} layers in a row, one keeps its outputs between the passes; the forward passes "
-            "of the others are run again before their backward passes"
+            f"Of {first} layers in a row, one keeps its outputs between the passes; the forward passes of the others "
+            "are run again before their backward passes"
+            + (
+                f", and while they are, one of {' and of '.join(map(str, further))} keeps its outputs"
+                if further
+                else ""
+            )
+        )
+    if plan.wafer.row_slices > 1:
+        notes.append(
+            f"Each row is computed in at most {plan.wafer.row_slices} slices, one after the other, wherever its tokens "
+            "are independent: the values inside a layer do not fit a wafer's memory for a whole row"
         )
     return notes
 

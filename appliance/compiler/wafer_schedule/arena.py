@@ -2,7 +2,7 @@
 
 A wafer writes a segment's gradients while those of the segment before may still be read, so the ring has room for the
 two largest consecutive segments. If the ring can hold all groups of the step, each group has its own place, and no
-group waits for another.
+group waits for another. Where memory is short, the ring has room for the largest segment alone.
 """
 
 from dataclasses import dataclass
@@ -41,13 +41,16 @@ class _Burst:
         return self.offset < other.offset + other.nbytes and other.offset < self.offset + self.nbytes
 
 
-def lay_out_arena(plan: plan_pb2.WaferPlan) -> plan_pb2.SendArena:
-    """Lays out the arena of a wafer's program."""
+def lay_out_arena(plan: plan_pb2.WaferPlan, *, is_small: bool = False) -> plan_pb2.SendArena:
+    """Lays out the arena of a wafer's program.
+
+    is_small: whether there is room for one segment alone, so that each waits until all earlier gradients were read.
+    """
     bursts = _bursts(plan)
     sizes = [burst.nbytes for burst in bursts]
     # The first of a step follows the last of the step before.
     largest = max((before + size for before, size in zip([*sizes[-1:], *sizes], sizes, strict=False)), default=0)
-    room = min(sum(sizes), largest + SLACK_BYTES)
+    room = max(sizes, default=0) if is_small else min(sum(sizes), largest + SLACK_BYTES)
     arena = plan_pb2.SendArena(credited=room < sum(sizes))
     end = 0
     for burst in bursts:

@@ -194,7 +194,12 @@ def _idle(batch_bytes: int) -> MemoryPoint:
 
 
 def check_memory(
-    plan: MemoryPlan, num_csx: int, global_rows: int, micro_batches: int, whole_batch_first: bool = False
+    plan: MemoryPlan,
+    num_csx: int,
+    global_rows: int,
+    micro_batches: int,
+    whole_batch_first: bool = False,
+    in_slices: bool = False,
 ) -> int:
     """Checks that the wafers have enough memory.
 
@@ -204,6 +209,7 @@ def check_memory(
         global_rows: rows of the batch, over all wafers.
         micro_batches: number of micro-batches.
         whole_batch_first: whether most segments are run with all micro-batches, for values of the whole batch.
+        in_slices: whether a row is computed in slices.
 
     Returns:
         The most memory that a wafer needs, in bytes.
@@ -222,13 +228,15 @@ def check_memory(
         raise WaferMemoryError(
             f"the step needs {bytes_text(peak.total_bytes)} of a wafer's memory, {bytes_text(over)} more than it has "
             f"({bytes_text(plan.capacity_bytes)}), in segment {peak.segment}: {parts}; "
-            f"{_way_out(plan, num_csx, global_rows, micro_batches, whole_batch_first)}",
+            f"{_way_out(plan, num_csx, global_rows, micro_batches, whole_batch_first, in_slices)}",
             fitting_share=min(_fitting_share(point, plan.capacity_bytes) for point in plan.points),
         )
     return peak.total_bytes
 
 
-def _way_out(plan: MemoryPlan, num_csx: int, global_rows: int, micro_batches: int, whole_batch_first: bool) -> str:
+def _way_out(
+    plan: MemoryPlan, num_csx: int, global_rows: int, micro_batches: int, whole_batch_first: bool, in_slices: bool
+) -> str:
     tightest = min(plan.points, key=lambda point: _fitting_share(point, plan.capacity_bytes))
     share = _fitting_share(tightest, plan.capacity_bytes)
     rows_at_once = global_rows // (num_csx * micro_batches)
@@ -249,7 +257,8 @@ def _way_out(plan: MemoryPlan, num_csx: int, global_rows: int, micro_batches: in
     if rows < 1 and share > 0:
         left = plan.capacity_bytes - tightest.weight_bytes - tightest.gradient_bytes
         return (
-            f"a single row of the batch needs {bytes_text(tightest.scaling_bytes)} in segment "
+            f"a single row of the batch needs {bytes_text(tightest.scaling_bytes)}"
+            f"{', even in slices,' if in_slices else ''} in segment "
             f"{tightest.segment}, where weights and gradients leave {bytes_text(left)}, so neither a smaller batch nor "
             f"more wafers (num_csx) help: make rows shorter or the layer smaller, or {larger}"
         )

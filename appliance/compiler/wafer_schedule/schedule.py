@@ -8,15 +8,19 @@ segment's last read of the weights.
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from xdsl.ir import Operation, SSAValue
 
 from appliance.compiler.core.target import Target
+from appliance.compiler.cost.kernel_profile import profile_kernel
 from appliance.compiler.partition.cut import Cut
 from appliance.compiler.partition.groups import Bundle, KernelTable, Numbers
 from appliance.compiler.partition.layers import INPUT, Segment, Waits, closure, inputs_of, partition
 from appliance.compiler.partition.local import Localiser
+from appliance.compiler.partition.row_slices import compute_in_slices
 from appliance.compiler.partition.shards import Sharing
+from appliance.compiler.sharding.propagate import Sharding
 from appliance.compiler.wafer_schedule.segment_runs import (
     SegmentRun,
     StepOrder,
@@ -39,6 +43,7 @@ from appliance.compiler.wafer_schedule.streams import (
 )
 from waferbox.cirh.dialect import types
 from waferbox.cirh.dialect.operations import func_of
+from waferbox.cirh.text.parser import parse_module
 from waferbox.cirh.text.printer import print_module
 from wsc.v1 import plan_pb2
 
@@ -120,7 +125,7 @@ class WaferWork:
 def make_wafer_work(cut: Cut, target: Target) -> WaferWork:
     """Divides the wafers' operations into segments, and makes their kernels."""
     localiser, waits = Localiser(cut.sharding), Waits(cut)
-    segments = make_segment_runs(cut, waits, recomputes=target.recomputes)
+    segments = make_segment_runs(cut, waits, recomputes=target.recomputes, in_slices=target.row_slices > 1)
     # Parts of several micro-batches are added in float32 and rounded once: see `partition/precision.py`.
     rounding = [op for op in cut.wafer_ops if target.micro_batches > 1 and op.results[0] in cut.sharding.rounded]
     closing = take_out_rounding(segments, rounding)
@@ -128,8 +133,10 @@ def make_wafer_work(cut: Cut, target: Target) -> WaferWork:
     kernel_of, returned = {}, {}
     # In the order of the runs, so that the numbers of kernels ascend.
     for run in order_segment_runs(segments, 0, 1, [range(1)], closing, {}):
-        module = localiser.kernel(run.ops, run.inputs, run.outputs)
-        kernel_of[run.segment] = table.number(print_module(module, locations=False))
+        text = print_module(localiser.kernel(run.ops, run.inputs, run.outputs), locations=False)
+        if target.row_slices > 1:
+            text = _in_slices(text, _rows(cut.sharding, run.inputs), target.row_slices)
+        kernel_of[run.segment] = table.number(text)
         returned[run.segment] = [value for op in run.ops for value in waits.returned(op)]
     whole = num_of_whole_batch(segments, waits, closing)
     leaving = _leaving(cut)
@@ -157,12 +164,34 @@ def make_wafer_work(cut: Cut, target: Target) -> WaferWork:
     )
 
 
-def make_segment_runs(cut: Cut, waits: Waits, *, recomputes: bool = False) -> list[SegmentRun]:
+def _rows(sharding: Sharding, inputs: Sequence[SSAValue]) -> tuple[tuple[int, int], ...]:
+    """The inputs, by number, that have rows of a micro-batch in their first dimension; and how many."""
+    placements = [sharding.placements[value] for value in inputs]
+    rows = sharding.batch_rows // sharding.num_parts
+    return tuple((i, each.outer * rows) for i, each in enumerate(placements) if each.is_sharded and each.dim == 0)
+
+
+# Layers that are alike have the same kernel.
+@lru_cache(maxsize=256)
+def _in_slices(text: str, rows: tuple[tuple[int, int], ...], most: int) -> str:
+    """A kernel that computes a row in slices where this needs less memory."""
+    sliced = compute_in_slices(parse_module(text), dict(rows), most)
+    if sliced is None:
+        return text
+    other = print_module(sliced, locations=False)
+    return other if profile_kernel(other).working_bytes < profile_kernel(text).working_bytes else text
+
+
+def make_segment_runs(cut: Cut, waits: Waits, *, recomputes: bool = False, in_slices: bool = False) -> list[SegmentRun]:
     """One segment run for each segment, with the values that it reads, and those that it makes for others.
 
-    recomputes: whether the backward pass computes a layer's activations again, from what the layer reads.
+    Args:
+        cut: the step, divided between wafers and MemoryX.
+        waits: the reduced values that each operation waits for.
+        recomputes: whether the backward pass computes a layer's activations again, from what the layer reads.
+        in_slices: as of `partition`.
     """
-    segments = partition(cut, waits)
+    segments = partition(cut, waits, in_slices=in_slices)
     forward = _repeatable(cut, waits, segments) if recomputes else {}
     work = []
     for segment in segments:
@@ -236,7 +265,7 @@ def schedule_wafer(
         rounds: the rounds of `order`; or some of them, whose program shows the memory that the wafer needs in all.
     """
     cut, target, localiser, waits = work.cut, work.target, work.localiser, work.waits
-    again = runs_again(work.segments, work.repeatable, order.kept_every) if order.kept_every > 1 else {}
+    again = runs_again(work.segments, work.repeatable, order.kept_every)
     runs = order_segment_runs(work.segments, work.whole, order.micro_batches, rounds, work.closing, again)
     last_read = last_reads(runs)
     loads = find_loads(cut, sharing, target, numbers, runs, waits)
@@ -248,7 +277,7 @@ def schedule_wafer(
     assembler = _Assembler(work, numbers, {value for d in departures if d.adds_to for value in d.bundle.values})
     assembler.assemble(batch, runs, loads, departures)
     assembler.plan.micro_batches, assembler.plan.micro_batches_at_once = order.micro_batches, order.at_once
-    assembler.plan.kept_every = order.kept_every
+    assembler.plan.kept_every.extend(order.kept_every)
     return WaferSchedule(
         plan=assembler.plan,
         batch=batch.group,

@@ -28,13 +28,14 @@ class StepOrder:
         at_once: number of micro-batches of a round, which go through the layers together; divides `micro_batches`.
         adds_in_memoryx: whether gradients leave the wafer in each round, and are added in MemoryX.
         kept_every: of so many layers in a row, the outputs of one are kept for the backward pass, before which the
-            forward passes of the others are run again; 1: the outputs of all are kept.
+            forward passes of the others are run again. Each further number divides those in the same way. None: the
+            outputs of all are kept.
     """
 
     micro_batches: int
     at_once: int
     adds_in_memoryx: bool = False
-    kept_every: int = 1
+    kept_every: tuple[int, ...] = ()
 
     @property
     def rounds(self) -> list[range]:
@@ -137,34 +138,51 @@ def _segment_runs(
     return [replace(run, micro_batches=micro_batches, round=number, is_last=is_last) for run in segments]
 
 
-def runs_again(segments: Sequence[SegmentRun], repeatable: Sequence[int], every: int) -> dict[int, list[int]]:
+def runs_again(
+    segments: Sequence[SegmentRun], repeatable: Sequence[int], kept_every: Sequence[int]
+) -> dict[int, list[int]]:
     """By the place of a segment, those of earlier segments that are run again before it, in order.
 
     Args:
         segments: one run for each segment, in order.
         repeatable: places of segments of the forward pass that may be run again.
-        every: of so many repeatable segments in a row, all but the last are run again.
+        kept_every: of so many repeatable segments in a row, all but the last are run again; further numbers are of
+            those in such a row.
     """
     again: dict[int, list[int]] = {}
-    groups: list[list[int]] = []
-    for place in repeatable:
-        if groups and groups[-1][-1] + 1 == place and len(groups[-1]) < every:
-            groups[-1].append(place)
-        else:
-            groups.append([place])
-    for group in groups:
-        made = {value for place in group[:-1] for value in segments[place].outputs}
-        reader = next(
-            (
-                place
-                for place in range(group[-1] + 1, len(segments))
-                if segments[place].segment.backward and not made.isdisjoint(segments[place].inputs)
-            ),
-            None,
-        )
-        if reader is not None:
-            again.setdefault(reader, []).extend(group[:-1])
+    # Outputs of the last row within another are there when it is run backwards, since the whole of that one was run.
+    rows = [(row, True) for row in _consecutive(repeatable)]
+    for most in kept_every:
+        inner = []
+        for row, is_new in rows:
+            parts = [row[begin : begin + most] for begin in range(0, len(row), most)]
+            inner += [(part, is_new or part is not parts[-1]) for part in parts]
+        for row, is_new in inner:
+            reader = _first_reader(segments, row) if is_new else None
+            if reader is not None:
+                again.setdefault(reader, []).extend(row[:-1])
+        rows = [(row, False) for row, _ in inner]
     return again
+
+
+def _consecutive(places: Iterable[int]) -> list[list[int]]:
+    """The places, those in a row together."""
+    rows: list[list[int]] = []
+    for place in places:
+        if rows and rows[-1][-1] + 1 == place:
+            rows[-1].append(place)
+        else:
+            rows.append([place])
+    return rows
+
+
+def _first_reader(segments: Sequence[SegmentRun], row: Sequence[int]) -> int | None:
+    """The first segment of the backward pass that reads outputs of a row of segments, but for those of the last."""
+    made = {value for place in row[:-1] for value in segments[place].outputs}
+    for place in range(row[-1] + 1, len(segments)):
+        if segments[place].segment.backward and not made.isdisjoint(segments[place].inputs):
+            return place
+    return None
 
 
 def num_of_whole_batch(segments: Sequence[SegmentRun], waits: Waits, closing: Mapping[Segment, SegmentRun]) -> int:

@@ -565,6 +565,7 @@ class WaferPlan(_message.Message):
     JOINED_FIELD_NUMBER: _builtins.int
     RECOMPUTES_FIELD_NUMBER: _builtins.int
     KEPT_EVERY_FIELD_NUMBER: _builtins.int
+    ROW_SLICES_FIELD_NUMBER: _builtins.int
     memory_bytes: _builtins.int
     """of the wafer that this was made for; the plan never exceeds it"""
     kernel_library: Global___KernelLibrary.ValueType
@@ -578,8 +579,8 @@ class WaferPlan(_message.Message):
     """see LINK MEMORY"""
     recomputes: _builtins.bool
     """for display: whether the backward pass computes activations again"""
-    kept_every: _builtins.int
-    """for display: of so many layers in a row one keeps its outputs between the passes; 1: all do"""
+    row_slices: _builtins.int
+    """for display: the most slices in which a kernel computes a row; 1: at once"""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___Group]: ...
     @_builtins.property
@@ -596,6 +597,12 @@ class WaferPlan(_message.Message):
     def joined(self) -> _containers.RepeatedCompositeFieldContainer[Global___JoinedValue]:
         """With half_gradients and several micro-batches: gradients whose parts are combined in private memory instead of the
         send buffer. A Run after the last part, which reads nothing else, rounds them into the send buffer.
+        """
+
+    @_builtins.property
+    def kept_every(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """For display: of so many layers in a row one keeps its outputs between the passes. Each further number divides the
+        layers that are run again in the same way: they keep as many outputs while they are. Empty: all layers keep theirs.
         """
 
     def __init__(
@@ -615,11 +622,12 @@ class WaferPlan(_message.Message):
         link_bytes: _builtins.int = ...,
         joined: _abc.Iterable[Global___JoinedValue] | None = ...,
         recomputes: _builtins.bool = ...,
-        kept_every: _builtins.int = ...,
+        kept_every: _abc.Iterable[_builtins.int] | None = ...,
+        row_slices: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "flops", b"flops", "groups", b"groups", "instructions", b"instructions", "joined", b"joined", "kept_every", b"kept_every", "kernel_library", b"kernel_library", "kernels", b"kernels", "link_bytes", b"link_bytes", "memory_bytes", b"memory_bytes", "micro_batches", b"micro_batches", "micro_batches_at_once", b"micro_batches_at_once", "number_values", b"number_values", "own_bytes", b"own_bytes", "recomputes", b"recomputes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "flops", b"flops", "groups", b"groups", "instructions", b"instructions", "joined", b"joined", "kept_every", b"kept_every", "kernel_library", b"kernel_library", "kernels", b"kernels", "link_bytes", b"link_bytes", "memory_bytes", b"memory_bytes", "micro_batches", b"micro_batches", "micro_batches_at_once", b"micro_batches_at_once", "number_values", b"number_values", "own_bytes", b"own_bytes", "recomputes", b"recomputes", "row_slices", b"row_slices"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -12,6 +13,7 @@ from plan_simulator import Simulation
 from simulated_links import Deadlock, Hazard
 from torch import nn
 
+from appliance.compiler import plan as plan_module
 from appliance.compiler.memoryx_schedule import schedule as memoryx_schedule
 from appliance.compiler.plan_check.check import PlanError, check_plan
 from appliance.compiler.wafer_schedule import arena
@@ -105,6 +107,18 @@ def test_room_for_all_groups_costs_no_message(
 def test_results_do_not_depend_on_who_is_slow(how: dict[str, bool], cluster: tuple[int, int]) -> None:
     traced, batches = trained(**how)
     assert traced.plan(*cluster).wafer.arena.credited
+    traced.check(batches, [cluster], seeds=range(7))
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS)
+@pytest.mark.parity
+def test_an_arena_of_one_segment_gives_the_same_results(
+    plain: tuple[Traced, list[torch.Tensor]], cluster: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_module, "lay_out_arena", partial(arena.lay_out_arena, is_small=True))
+    traced, batches = plain
+    plan = traced.plan(*cluster)
+    assert plan.wafer.arena.nbytes < 2 * WIDE * WIDE * 8
     traced.check(batches, [cluster], seeds=range(7))
 
 

@@ -109,7 +109,7 @@ ORDERS = {
     "all at once": contextlib.nullcontext,
     "in rounds": one_at_a_time,
     "in rounds that MemoryX adds": functools.partial(one_at_a_time, adds_in_memoryx=True),
-    "in rounds, with layers run again": functools.partial(one_at_a_time, adds_in_memoryx=True, kept_every=3),
+    "in rounds, with layers run again": functools.partial(one_at_a_time, adds_in_memoryx=True, kept_every=(4, 2)),
 }
 
 

@@ -128,7 +128,7 @@ def test_layers_that_are_run_again_make_what_they_made(micro_batches: int, recom
     settings = {"micro_batches": micro_batches, "recomputes": recomputes}
     with one_at_a_time(adds_in_memoryx=micro_batches > 1):
         kept = traced.plan(1, **settings)
-    with one_at_a_time(adds_in_memoryx=micro_batches > 1, kept_every=3):
+    with one_at_a_time(adds_in_memoryx=micro_batches > 1, kept_every=(3,)):
         again = traced.plan(1, **settings)
         traced.check(rows(), CLUSTERS, seeds=[0, 3], **settings)
     # Layers 0 to 2, 3 to 5 and 6: the last of each group is not run again.
@@ -143,7 +143,7 @@ def test_layers_are_run_again_where_nothing_else_fits(monkeypatch: pytest.Monkey
     traced = Traced(mean_step, Deep(layers=16), tokens)
     memory = traced.plan(1, micro_batches=2, recomputes=True).wafer.own_bytes * 6 // 10
     plan = compiled(traced.text, memory, MicroBatching())
-    assert plan.wafer.kept_every > 1
+    assert plan.wafer.kept_every
     assert plan.wafer.own_bytes <= memory
     assert "in a row, one keeps its outputs" in " ".join(micro_batch_notes(plan))
     check_plan(plan)

@@ -145,3 +145,24 @@ def test_errors_begin_with_the_source() -> None:
     a, b = builder.argument(tensor_type((3,), F32)), builder.argument(tensor_type((4,), F32))
     with pytest.raises(CirhError, match=r"^train\.py:7 \(in fc\): cirh\.Add: operands of different shapes"):
         builder.op("cirh.Add", [a, b], loc=Source(module="fc", file="train.py", line=7))
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_a_sum_of_terms_is_added_in_its_place(is_read: bool) -> None:
+    """Unless another operation reads a sum of the first terms, which must then stay as it is."""
+    builder = GraphBuilder()
+    a, b, c = (builder.argument(tensor_type((4, 4), F32)) for _ in range(3))
+    (first,) = builder.op("cirh.MatMul", [a, b])
+    (second,) = builder.op("cirh.MatMul", [b, c])
+    (both,) = builder.op("cirh.Add", [first, second])
+    (third,) = builder.op("cirh.MatMul", [c, a])
+    (total,) = builder.op("cirh.Add", [both, third])
+    (other,) = builder.op("cirh.Mul", [both if is_read else a, total])
+    kernel = Kernel.build(builder.finish([(total, None), (other, None)]))
+    x, y, z = (torch.randn(4, 4) for _ in range(3))
+    expected = x @ y + y @ z + z @ x
+    place = torch.full((4, 4), torch.nan)
+    results = kernel([x, y, z], [place, None])
+    assert results[0] is place
+    torch.testing.assert_close(place, expected)
+    torch.testing.assert_close(results[1], (x @ y + y @ z if is_read else x) * expected)

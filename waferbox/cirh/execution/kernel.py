@@ -1,6 +1,7 @@
 """Running a module on CPU tensors: a loop over prepared torch calls."""
 
 import operator
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,7 +25,7 @@ from waferbox.cirh.text.parser import parse_module
 class _Step:
     """One operation: its call, with the slots of operands and results, and the slots that no later step reads.
 
-    `listed`: the call returns a list of results, even of one.
+    `listed`: the call returns a list of results, even of one. `adds`: it adds two tensors of the result's type.
     """
 
     call: Call
@@ -32,6 +33,7 @@ class _Step:
     results: tuple[int, ...]
     dead: tuple[int, ...]
     listed: bool = False
+    adds: bool = False
 
 
 # A function, a getter of its operands from the values, the slot of its result (or slots of several), slots to empty.
@@ -136,7 +138,11 @@ class _Compiler:
             slots = tuple(self._whole(operand) for operand in operands)
         results = tuple(self._slot(None) for _ in op.results)
         self._slots.update(zip(op.results, results, strict=True))
-        self.steps.append(_Step(call, slots, results, (), listed=spec(op.name).results != 1))
+        adds = op.name == "cirh.Add" and all(
+            self._slots.get(operand) == slot and operand.type == op.results[0].type
+            for operand, slot in zip(operands, slots, strict=True)
+        )
+        self.steps.append(_Step(call, slots, results, (), listed=spec(op.name).results != 1, adds=adds))
 
     def _pointwise_operands(self, op: Operation, operands: list[SSAValue], call: Call) -> tuple[tuple[int, ...], Call]:
         """The smallest operands of which one still has the whole shape."""
@@ -204,7 +210,13 @@ class Kernel:
         self._steps = compiler.steps
         self._tail = compiler.values[len(self.inputs) :]
         self._results = compiler.results
+        self._producers = {
+            step.results[0]: index
+            for index, step in enumerate(self._steps)
+            if len(step.results) == 1 and step.call.out is not None
+        }
         self._makers = self._find_makers()
+        self._reads = Counter(slot for step in self._steps for slot in step.operands)
         self._no_destinations = _Destinations([None] * len(self.outputs))
         self._destinations: dict[tuple[int, ...], _Destinations] = {}
 
@@ -227,22 +239,29 @@ class Kernel:
 
     def _find_makers(self) -> dict[int, int]:
         """The results whose last step can write to a given tensor: {result: step}."""
-        producers = {
-            step.results[0]: index
-            for index, step in enumerate(self._steps)
-            if len(step.results) == 1 and step.call.out is not None
-        }
         makers: dict[int, int] = {}
         for index, slot in enumerate(self._results):
-            if slot in producers and producers[slot] not in makers.values():
-                makers[index] = producers[slot]
+            if slot in self._producers and self._producers[slot] not in makers.values():
+                makers[index] = self._producers[slot]
+        return makers
+
+    def _sum_makers(self, maker: int) -> list[int]:
+        """The steps, up to this one, that make a sum term by term: all can write to the tensor of the sum."""
+        makers = [maker]
+        while self._steps[makers[-1]].adds:
+            slot = self._steps[makers[-1]].operands[0]
+            if slot not in self._producers or self._reads[slot] > 1 or slot in self._results:
+                break
+            makers.append(self._producers[slot])
         return makers
 
     def _program(self, destinations: _Destinations, direct: tuple[int, ...]) -> list[_Prepared]:
         """The program in which the steps of the results `direct` write to their given tensors."""
         program = destinations.programs.get(direct)
         if program is None:
-            written = {self._makers[index]: destinations.tensors[index] for index in direct}
+            written = {
+                step: destinations.tensors[index] for index in direct for step in self._sum_makers(self._makers[index])
+            }
             program = destinations.programs[direct] = []
             for number, step in enumerate(self._steps):
                 function = step.call.function

@@ -15,8 +15,12 @@ def attention(query: Query) -> Outcome:
 
 @rule("cirh.AttentionGrad")
 def attention_grad(query: Query) -> Outcome:
-    outcome = _along_samples(query, 6, 3)
     number = query.get("mask_grad")
+    cut, *others = query.placements[:4]
+    are_queries = cut.is_sharded and cut.dim == _FIRST_TOKENS and others[0] in (R, cut) and others[1:] == [R, R]
+    if are_queries and number is None and not query.get("is_causal"):
+        return _gradient_along_queries(query, cut)
+    outcome = _along_samples(query, 6, 3)
     if number is None or not query.sharded:
         return outcome
     # The gradient of a mask that is the same for all samples is a sum over them.
@@ -26,9 +30,18 @@ def attention_grad(query: Query) -> Outcome:
 
 def _along_queries(query: Query, cut: Placement) -> Outcome:
     """The samples are the query's tokens; keys and values are the same for all of them."""
-    others = range(3, len(query.operands))
-    masks = [cut.at(len(query.shape(index)) - 2) if query.shape(index)[-2] > 1 else R for index in others]
-    return Outcome(operands=[cut, R, R, *masks], results=[cut, cut])
+    return Outcome(operands=[cut, R, R, *_masks_along_queries(query, cut, 3)], results=[cut, cut])
+
+
+def _gradient_along_queries(query: Query, cut: Placement) -> Outcome:
+    """As `_along_queries`. Each part of the queries adds to the gradients of all keys and values."""
+    masks = _masks_along_queries(query, cut, 6)
+    return Outcome(operands=[cut, cut, R, R, cut, cut, *masks], results=[cut, SUM, SUM])
+
+
+def _masks_along_queries(query: Query, cut: Placement, first: int) -> list[Placement]:
+    shapes = [query.shape(index) for index in range(first, len(query.operands))]
+    return [cut.at(len(shape) - 2) if shape[-2] > 1 else R for shape in shapes]
 
 
 def _along_samples(query: Query, tensors: int, results: int) -> Outcome:
