@@ -211,8 +211,8 @@ class RecoveryDeadlines:
     grace: for a better cause than the first that is reported.
     end_grace: the same, where a stream only ended.
     deaths: the time in which the deaths of a node and of management are one event.
-    launcher: how long a launcher may take to start a node again, before the job reports that it waits for one, and takes
-        a MemoryX node on another host.
+    launcher: how long a launcher may take to start a node again, before the job reports that it waits for one, and
+        takes a MemoryX node on another host.
     one_restart: the time in which several lost nodes count as one restart.
     fewer_wafers: the call by which a job gives nodes back, to continue with fewer wafers.
     point_lead: for the command to keep a recovery point to reach all nodes.

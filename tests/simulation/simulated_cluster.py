@@ -457,7 +457,14 @@ FAULTS: dict[str, Callable[[SimulatedCluster, Random], None]] = {
 EXPLANATIONS: dict[str, set[str]] = {
     "did not start": {"refuse processes", "kill the ingress", "stall the ingress", "break a connection", "partition"},
     "failed to connect to management": {"kill management", "partition", "break a connection"},
-    "the connection broke": {"kill management", "partition", "break a connection"},
+    "the connection broke": {
+        "kill management",
+        "stall management",
+        "kill the ingress",
+        "partition",
+        "break a connection",
+    },
+    "no recovery point has the states": {"fill a disk"},
     "and none is free": {"kill a node", "stall a node", "partition", "break a connection", "stall management"},
     # The host that has it is out of reach.
     "finds no share": {"partition", "stall a node"},
