@@ -25,6 +25,7 @@ def main() -> int:
     failed = 0
     with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         os.environ["WAFERBOX_SECRET_FILE"] = str(Path(folder) / "cluster.key")
+        os.environ["WAFERBOX_RECOVERY_SECONDS"] = "3"
         seeds = range(options.first, options.first + options.seeds)
         for number, failure in enumerate(pool.map(partial(run, folder), seeds, chunksize=20), 1):
             if failure:

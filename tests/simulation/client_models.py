@@ -308,28 +308,53 @@ class _Run:
         self._step = 0  # the last whose output has come
         self._history: list[States] = [{}]  # the states as they must be, by step
         self._call: Any = None
+        self._responses: asyncio.Queue[coordinator_pb2.ExecuteResponse] = asyncio.Queue()
+        self._reading: asyncio.Task[None] | None = None
 
     def end(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
         self._requests.put_nowait(None)
         if self._call is not None:
             self._call.cancel()
 
     async def run(self) -> None:
         """Runs the execution to its end. Raises JobEnded."""
+        reading = self._reading = asyncio.create_task(self._read())
+        while True:
+            taking = asyncio.create_task(self._responses.get())
+            await asyncio.wait([taking, reading], return_when=asyncio.FIRST_COMPLETED)
+            if taking.done() and await self._take(taking.result()):
+                return
+            if not taking.done():
+                taking.cancel()
+                reading.result()  # raises
+
+    async def _read(self) -> None:
+        """Reads the responses, and continues with the successor of a coordinator that has died. Raises JobEnded."""
         client = self._client
         while True:
-            incarnation, is_over = client._incarnation, False
+            incarnation = client._incarnation
             try:
                 async for response in self._open():
-                    is_over = await self._take(response)
-                    if is_over:
-                        return
+                    self._record(response)
+                    self._responses.put_nowait(response)
             except grpc.aio.AioRpcError as error:
                 if not _is_unanswered(error):
                     raise AssertionError(f"{error.code()}: {error.details()}") from error
             await client._until(lambda incarnation=incarnation: client._incarnation > incarnation)  # type: ignore[misc]
             self._requests.put_nowait(None)
             self._begin.resumption.CopyFrom(self._resumption)
+
+    def _record(self, response: coordinator_pb2.ExecuteResponse) -> None:
+        """Records the progress, for a successor of the coordinator."""
+        match response.WhichOneof("kind"):
+            case "started":
+                self._resumption.started = True
+            case "outputs":
+                self._resumption.shown_step = response.outputs.steps[-1].step
+            case "checkpoint":
+                self._resumption.announced_checkpoints.append(response.checkpoint.step)
 
     def _open(self) -> AsyncIterator[coordinator_pb2.ExecuteResponse]:
         requests = self._requests = asyncio.Queue()
@@ -354,11 +379,8 @@ class _Run:
                     self._history = [{**client._states, **client._held}]
                     sent = coordinator_pb2.StateSent(attempt=wanted.attempt, wrote=bool(client._held))
                     self._send(state_sent=sent)
-            case "started":
-                self._resumption.started = True
             case "outputs":
                 for outputs in response.outputs.steps:
-                    self._resumption.shown_step = outputs.step
                     self._receive(outputs)
                     if self._execution.leaves_after and self._step >= self._execution.leaves_after:
                         return True
@@ -367,7 +389,6 @@ class _Run:
                 self._send(consumed=coordinator_pb2.Consumed(step=self._step))
             case "checkpoint":
                 step = response.checkpoint.step
-                self._resumption.announced_checkpoints.append(step)
                 if self._begin.wants_input_states:
                     assert list(response.checkpoint.input_states) == self._input_states(step)
                 await client._read(self.states_at(step), step)

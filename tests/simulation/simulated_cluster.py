@@ -21,6 +21,7 @@ from waferbox import __version__, roles
 from waferbox.launch.spawn import SpawnError
 from wsc.v1 import ingress_pb2, ingress_pb2_grpc, management_pb2, management_pb2_grpc, node_pb2
 
+RECOVERY_SECONDS = "3"  # from one recovery point to the next; a setting of coordinators
 FAULT_SECONDS = 40.0  # faults happen in this time
 INGRESS = "ingress:9001"
 NUM_HOSTS = 3  # of nodes
@@ -465,6 +466,8 @@ EXPLANATIONS: dict[str, set[str]] = {
         "break a connection",
     },
     "no recovery point has the states": {"fill a disk"},
+    # A job of the queue has got the nodes meanwhile.
+    "there was no replacement": {"kill management", "stall management", "break a connection", "partition"},
     "and none is free": {"kill a node", "stall a node", "partition", "break a connection", "stall management"},
     # The host that has it is out of reach.
     "finds no share": {"partition", "stall a node"},

@@ -1,16 +1,28 @@
-"""Seeds of the simulated cluster around management: what it must keep to, whatever fails, and in whatever order."""
+"""Seeds of the simulated cluster: what it must keep to, whatever fails, and in whatever order."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from simulated_cluster import MOST_FAULTS, Fault, SimulatedCluster, draw_schedule, failure_of, shortest_failure
+from simulated_cluster import (
+    MOST_FAULTS,
+    RECOVERY_SECONDS,
+    Fault,
+    SimulatedCluster,
+    draw_schedule,
+    failure_of,
+    shortest_failure,
+)
 
+from appliance.coordinator.execution.execution import CoordinatedExecution
+from appliance.coordinator.nodes.inputs import Inputs
+from appliance.coordinator.nodes.topology import Member
 from appliance.management import supervision
 from appliance.management.coordination import Coordination
 from appliance.management.nodes.registry import NodeRegistry
 from appliance.management.supervision import Disconnected, Exited, Supervision
+from waferbox import settings
 from wsc.v1 import management_pb2
 
 SEEDS = 500
@@ -19,8 +31,9 @@ MUTATION_SEEDS = 1000
 
 
 @pytest.fixture(autouse=True)
-def silent() -> Iterator[None]:
-    """Nothing is logged: most faults are, and there are thousands."""
+def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing is logged: most faults are, and there are thousands. Recovery points are frequent."""
+    monkeypatch.setenv(settings.RECOVERY_SECONDS.name, RECOVERY_SECONDS)
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
@@ -70,6 +83,15 @@ def _drop_reports(self: Coordination, report: management_pb2.JobReport) -> None:
     """The last report of a job is not kept."""
 
 
+def _complete_early(self: CoordinatedExecution, step: int) -> bool:
+    """A recovery point counts although the client has not received the outputs before it."""
+    return True
+
+
+def _prepare_nobody(self: Inputs, workers: Iterable[Member]) -> None:
+    """Replacements of workers get no inputs."""
+
+
 def _admit_nobody_again(self: NodeRegistry) -> None:
     """A job that requests the nodes that it has gets no answer."""
 
@@ -78,6 +100,8 @@ MUTATIONS: dict[str, tuple[type, str, Callable[..., object]]] = {
     "an ended job keeps its nodes": (NodeRegistry, "release", _keep_nodes),
     "reports are not kept": (Coordination, "report", _drop_reports),
     "returning jobs get no answer": (NodeRegistry, "_admit_returned", _admit_nobody_again),
+    "points are complete too early": (CoordinatedExecution, "_is_received", _complete_early),
+    "replacements get no inputs": (Inputs, "prepare_again", _prepare_nobody),
 }
 # With the kind of fault that they need.
 TRANSITION_MUTATIONS: dict[str, tuple[type, Callable[..., object], str]] = {
@@ -92,7 +116,7 @@ def _finds(tmp_path: Path, kinds: Sequence[str] = ()) -> bool:
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_a_fault_of_management_is_found(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_is_found(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     owner, method, replacement = MUTATIONS[name]
     monkeypatch.setattr(owner, method, replacement)
     assert _finds(tmp_path)

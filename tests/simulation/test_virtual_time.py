@@ -69,7 +69,7 @@ def test_a_killed_process_does_nothing_more_and_a_stalled_one_later() -> None:
     world.after(2.5, killed.kill)
     world.after(1.5, stalled.stall, 10.0)
     world.run(14.0)
-    assert beats == {"killed": [0.0, 1.0, 2.0], "stalled": [0.0, 1.0, 11.5, 12.5, 13.5]}
+    assert beats == {"killed": [0.0, 1.0, 2.0], "stalled": [0.0, 1.0, 12.0, 13.0, 14.0]}
     world.close()
 
 
