@@ -1,7 +1,8 @@
 """Compiled steps on real roles, in one epoch and in two: outputs and states are the same to the bit."""
 
+import asyncio
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -118,18 +119,34 @@ class Collected:
         self.losses: dict[int, float] = {}
         self._last = schedule.done_steps + schedule.num_steps if schedule.num_steps else 0
         self._complete = threading.Event()
-        self.results = Results(plan, schedule, links, self._take, pytest.fail, self._see)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self.results = self._run(self._open(plan, schedule, links))
+
+    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(DEADLINE)
+
+    async def _open(self, plan: plan_pb2.Plan, schedule: StepSchedule, links: Any) -> Results:
+        return Results(plan, schedule, links, self._take, pytest.fail, self._see)
+
+    def close(self) -> None:
+        self._run(self.results.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
     def wait(self) -> Outputs:
         if self._last:
             assert self._complete.wait(DEADLINE)
         return self.outputs
 
-    def _take(self) -> None:
-        batch = self.results.take()
-        assert batch is not None
-        self.outputs |= {step.step: list(step.tensors) for step in batch.steps}
-        self.results.consumed(batch.steps[-1].step)
+    def _take(self, seconds: float) -> None:
+        if seconds:
+            self._loop.call_later(seconds, self._take, 0.0)
+        elif (batch := self.results.take()) is not None:
+            self.outputs |= {step.step: list(step.tensors) for step in batch.steps}
+            self.results.consumed(batch.steps[-1].step)
 
     def _see(self, step: int, values: Mapping[str, float]) -> None:
         """Of the last step too, and behind its outputs."""
@@ -141,7 +158,7 @@ class Collected:
 def run_epoch(plan: plan_pb2.Plan, nodes: Topology, states: States, num_steps: int, done_steps: int) -> Outputs:
     """On new nodes, from these states, which become those after the last step."""
     job = SmallJob(CompiledPlan(plan), nodes, node_pb2.LANE_SHARED_MEMORY)
-    results = None
+    outputs = None
     try:
         job.load(1)
         for node, part in zip(nodes.memoryx, plan.memoryx, strict=True):
@@ -157,8 +174,7 @@ def run_epoch(plan: plan_pb2.Plan, nodes: Topology, states: States, num_steps: i
             node_pb2.LINK_PURPOSE_SHARD: job.links["memoryx", 0],
         }
         outputs = Collected(plan, schedule, links)
-        results = outputs.results
-        results.start()
+        outputs.results.start()
         job.start(1, num_steps, done_steps=done_steps, activation_steps=ACTIVATION_STEPS, run_ahead_steps=2)
         for node in nodes.all:
             node.expect("finished")
@@ -171,8 +187,8 @@ def run_epoch(plan: plan_pb2.Plan, nodes: Topology, states: States, num_steps: i
         assert outputs.losses.keys() <= outputs.wait().keys()
         return outputs.outputs
     finally:
-        if results is not None:
-            results.close()
+        if outputs is not None:
+            outputs.close()
         job.close()
 
 
