@@ -467,7 +467,7 @@ EXPLANATIONS: dict[str, set[str]] = {
     },
     "no recovery point has the states": {"fill a disk"},
     # A job of the queue has got the nodes meanwhile.
-    "there was no replacement": {"kill management", "stall management", "break a connection", "partition"},
+    "there was no replacement": {"kill management", "stall management", "partition"},
     "and none is free": {"kill a node", "stall a node", "partition", "break a connection", "stall management"},
     # The host that has it is out of reach.
     "finds no share": {"partition", "stall a node"},
