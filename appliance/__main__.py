@@ -1,5 +1,6 @@
 """`python -m appliance`: the management service."""
 
+from waferbox.host.event_loop import SteadyClock
 from waferbox.launch.installation import begin_process
 
 if __name__ == "__main__":
@@ -97,9 +98,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         cache_root=options.cache_root.absolute(),
         compile_root=None if options.compile_root is None else options.compile_root.absolute(),
     )
-    service = ManagementService(settings, lambda: over.put(True), defect)
+    clock = SteadyClock()
+    service = ManagementService(settings, lambda: over.put(True), defect, clock)
     with contextlib.ExitStack() as open_parts:
-        server = AsyncServer(on_defect=defect, owner_of=service.owner_of)
+        server = AsyncServer(on_defect=defect, owner_of=service.owner_of, clock=clock)
         # Last to run: the reader of the announcement sees its end and ends the nodes, whose streams the stop waits for.
         open_parts.callback(server.stop, STOP_SECONDS)
         host = split_address(options.listen, any_port=True)[0]

@@ -14,7 +14,8 @@ from appliance.coordinator.process_host import ProcessHost
 from appliance.coordinator.record import JobRecord, RecordFolder, record_folder
 from appliance.coordinator.serving import CutOff, Event, serve_job
 from appliance.coordinator.settings import CUT_OFF_STATUS, CoordinatorSettings, read_settings
-from waferbox.host.event_loop import SteadyEventLoop
+from waferbox.host.clock import Clock
+from waferbox.host.event_loop import SteadyClock, SteadyEventLoop
 from waferbox.launch.installation import begin_process
 from waferbox.launch.process import FIRST_FD, let_wafers_compute
 from waferbox.runtime.logs import set_up_logging
@@ -33,19 +34,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     gc.set_threshold(_COLLECTION_THRESHOLD)
     settings = read_settings(FIRST_FD)
     try:
-        with asyncio.Runner(loop_factory=SteadyEventLoop) as runner:
-            return runner.run(_serve(settings))
+        clock = SteadyClock()
+        with asyncio.Runner(loop_factory=lambda: SteadyEventLoop(clock)) as runner:
+            return runner.run(_serve(settings, clock))
     except CutOff:
         logger.warning("the script was cut off: another coordinator waits for it")
         logging.shutdown()
         os._exit(CUT_OFF_STATUS)  # ends all threads at once, as a crash would
 
 
-async def _serve(settings: CoordinatorSettings) -> int:
+async def _serve(settings: CoordinatorSettings, clock: Clock) -> int:
     events: asyncio.Queue[Event] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, events.put_nowait, Event.TERMINATE)
-    host = ProcessHost(settings)
+    host = ProcessHost(settings, clock)
     try:
         compile_step = cached_compiler(settings.cache, settings.cache_root)
         record = JobRecord(RecordFolder(record_folder(settings.cache_root, settings.job)))

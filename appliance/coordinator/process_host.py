@@ -11,7 +11,7 @@ from appliance.coordinator.service import CoordinatorService
 from appliance.coordinator.settings import CoordinatorSettings
 from waferbox import deadlines
 from waferbox.host.clock import Clock
-from waferbox.host.event_loop import LoopClock, from_any_thread
+from waferbox.host.event_loop import from_any_thread
 from waferbox.launch.spawn import process_started as started_at
 from waferbox.links.listener import LinkListener
 from waferbox.links.socket_names import host_id
@@ -24,10 +24,10 @@ from wsc.v1 import coordinator_pb2_grpc
 class ProcessHost:
     """The CoordinatorHost of a process. To be made in its event loop."""
 
-    def __init__(self, settings: CoordinatorSettings) -> None:
-        """Binds the servers. Raises OSError if that is impossible."""
+    def __init__(self, settings: CoordinatorSettings, clock: Clock) -> None:
+        """Binds the servers. Raises OSError if that is impossible. clock: of the event loop."""
         self.identity = ProcessIdentity(process_id=os.getpid(), process_started=started_at(os.getpid()), host=host_id())
-        self.clock: Clock = LoopClock()
+        self.clock = clock
         self.open_channel: OpenChannel = make_async_channel
         self._server = make_async_server(job=settings.job, for_scripts=True, max_message_bytes=LARGE_MESSAGE_BYTES)
         self.address = bind(self._server, settings.listen)

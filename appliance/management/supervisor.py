@@ -182,7 +182,6 @@ class Supervisor:
     # --- time ---------------------------------------------------------------------------------------------------------
 
     async def _tick(self, orphans: Orphans) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             if orphans:
                 known = [job.name for job in self.jobs.all()]
@@ -191,10 +190,7 @@ class Supervisor:
                         self.adopt_orphan(hello)
                     except TooManyJobs as error:
                         logger.warning("%s is given up: %s", hello.job, error)
-            begin, slept = self._clock.monotonic(), loop.time()
             await asyncio.sleep(self._lease_seconds / 10)
-            # The heartbeats of the time in which this process was suspended are not read yet.
-            self.registry.postpone(self._clock.monotonic() - begin - (loop.time() - slept))
             for node_id in self.registry.expire():
                 logger.warning("%s has sent nothing for %g s: removed", node_id, self._lease_seconds)
             self.registry.review()

@@ -28,6 +28,7 @@ from appliance.coordinator.settings import CUT_OFF_STATUS, CoordinatorHome, Coor
 from appliance.management.service import ManagementService
 from appliance.management.supervisor import ManagementSettings
 from waferbox import __version__, roles
+from waferbox.host.clock import SystemClock
 from waferbox.launch.async_child import AsyncChild
 from waferbox.rpc.address import bind
 from waferbox.rpc.async_server import AsyncServer, make_async_channel
@@ -145,7 +146,7 @@ class ThreadChild:
             return artifact, plan_with_groups(plan), cached
 
         async def serve() -> int:
-            host = ProcessHost(self.settings)
+            host = ProcessHost(self.settings, SystemClock())
             record = JobRecord(RecordFolder(record_folder(self.settings.cache_root, self.settings.job)))
             self._serving = asyncio.create_task(serve_job(self.settings, compile_step, self.events, host, record))
             try:

@@ -70,7 +70,7 @@ class World:
             if process.stalled_until > when:
                 self.at(process.stalled_until, process, handle)
                 continue
-            if (early := handle.when - process.time()) > 1e-9:  # the time of its loop stood still during a stall
+            if (early := handle.when - process.monotonic()) > 1e-9:  # the time of its loop stood still during a stall
                 self.at(when + early, process, handle)
                 continue
             asyncio._set_running_loop(process.loop)
@@ -131,9 +131,6 @@ class Process:
         world.processes.append(self)
 
     def monotonic(self) -> float:
-        return self.world.now
-
-    def time(self) -> float:
         """Returns the time of the event loop, which stands still while the process is stalled."""
         return self.world.now - self._stalled
 
@@ -187,7 +184,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._tasks: dict[asyncio.Task[Any], None] = {}
 
     def time(self) -> float:
-        return self._process.time()
+        return self._process.monotonic()
 
     def is_running(self) -> bool:
         return True

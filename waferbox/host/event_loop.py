@@ -120,6 +120,20 @@ class Mailbox(Generic[_Message]):
 SUSPENDED_SECONDS: Final = 1.0  # a loop that does nothing for so long was suspended: nothing in it blocks
 
 
+class SteadyClock(SystemClock):
+    """The clock of this computer, whose monotonic time stands still while its event loop is suspended.
+
+    Attributes:
+        suspended: seconds of all suspensions. Its event loop adds them.
+    """
+
+    def __init__(self) -> None:
+        self.suspended = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() - self.suspended
+
+
 class SteadyEventLoop(asyncio.SelectorEventLoop):
     """An event loop whose time stands still while its process is suspended, as by SIGSTOP or with its machine.
 
@@ -127,21 +141,22 @@ class SteadyEventLoop(asyncio.SelectorEventLoop):
     expires, and no answer is too late, because of the suspension of the process that waits for it.
     """
 
-    def __init__(self) -> None:
-        self._selector_time = _SteadySelector()
-        super().__init__(self._selector_time)
+    def __init__(self, clock: SteadyClock) -> None:
+        """clock: has the time of the loop, for what is measured outside of it; of this loop alone."""
+        self._clock = clock
+        super().__init__(_SteadySelector(clock))
 
     def time(self) -> float:
         """Returns seconds, without those of suspensions."""
-        return super().time() - self._selector_time.suspended
+        return self._clock.monotonic()
 
 
 class _SteadySelector(selectors.DefaultSelector):
     """A selector that counts the time in which its process was suspended."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: SteadyClock) -> None:
         super().__init__()
-        self.suspended = 0.0  # seconds
+        self._clock = clock
         self._returned = time.monotonic()
 
     def select(self, timeout: float | None = None) -> Any:
@@ -151,13 +166,6 @@ class _SteadySelector(selectors.DefaultSelector):
         expected = max(0.0, timeout) if timeout is not None else end - begin
         for seconds in (begin - self._returned, end - begin - expected):
             if seconds > SUSPENDED_SECONDS:
-                self.suspended += seconds
+                self._clock.suspended += seconds
         self._returned = end
         return selected
-
-
-class LoopClock(SystemClock):
-    """The clock of this computer, whose monotonic time is that of the running event loop."""
-
-    def monotonic(self) -> float:
-        return asyncio.get_running_loop().time()

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 import grpc
 
-from waferbox.host.event_loop import SteadyEventLoop
+from waferbox.host.event_loop import SteadyClock, SteadyEventLoop
 from waferbox.host.threads import GuardedThread
 from waferbox.rpc.server import SMALL_MESSAGE_BYTES, channel_options, server_options
 from waferbox.security.guard import AsyncServerGuard, Guard
@@ -38,6 +38,7 @@ class AsyncServer:
         max_message_bytes: int = SMALL_MESSAGE_BYTES,
         for_scripts: bool = False,
         owner_of: Callable[[str], str | None] | None = None,
+        clock: SteadyClock | None = None,
     ) -> None:
         """Makes the server and its event loop.
 
@@ -46,8 +47,9 @@ class AsyncServer:
             max_message_bytes: larger requests are refused unread.
             for_scripts: as of server_options.
             owner_of: as of Guard.
+            clock: of the event loop, for services that measure time.
         """
-        self._loop = SteadyEventLoop()
+        self._loop = SteadyEventLoop(clock or SteadyClock())
         self._running = False
         self.server = self.run(
             _make_server(server_options(max_message_bytes, for_scripts=for_scripts), Guard(owner_of=owner_of))

@@ -238,11 +238,6 @@ class NodeRegistry:
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
-    def postpone(self, seconds: float) -> None:
-        """Postpones the ends of all leases."""
-        for node in self._nodes.values():
-            node.expires += seconds
-
     def expire(self) -> list[str]:
         """Removes the nodes whose lease has expired; returns their ids."""
         now = self._clock.monotonic()
