@@ -29,7 +29,7 @@ with asyncio.Runner(loop_factory=lambda: SteadyEventLoop(clock)) as runner:
 """
 
 
-def test_a_sleep_takes_longer_by_the_time_of_a_suspension() -> None:
+def test_a_sleep_is_longer_than_a_suspension_that_is_longer_than_the_sleep() -> None:
     with subprocess.Popen([sys.executable, "-c", CHILD], stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "sleeps\n"
@@ -38,4 +38,4 @@ def test_a_sleep_takes_longer_by_the_time_of_a_suspension() -> None:
         child.send_signal(signal.SIGCONT)
         seconds = float(child.stdout.readline())
     assert child.returncode == 0
-    assert seconds >= SUSPENDED_SECONDS + 1.5
+    assert seconds >= SUSPENDED_SECONDS + 0.9  # at most one second of the sleep had passed in the suspension

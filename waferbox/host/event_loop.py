@@ -117,7 +117,8 @@ class Mailbox(Generic[_Message]):
 
 # --- Time without suspensions -----------------------------------------------------------------------------------------
 
-SUSPENDED_SECONDS: Final = 1.0  # a loop that does nothing for so long was suspended: nothing in it blocks
+# A loop that does nothing for so long was suspended, as nothing in it blocks. It never waits longer at a time.
+SUSPENDED_SECONDS: Final = 1.0
 
 
 class SteadyClock(SystemClock):
@@ -137,8 +138,9 @@ class SteadyClock(SystemClock):
 class SteadyEventLoop(asyncio.SelectorEventLoop):
     """An event loop whose time stands still while its process is suspended, as by SIGSTOP or with its machine.
 
-    Nothing is due at once when the process continues: the loop first takes what others have sent meanwhile. So no lease
-    expires, and no answer is too late, because of the suspension of the process that waits for it.
+    Of a suspension, at most twice SUSPENDED_SECONDS pass. When the process continues, the loop takes what others have
+    sent meanwhile before anything else is due. So no lease expires, and no answer is too late, because of the
+    suspension of the process that waits for it.
     """
 
     def __init__(self, clock: SteadyClock) -> None:
@@ -160,11 +162,12 @@ class _SteadySelector(selectors.DefaultSelector):
         self._returned = time.monotonic()
 
     def select(self, timeout: float | None = None) -> Any:
+        # An event loop takes an early return without events for a wait that is not over.
+        timeout = SUSPENDED_SECONDS if timeout is None else min(max(0.0, timeout), SUSPENDED_SECONDS)
         begin = time.monotonic()
         selected = super().select(timeout)
         end = time.monotonic()
-        expected = max(0.0, timeout) if timeout is not None else end - begin
-        for seconds in (begin - self._returned, end - begin - expected):
+        for seconds in (begin - self._returned, end - begin - timeout):
             if seconds > SUSPENDED_SECONDS:
                 self._clock.suspended += seconds
         self._returned = end
