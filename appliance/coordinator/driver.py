@@ -105,7 +105,10 @@ class JobDriver:
             except (EpochOver, NodesDied):
                 following = await self._interrupted()
             except NodesRefused as error:
-                self._fail(str(error), roles.MANAGEMENT.name)
+                failure = node_pb2.Failure(
+                    kind=node_pb2.Failure.KIND_NODE, node=roles.MANAGEMENT.name, message=str(error)
+                )
+                self._verdict.report(failure)
                 following = JobState.ENDED
             assert following in TRANSITIONS[self.state], f"{self.state} does not lead to {following}"
             self.state = following
@@ -178,9 +181,6 @@ class JobDriver:
         self._verdict.report(failure)
         await self._changes.until(lambda: self._verdict.failure)
         return JobState.ENDED
-
-    def _fail(self, message: str, node: str) -> None:
-        self._verdict.report(node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, node=node, message=message))
 
     def _execution(self) -> CoordinatedExecution:
         execution = self._job.execution

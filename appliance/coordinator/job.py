@@ -3,8 +3,8 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Protocol
 
 from appliance.coordinator.compilation import Compile, CompileRefused
 from appliance.coordinator.driver import JobDriver, JobState
@@ -13,7 +13,12 @@ from appliance.coordinator.execution.execution import CoordinatedExecution, Exec
 from appliance.coordinator.execution.failures import JobFailed, SilenceWatch, Verdict, cause_of_replacement
 from appliance.coordinator.execution.output_links import OutputLinks
 from appliance.coordinator.execution_slot import ExecutionSlot
-from appliance.coordinator.management_link import ManagementCallbacks, ManagementLink, ManagementLost
+from appliance.coordinator.management_link import (
+    ManagementCallbacks,
+    ManagementLink,
+    ManagementLost,
+    ProcessIdentity,
+)
 from appliance.coordinator.nodes.inputs import Inputs
 from appliance.coordinator.nodes.job_nodes import JobMembers, NodesDied, NodesRefused, OpenChannel
 from appliance.coordinator.nodes.topology import Member
@@ -38,6 +43,28 @@ from wsc.v1.plan_pb2 import EXECUTION_STRATEGY_PIPELINE as PIPELINE
 logger = logging.getLogger(__name__)
 
 
+class JobHost(Protocol):
+    """What a job uses of its coordinator's process and host, which a simulation replaces.
+
+    Attributes:
+        identity: of the process.
+        clock: of the host.
+        links: on which the coordinator receives outputs.
+        open_channel: opens a channel to an address.
+    """
+
+    identity: ProcessIdentity
+    clock: Clock
+    links: OutputLinks
+    open_channel: OpenChannel
+
+    async def is_listening(self, address: str) -> bool:
+        """Whether a process of this host accepts connections at an address."""
+
+    def is_running(self, process_id: int, process_started: int) -> bool:
+        """Whether a process of this host runs; process_started: as of `waferbox.launch.spawn.process_started`."""
+
+
 class CoordinatedJob:
     """A job as its coordinator runs it, without the service. All of its state belongs to one event loop."""
 
@@ -46,13 +73,9 @@ class CoordinatedJob:
         settings: CoordinatorSettings,
         request: management_pb2.CreateJobRequest,
         management: ManagementLink,
-        links: OutputLinks,
-        open_channel: OpenChannel,
-        is_listening: Callable[[str], Awaitable[bool]],
-        may_script_run: Callable[[], bool],
+        host: JobHost,
         compile_step: Compile,
         record: JobRecord,
-        clock: Clock,
         on_over: Callable[[], None],
         on_cut_off: Callable[[], None],
     ) -> None:
@@ -62,13 +85,9 @@ class CoordinatedJob:
             settings: of the coordinator.
             request: of the client.
             management: the link to management.
-            links: on which the coordinator receives outputs.
-            open_channel: opens a channel to an address.
-            is_listening: whether a process of this host accepts connections at an address.
-            may_script_run: whether the script may be alive, although its connection broke.
+            host: of the coordinator.
             compile_step: the compiler.
             record: the job's record; after a take-over with the entries of earlier incarnations.
-            clock: of this host.
             on_over: called when the job has ended: close must follow.
             on_cut_off: called when this process must end at once, so that a successor takes over.
         """
@@ -82,9 +101,9 @@ class CoordinatedJob:
         self._changes = Changes()
         self.verdict = Verdict(self._failed)
         self._record = record
-        self._may_script_run = may_script_run
+        self._host = host
         cut_off = self._client_cut_off if request.max_num_restarts else None
-        is_up = (lambda: is_listening(settings.ingress)) if settings.ingress else None
+        is_up = (lambda: host.is_listening(settings.ingress)) if settings.ingress else None
         self.session = ClientSession(self._cancelled, record.session_seconds, is_up, cut_off)
         self.plans = Plans(settings.cache, compile_step, record)
         self._reporter = JobReporter(management.report)
@@ -93,23 +112,25 @@ class CoordinatedJob:
             request,
             record.incarnation,
             management.acquire,
-            open_channel,
+            host.open_channel,
             self._responded,
             self._node_lost,
             self.verdict.report_defect,
         )
-        self.observation = Observation(management.send, self._nodes.send_all, self._send_advice, clock)
+        self.observation = Observation(management.send, self._nodes.send_all, self._send_advice, host.clock)
         self._silence = SilenceWatch(HANG_SECONDS.get() / IDLE_PARTS)
         self._executions = ExecutionSlot(self._make_execution, record)
-        self._points = JobPoints(self._nodes, record, self.observation.pace, lambda: self._executions.current, clock)
+        self._points = JobPoints(
+            self._nodes, record, self.observation.pace, lambda: self._executions.current, host.clock
+        )
         self._parts = ExecutionParts(
             owner=self,
             nodes=self._nodes,
-            links=links,
+            links=host.links,
             verdict=self.verdict,
             changes=self._changes,
             points=self._points.points if request.max_num_restarts else None,
-            clock=clock,
+            clock=host.clock,
             run_ahead_steps=request.run_ahead_steps,
         )
         self._inputs = Inputs(self._nodes, request.num_csx, record.inputs)
@@ -120,8 +141,8 @@ class CoordinatedJob:
             self._points.points,
             self.verdict,
             self._changes,
-            clock,
-            RestartLimit(request.max_num_restarts, record.causes, record.point, record.restarted, clock),
+            host.clock,
+            RestartLimit(request.max_num_restarts, record.causes, record.point, record.restarted, host.clock),
             FewerWafers(self._nodes, self.plans, request, management.reduce),
             replace=management.replace,
             on_recovered=self._recovered,
@@ -206,6 +227,13 @@ class CoordinatedJob:
         self._record.cut_off()
         self._on_cut_off()
         return True
+
+    def _may_script_run(self) -> bool:
+        """Whether the script may be alive, although its connection broke."""
+        request = self.request
+        if request.host_id not in ("", self._host.identity.host):
+            return True  # a script on another host cannot be distinguished from a broken connection
+        return bool(request.process_id) and self._host.is_running(request.process_id, request.process_started)
 
     async def wait_for_nodes(self) -> JobMembers:
         """Returns the nodes, once all are attached. Raises JobFailed."""

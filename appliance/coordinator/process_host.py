@@ -38,8 +38,21 @@ class ProcessHost:
         self._listener.add_to_server(self._link_server)
         self.links: OutputLinks = ListenedLinks(self._listener)
 
-    async def is_listening(self, address: str) -> bool:
-        return await is_listening(address)
+    @staticmethod
+    async def is_listening(address: str) -> bool:
+        """Whether a process of this host accepts connections at an address."""
+        host, port = split_address(address)
+        try:
+            async with asyncio.timeout(deadlines.COORDINATION.listens):
+                _, writer = await asyncio.open_connection(host.strip("[]"), port)
+        except TimeoutError:
+            return True
+        except OSError:
+            return False
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+        return True
 
     def is_running(self, process_id: int, process_started: int) -> bool:
         try:
@@ -64,19 +77,3 @@ class ProcessHost:
     def _failed(self, defect: Exception) -> None:
         if self._service is not None:
             self._service.job.verdict.report_defect(defect)
-
-
-async def is_listening(address: str) -> bool:
-    """Whether a process of this host accepts connections at an address."""
-    host, port = split_address(address)
-    try:
-        async with asyncio.timeout(deadlines.COORDINATION.listens):
-            _, writer = await asyncio.open_connection(host.strip("[]"), port)
-    except TimeoutError:
-        return True
-    except OSError:
-        return False
-    writer.close()
-    with contextlib.suppress(OSError):
-        await writer.wait_closed()
-    return True

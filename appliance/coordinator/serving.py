@@ -6,19 +6,16 @@ import logging
 from typing import Any, Protocol
 
 from appliance.coordinator.compilation import Compile
-from appliance.coordinator.execution.output_links import OutputLinks
-from appliance.coordinator.job import CoordinatedJob
-from appliance.coordinator.management_link import ManagementLink, ManagementLost, ProcessIdentity
-from appliance.coordinator.nodes.job_nodes import OpenChannel
+from appliance.coordinator.job import CoordinatedJob, JobHost
+from appliance.coordinator.management_link import ManagementLink, ManagementLost
 from appliance.coordinator.nodes.topology import COORDINATOR
 from appliance.coordinator.record import JobRecord, RecordLost, RecordTaken
 from appliance.coordinator.service import CoordinatorService
 from appliance.coordinator.settings import TAKEN_STATUS, CoordinatorSettings
 from waferbox import deadlines
-from waferbox.host.clock import Clock
 from waferbox.host.event_loop import from_any_thread
 from waferbox.runtime.outbox import JobLogHandler
-from wsc.v1 import management_pb2, node_pb2
+from wsc.v1 import node_pb2
 
 TICK_SECONDS = 1.0
 
@@ -37,28 +34,14 @@ class CutOff(Exception):
     """Raised when the process must end at once and leave everything as it is."""
 
 
-class CoordinatorHost(Protocol):
-    """What a coordinator uses of its process and its host, which a simulation replaces.
+class CoordinatorHost(JobHost, Protocol):
+    """What a coordinator uses of its process and its host.
 
     Attributes:
         address: of the coordinator's server.
-        identity: of the process.
-        clock: of the host.
-        links: on which the coordinator receives outputs.
-        open_channel: opens a channel to an address.
     """
 
     address: str
-    identity: ProcessIdentity
-    clock: Clock
-    links: OutputLinks
-    open_channel: OpenChannel
-
-    async def is_listening(self, address: str) -> bool:
-        """Whether a process of this host accepts connections at an address."""
-
-    def is_running(self, process_id: int, process_started: int) -> bool:
-        """Whether a process of this host runs; process_started: as of `waferbox.launch.spawn.process_started`."""
 
     async def serve(self, service: CoordinatorService) -> None:
         """Begins to serve."""
@@ -111,13 +94,9 @@ async def serve_job(
         settings,
         request,
         management,
-        host.links,
-        host.open_channel,
-        host.is_listening,
-        lambda: _may_script_run(request, host),
+        host,
         compile_step,
         record,
-        host.clock,
         on_over=lambda: events.put_nowait(Event.OVER),
         on_cut_off=lambda: events.put_nowait(Event.CUT_OFF),
     )
@@ -143,13 +122,6 @@ async def serve_job(
         await job.session.wait_until_open(deadlines.END.last_messages)
     await host.stop(deadlines.END.last_messages)
     return 0
-
-
-def _may_script_run(request: management_pb2.CreateJobRequest, host: CoordinatorHost) -> bool:
-    """Whether the script may be alive, although its connection broke."""
-    if request.host_id not in ("", host.identity.host):
-        return True  # a script on another host cannot be distinguished from a broken connection
-    return bool(request.process_id) and host.is_running(request.process_id, request.process_started)
 
 
 def _report_defects(job: CoordinatedJob) -> None:

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from appliance.coordinator.process_host import is_listening
+from appliance.coordinator.process_host import ProcessHost
 from appliance.coordinator.session import ClientSession
 from waferbox import deadlines
 
 
 def session_behind(port: socket.socket) -> ClientSession:
     address = f"127.0.0.1:{port.getsockname()[1]}"
-    return ClientSession(lambda message: None, 60.0, lambda: is_listening(address))
+    return ClientSession(lambda message: None, 60.0, lambda: ProcessHost.is_listening(address))
 
 
 @pytest.fixture
