@@ -205,11 +205,6 @@ class ManagementLink:
         self._report = report
         self._put(management_pb2.CoordinateRequest(report=report))
 
-    @property
-    def lost(self) -> str:
-        """The reason why there is no stream; empty if there is one."""
-        return self._lost
-
     async def lost_within(self, seconds: float) -> str:
         """Waits up to this many seconds for the loss of management; returns its reason, or an empty text."""
         return await self._changes.until(lambda: self._lost, seconds)

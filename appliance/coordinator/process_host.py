@@ -18,6 +18,7 @@ from waferbox.links.socket_names import host_id
 from waferbox.rpc.address import bind, split_address
 from waferbox.rpc.async_server import make_async_channel, make_async_server
 from waferbox.rpc.server import LARGE_MESSAGE_BYTES, make_server
+from waferbox.security.guard import Guard
 from wsc.v1 import coordinator_pb2_grpc
 
 
@@ -29,7 +30,9 @@ class ProcessHost:
         self.identity = ProcessIdentity(process_id=os.getpid(), process_started=started_at(os.getpid()), host=host_id())
         self.clock = clock
         self.open_channel: OpenChannel = make_async_channel
-        self._server = make_async_server(job=settings.job, for_scripts=True, max_message_bytes=LARGE_MESSAGE_BYTES)
+        self._server = make_async_server(
+            Guard(job=settings.job), max_message_bytes=LARGE_MESSAGE_BYTES, for_scripts=True
+        )
         self.address = bind(self._server, settings.listen)
         # The links from other hosts are streams of bytes, which threads receive.
         self._link_server = make_server(job=settings.job)

@@ -262,7 +262,7 @@ class SimulatedCoordinator:
     @property
     def is_connected(self) -> bool:
         """Whether it has a stream on which management has answered."""
-        return self.service is not None and not self.service.job._management.lost
+        return self.service is not None and not self.service.job._management._lost
 
     @property
     def end(self) -> management_pb2.JobReport | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 import grpc
 from network import Channel, Context, Network, Server
 from tokens_shown import shown
-from values import LOSS, TRAIN, States, after_step, batch, metric, number, output_of
+from values import EVALUATE, TRAIN, States, after_step, batch, metric, output_of
 from virtual_time import Process, World
 
 from waferbox import __version__, deadlines, roles
@@ -250,7 +250,7 @@ class Work:
             self._plan = load.memoryx
         self.step_kind = TRAIN
         if any(slot.name == metric(self.index) for slot in self._plan.states):
-            self.step_kind = "evaluate"
+            self.step_kind = EVALUATE
         if load.recovery_point and not await self._restore(load):
             return
         if self.role == node_pb2.ROLE_WORKER:
@@ -494,6 +494,3 @@ class NodeModel(node_pb2_grpc.NodeServiceServicer, Hello):
         if self.work is None or self.work.job != job:
             raise KeyError(job)
         self.work.states.update(states)
-
-
-__all__ = ["LOSS", "MANAGEMENT", "EpochModel", "Fabric", "NodeModel", "number"]

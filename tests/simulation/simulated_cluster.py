@@ -116,15 +116,13 @@ class OrphansOnDisk:
         return bool(self._left)
 
     def take(self, known: Collection[str]) -> Sequence[management_pb2.CoordinatorHello]:
-        taken = []
+        taken, hellos = [], self._records.hellos
         for job in list(self._left):
-            if job in known or job not in self._records.hellos:
+            if job in known or job not in hellos:
                 self._left.remove(job)
             elif (holder := self._records.holders.get(job)) is None or not holder.is_alive:
                 self._left.remove(job)
-                hello = management_pb2.CoordinatorHello()
-                hello.CopyFrom(self._records.hellos[job])
-                taken.append(hello)
+                taken.append(hellos[job])
         return taken
 
 

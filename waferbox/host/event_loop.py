@@ -78,8 +78,8 @@ class Mailbox(Generic[_Message]):
     """A queue of messages from threads to a coroutine. To be made in the event loop that reads it. Thread-safe."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
+        self._wake = from_any_thread(self._changed.set)
         self._messages: deque[_Message] = deque()
         self._closed = False
 
@@ -109,10 +109,6 @@ class Mailbox(Generic[_Message]):
                 return
             await self._changed.wait()
             self._changed.clear()
-
-    def _wake(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended, and with it the reader
-            self._loop.call_soon_threadsafe(self._changed.set)
 
 
 # --- Time without suspensions -----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Threads and timers that report their defects, and the token that ends waits on behalf of a job that has ended."""
+"""Threads that report their defects, and the token that ends waits on behalf of a job that has ended."""
 
 import logging
 import threading
@@ -31,25 +31,6 @@ class GuardedThread(threading.Thread):
         except Exception as error:
             logger.exception("A defect in thread %s", self.name)
             self._on_defect(error)
-
-
-class GuardedTimer(GuardedThread):
-    """A guarded thread that calls its target after some seconds, unless it is cancelled before."""
-
-    def __init__(
-        self, seconds: float, target: Callable[[], None], *, name: str, on_defect: Callable[[Exception], None]
-    ) -> None:
-        self._cancelled = threading.Event()
-
-        def wait_and_call() -> None:
-            if not self._cancelled.wait(seconds):
-                target()
-
-        super().__init__(wait_and_call, name=name, on_defect=on_defect)
-
-    def cancel(self) -> None:
-        """Prevents the call of the target; no effect once the target is running. May be called more than once."""
-        self._cancelled.set()
 
 
 # --- Cancellation -----------------------------------------------------------------------------------------------------

@@ -51,9 +51,12 @@ class AsyncServer:
         """
         self._loop = SteadyEventLoop(clock or SteadyClock())
         self._running = False
-        self.server = self.run(
-            _make_server(server_options(max_message_bytes, for_scripts=for_scripts), Guard(owner_of=owner_of))
-        )
+
+        async def make() -> grpc.aio.Server:
+            guard = Guard(owner_of=owner_of)
+            return make_async_server(guard, max_message_bytes=max_message_bytes, for_scripts=for_scripts)
+
+        self.server = self.run(make())
         self._thread = GuardedThread(self._loop.run_forever, name="grpc", on_defect=on_defect)
 
     def start(self) -> None:
@@ -86,16 +89,16 @@ class AsyncServer:
         self._loop.close()
 
 
-def make_async_server(*, job: str, for_scripts: bool, max_message_bytes: int) -> grpc.aio.Server:
+def make_async_server(guard: Guard, *, max_message_bytes: int, for_scripts: bool) -> grpc.aio.Server:
     """A server for the running event loop; the caller adds ports and services, starts it and stops it.
 
     Args:
-        job: as of Guard.
+        guard: of the server.
+        max_message_bytes: larger requests are refused unread.
         for_scripts: as of server_options.
-        max_message_bytes: as of AsyncServer.
     """
     options = server_options(max_message_bytes, for_scripts=for_scripts)
-    return grpc.aio.server(options=options, interceptors=[AsyncServerGuard(Guard(job=job))])
+    return grpc.aio.server(options=options, interceptors=[AsyncServerGuard(guard)])
 
 
 def when_over(context: Context, callback: Callable[[], object]) -> None:
@@ -106,10 +109,6 @@ def when_over(context: Context, callback: Callable[[], object]) -> None:
 def make_async_channel(address: str) -> grpc.aio.Channel:
     """A channel to host:port, for the event loop in which it is made; the caller closes it."""
     return open_async_channel(address, channel_options())
-
-
-async def _make_server(options: list[tuple[str, int]], guard: Guard) -> grpc.aio.Server:
-    return grpc.aio.server(options=options, interceptors=[AsyncServerGuard(guard)])
 
 
 async def _settle() -> None:

@@ -14,7 +14,7 @@ from appliance.coordinator.management_link import ManagementLink
 from appliance.coordinator.nodes.job_nodes import Attachment
 from appliance.coordinator.service import CoordinatorService
 from waferbox import deadlines
-from waferbox.host.threads import GuardedThread, GuardedTimer
+from waferbox.host.threads import GuardedThread
 from waferbox.runtime import outbox
 from wsc.v1 import coordinator_pb2, coordinator_pb2_grpc, management_pb2, node_pb2
 
@@ -202,20 +202,6 @@ def test_a_client_that_comes_after_the_end_hears_of_it(cluster: Any, monkeypatch
         stub = coordinator_pb2_grpc.CoordinatorStub(channel)
         _opened, told = stub.Session(coordinator_pb2.SessionRequest(token=created.token), timeout=DEADLINE)
     assert "Defect: in the stream" in told.failure.message
-
-
-def test_a_timer_calls_once_or_never() -> None:
-    called = threading.Event()
-    timer = GuardedTimer(0.01, called.set, name="timer", on_defect=pytest.fail)
-    timer.start()
-    timer.join(DEADLINE)
-    assert called.is_set()
-    called.clear()
-    other = GuardedTimer(DEADLINE, called.set, name="timer", on_defect=pytest.fail)
-    other.start()
-    other.cancel()
-    other.join(DEADLINE)
-    assert not called.is_set()
 
 
 # --- roles that hang --------------------------------------------------------------------------------------------------
