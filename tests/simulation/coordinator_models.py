@@ -12,7 +12,7 @@ from virtual_time import Process
 
 from appliance.coordinator.compilation import CompileRefused
 from appliance.coordinator.execution.output_links import ExpectedLinks
-from appliance.coordinator.execution.results import OnScalars
+from appliance.coordinator.execution.results import OutputCallbacks
 from appliance.coordinator.management_link import ProcessIdentity
 from appliance.coordinator.record import RECORD, JobRecord, RecordTaken
 from appliance.coordinator.service import CoordinatorService
@@ -143,15 +143,8 @@ class OutputsModel:
 
     # --- as ExpectedLinks ---------------------------------------------------------------------------------------------
 
-    async def wait(
-        self,
-        plan: plan_pb2.Plan,
-        schedule: StepSchedule,
-        on_outputs: Callable[[float], None],
-        on_failure: Callable[[Exception], None],
-        on_scalars: OnScalars,
-    ) -> "OutputsModel":
-        self._on_outputs, self._on_failure = on_outputs, on_failure
+    async def wait(self, plan: plan_pb2.Plan, schedule: StepSchedule, callbacks: OutputCallbacks) -> "OutputsModel":
+        self._on_outputs, self._on_failure = callbacks.on_outputs, callbacks.on_failure
         try:
             async with asyncio.timeout(deadlines.LINKS.coordinator):
                 while self._missing:

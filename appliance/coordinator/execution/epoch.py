@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from appliance.coordinator.execution.failures import Verdict, internal_failure
 from appliance.coordinator.execution.output_links import OutputLinks, Outputs
 from appliance.coordinator.execution.recovery_points import RecoveryPoint
-from appliance.coordinator.execution.results import OnScalars
+from appliance.coordinator.execution.results import OnScalars, OutputCallbacks
 from appliance.coordinator.execution.waiting import EpochOver, Waiting
 from appliance.coordinator.nodes.job_nodes import JobMembers
 from appliance.coordinator.nodes.topology import COORDINATOR, Member
@@ -117,9 +117,10 @@ class Epoch:
             members = self._nodes.topology.members()
             self._nodes.load(members, self._plan, lambda member: self._load_of(member, specs[member.name]))
             await self._wait_for_loaded(members)
-            self.results = await expected.open(
-                self._plan, self.schedule, self._on_outputs, self._results_failed, self._on_scalars
+            callbacks = OutputCallbacks(
+                on_outputs=self._on_outputs, on_failure=self._results_failed, on_scalars=self._on_scalars
             )
+            self.results = await expected.open(self._plan, self.schedule, callbacks)
         except LinkLost as error:
             raise EpochOver from error  # the death of the node is reported elsewhere
         finally:

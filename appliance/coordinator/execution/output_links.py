@@ -1,10 +1,10 @@
 """The links on which a coordinator receives the outputs of an epoch."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
-from appliance.coordinator.execution.results import OnScalars, Results
+from appliance.coordinator.execution.results import OutputCallbacks, Results
 from waferbox import deadlines
 from waferbox.links.link import Link
 from waferbox.links.listener import LinkListener
@@ -29,14 +29,7 @@ class Outputs(Protocol):
 class ExpectedLinks(Protocol):
     """The links of one epoch, which its nodes will open."""
 
-    async def open(
-        self,
-        plan: plan_pb2.Plan,
-        schedule: StepSchedule,
-        on_outputs: Callable[[float], None],
-        on_failure: Callable[[Exception], None],
-        on_scalars: OnScalars,
-    ) -> Outputs:
+    async def open(self, plan: plan_pb2.Plan, schedule: StepSchedule, callbacks: OutputCallbacks) -> Outputs:
         """Waits for the links, and returns the outputs, which own them; see Results. Raises LinkLost."""
 
     def close(self) -> None:
@@ -60,20 +53,13 @@ class _ExpectedLinks:
     def __init__(self, listener: LinkListener, specs: Sequence[node_pb2.LinkSpec]) -> None:
         self._pending = {spec.purpose: listener.expect(spec.token, spec.peer) for spec in specs}
 
-    async def open(
-        self,
-        plan: plan_pb2.Plan,
-        schedule: StepSchedule,
-        on_outputs: Callable[[float], None],
-        on_failure: Callable[[Exception], None],
-        on_scalars: OnScalars,
-    ) -> Results:
+    async def open(self, plan: plan_pb2.Plan, schedule: StepSchedule, callbacks: OutputCallbacks) -> Results:
         links: dict[int, Link] = {}
         try:
             for purpose, one in self._pending.items():
                 # A node that has loaded has opened its links, so that these waits are short.
                 links[purpose] = await asyncio.to_thread(one.wait, deadlines.LINKS.coordinator)
-            results = Results(plan, schedule, links, on_outputs, on_failure, on_scalars)
+            results = Results(plan, schedule, links, callbacks)
         except BaseException:
             for link in links.values():
                 link.close()

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy
 
@@ -109,6 +110,21 @@ class OutputDecoder:
         return numpy.frombuffer(data, numpy.uint8).reshape(*self._parts, -1).swapaxes(0, 1).tobytes()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputCallbacks:
+    """The callbacks of an epoch for its outputs, called in the event loop.
+
+    Attributes:
+        on_outputs: called with the seconds after which outputs can be taken.
+        on_failure: called with the exception that ended the links.
+        on_scalars: called with the step and the values, by name, of sampled outputs.
+    """
+
+    on_outputs: Callable[[float], None]
+    on_failure: Callable[[Exception], None]
+    on_scalars: OnScalars
+
+
 class Results:
     """The outputs of an epoch: a thread receives them and keeps them until they are taken. Used in one event loop.
 
@@ -123,19 +139,15 @@ class Results:
         plan: plan_pb2.Plan,
         schedule: StepSchedule,
         links: Mapping[int, Link],
-        on_outputs: Callable[[float], None],
-        on_failure: Callable[[Exception], None],
-        on_scalars: OnScalars,
+        callbacks: OutputCallbacks,
     ) -> None:
-        """Takes over the links; start begins to receive. The callbacks are called in the event loop.
+        """Takes over the links; start begins to receive.
 
         Args:
             plan: of the step.
             schedule: of the epoch.
             links: by purpose; close closes them.
-            on_outputs: called with the seconds after which outputs can be taken.
-            on_failure: called with the exception that ended the thread.
-            on_scalars: called with the step and the values, by name, of sampled outputs.
+            callbacks: of the epoch.
         """
         groups = {group.id: group for group in plan.coordinator.groups}
         self._groups = [(group.id, links[_source(plan, group)]) for group in plan.coordinator.groups]
@@ -148,11 +160,11 @@ class Results:
                 )
         self._sizes = {group.id: group.nbytes for group in plan.coordinator.groups}
         self._last_step = schedule.global_step(schedule.num_steps)
-        self._sampler = ScalarSampler(plan.coordinator.outputs, self._last_step, from_any_thread(on_scalars))
+        self._sampler = ScalarSampler(plan.coordinator.outputs, self._last_step, from_any_thread(callbacks.on_scalars))
         self._schedule = schedule
         self._links = [link for link in links.values() if any(link is used for _, used in self._groups)]
-        self._on_outputs = from_any_thread(on_outputs)
-        self._on_failure = from_any_thread(on_failure)
+        self._on_outputs = from_any_thread(callbacks.on_outputs)
+        self._on_failure = from_any_thread(callbacks.on_failure)
         self._hub = Hub()
         for link in links.values():
             sizes = {group: self._sizes[group] for group, source in self._groups if source is link}

@@ -15,7 +15,7 @@ from role_rig import DEADLINE, AttachedNode, FakeManagement, SmallJob, StateClie
 from torch import nn
 from wafer_nodes import wafer_node
 
-from appliance.coordinator.execution.results import Results
+from appliance.coordinator.execution.results import OutputCallbacks, Results
 from cstorch._internal.state import Registry, named_getters
 from cstorch.optim import AdamW
 from swarmx.swarmx_program import SwarmXJob
@@ -128,7 +128,8 @@ class Collected:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(DEADLINE)
 
     async def _open(self, plan: plan_pb2.Plan, schedule: StepSchedule, links: Any) -> Results:
-        return Results(plan, schedule, links, self._take, pytest.fail, self._see)
+        callbacks = OutputCallbacks(on_outputs=self._take, on_failure=pytest.fail, on_scalars=self._see)
+        return Results(plan, schedule, links, callbacks)
 
     def close(self) -> None:
         self._run(self.results.close())
