@@ -20,7 +20,7 @@ async def wait_until_stopped() -> float:
     loop = asyncio.get_running_loop()
     begin, wall_begin = loop.time(), time.monotonic()
     print("waits", flush=True)
-    while not clock.suspended:
+    while clock.suspended < 1.9:  # a busy machine suspends it for shorter times
         await asyncio.sleep(2.0)
     return (time.monotonic() - wall_begin) - (loop.time() - begin)
 
