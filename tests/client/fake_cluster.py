@@ -231,6 +231,7 @@ class Coordinator(coordinator_pb2_grpc.CoordinatorServicer):
             with contextlib.suppress(grpc.RpcError):
                 for request in requests:
                     inbox.put(request)
+            inbox.put(None)  # the script has left
 
         threading.Thread(target=read, daemon=True).start()
         consumed = cluster.steps_run = 0
@@ -251,6 +252,8 @@ class Coordinator(coordinator_pb2_grpc.CoordinatorServicer):
                 yield response(checkpoint=coordinator_pb2.CheckpointReady(step=step))
             while sum(step > consumed for step in sent) >= cluster.run_ahead_steps:
                 request = inbox.get(timeout=30)
+                if request is None:
+                    return
                 if request.WhichOneof("kind") == "consumed":
                     consumed = request.consumed.step
         yield response(finished=coordinator_pb2.ExecutionFinished(seconds={"wafer-0.compute": 1.0}))
