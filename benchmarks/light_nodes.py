@@ -47,17 +47,17 @@ class LightNodes:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(channel.close(None) for channel in self._channels))
 
-    async def register(self, role: "node_pb2.Role.ValueType", count: int, address: str = "127.0.0.1:1") -> None:
-        """Add nodes of a role, and keep them alive."""
+    async def register(self, role: "node_pb2.Role.ValueType", count: int, address: str = "") -> None:
+        """Add nodes of a role, and keep them alive. address: of a single one; otherwise each has its own."""
         limit = asyncio.Semaphore(AT_ONCE)
 
         async def register_one(number: int) -> None:
             async with limit:
                 channel = self._channels[number % len(self._channels)]
                 call = _stub(channel).Register(metadata=_shown(Kind.NODE))
-                await call.write(
-                    management_pb2.RegisterRequest(role=role, address=address, host="here", version=__version__)
-                )
+                hello = management_pb2.RegisterRequest(role=role, host="here", version=__version__)
+                hello.address = address or f"127.0.0.1:{number + 1}"
+                await call.write(hello)
                 lease_seconds = (await call.read()).lease_seconds
             self._calls.append(call)
             self._tasks.append(asyncio.create_task(_beat(call, lease_seconds / HEARTBEATS_PER_LEASE)))

@@ -58,6 +58,7 @@ class NodeRegistry:
         self._lease_seconds = lease_seconds
         self._on_lost = on_lost
         self._nodes: dict[str, _Node] = {}
+        self._ids: dict[tuple[str, str], str] = {}  # by host and address
         self._numbers = itertools.count()
         self.changes = Changes()  # of the results of nodes() and ingress()
         # Jobs that may hold nodes; with those, by member, that their coordinators reported.
@@ -75,7 +76,11 @@ class NodeRegistry:
     # --- nodes --------------------------------------------------------------------------------------------------------
 
     def add(self, hello: management_pb2.RegisterRequest) -> str:
-        """Adds a node; returns its id. Raises RegistryFull."""
+        """Adds a node; returns its id. Raises RegistryFull.
+
+        An earlier registration of the same node ends: its stream broke, which management has not noticed yet.
+        """
+        self.remove(self._ids.get((hello.host, hello.address), ""), "it registered again")
         if len(self._nodes) >= MAX_NODES:
             raise RegistryFull(f"the cluster has {MAX_NODES} nodes, which is as many as it may have")
         node_id = f"n{next(self._numbers)}"
@@ -96,6 +101,7 @@ class NodeRegistry:
         elif not hello.job:
             self._keep_returned(info)
         self._nodes[node_id] = _Node(info=info, expires=now + self._lease_seconds)
+        self._ids[info.host, info.address] = node_id
         self._admit()
         return node_id
 
@@ -112,9 +118,12 @@ class NodeRegistry:
     def remove(self, node_id: str, reason: str) -> None:
         """Removes a node; idempotent."""
         node = self._nodes.pop(node_id, None)
-        is_missed = node is not None and self._is_missed(node.info)
+        if node is None:
+            return
+        del self._ids[node.info.host, node.info.address]
+        is_missed = self._is_missed(node.info)
         self._admit()
-        if node is not None and is_missed:
+        if is_missed:
             self._on_lost(node.info, reason)
 
     def count(self) -> int:

@@ -22,8 +22,10 @@ from waferbox.security.tokens import Kind
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2
 
 
-def hello(role: int = node_pb2.ROLE_WAFER, version: str = __version__) -> management_pb2.RegisterRequest:
-    return management_pb2.RegisterRequest(role=role, address="127.0.0.1:1", host="h", version=version, process_id=7)  # type: ignore[arg-type]
+def hello(
+    role: int = node_pb2.ROLE_WAFER, version: str = __version__, address: str = "127.0.0.1:1"
+) -> management_pb2.RegisterRequest:
+    return management_pb2.RegisterRequest(role=role, address=address, host="h", version=version, process_id=7)  # type: ignore[arg-type]
 
 
 class Registering:
@@ -134,7 +136,7 @@ def test_impossible_jobs_are_refused(
 
 def test_a_silent_node_loses_its_lease(make_cluster: Callable[[float], Any]) -> None:
     cluster = make_cluster(1.5)
-    silent, lively = Registering(cluster, hello()), Registering(cluster, hello())
+    silent, lively = Registering(cluster, hello()), Registering(cluster, hello(address="127.0.0.1:2"))
     kept = next(lively.call).node_id
     gone = next(silent.call).node_id
     begin = time.monotonic()
@@ -149,6 +151,15 @@ def test_a_silent_node_loses_its_lease(make_cluster: Callable[[float], Any]) -> 
     assert list(silent.call) == []
     for one in (silent, lively):
         one.close()
+
+
+def test_a_node_that_registers_again_is_one_node(cluster: Any, registering: Callable[..., Registering]) -> None:
+    first = registering(hello())
+    next(first.call)
+    again = next(registering(hello()).call).node_id  # its first stream broke, which management has not noticed
+    assert [node.node_id for node in nodes(cluster)] == [again]
+    first.beat()
+    assert list(first.call) == []
 
 
 def test_a_node_comes_back_by_itself(cluster: Any) -> None:
@@ -255,7 +266,7 @@ def test_a_cluster_has_so_many_nodes_and_jobs(
     monkeypatch.setattr(registry, "MAX_NODES", 1)
     next(registering(hello()).call)
     with pytest.raises(grpc.RpcError) as caught:
-        next(registering(hello()).call)
+        next(registering(hello(address="127.0.0.1:2")).call)
     assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "the cluster has 1 nodes" in caught.value.details()
     monkeypatch.setattr(jobs, "MAX_LIVE", 1)

@@ -109,6 +109,7 @@ def test_nodes_are_kept_for_a_job_that_is_not_back_but_not_for_ever(
     assert [(node.job, node.member) for node in keeper.nodes()] == [("job-1", "wafer-3")]
     monkeypatch.setattr(keeper, "_returning_until", time.monotonic())
     keeper.review()
+    hello.address = "h:3"
     keeper.add(hello)  # too late as well
     assert [(node.job, node.member) for node in keeper.nodes()] == [("", ""), ("", "")]
     keeper.open("job-2")

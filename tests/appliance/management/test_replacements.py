@@ -224,6 +224,18 @@ def test_a_node_that_comes_back_does_not_take_the_place_of_its_replacement(nodes
     assert [node.node_id for node in nodes.lost] == [wafer]
 
 
+def test_a_node_that_registers_again_is_lost_to_its_job_and_is_leased_once(nodes: Nodes) -> None:
+    wafer, *_ = nodes.one_of_each()
+    told = nodes.start("one")
+    given = of(told.given[0], "wafer-0")
+    again = nodes.add(WAFER, "one", "wafer-0", given.address)  # before management notices the end of its stream
+    assert [node.node_id for node in nodes.lost] == [wafer]
+    nodes.replace("one", [given], told)
+    assert len(told.given) == 1  # it has not released the job yet
+    assert nodes.registry.renew(again, "")
+    assert [node.node_id for node in told.given[1] if node.role == WAFER] == [again]
+
+
 def test_the_end_of_the_job_frees_what_it_gave_up(nodes: Nodes) -> None:
     wafer, *_ = nodes.one_of_each()
     told = nodes.start("one")
@@ -293,9 +305,9 @@ def test_nodes_that_return_without_a_job_are_kept_for_the_one_that_had_them(node
     later.registry.open("one", before)
     later.registry.enqueue(Waiting(job="one", wanted=wanted, priority=2, created=0.0), told)
     stranger = later.add(WAFER, address=of(before, "worker-0").address)  # of another role: it has the address by chance
+    assert later.info(stranger).job == ""
     others = [later.add(node.role, address=node.address) for node in before if node.member != "wafer-0"]
     assert (later.info(wafer).job, later.info(wafer).member) == ("one", "wafer-0")
-    assert later.info(stranger).job == ""
     assert sorted(node.node_id for node in told.given[0]) == sorted([wafer, *others])
     assert len(told.given) == 1
 
