@@ -152,6 +152,7 @@ class CoordinatedJob:
         self._over = False
         self._terminated = False
         self.is_finished = False  # the script has announced its end
+        self._is_cancelled = False
         self._advised: set[str] = set()  # advice that is not repeated
         self._succeeded = False
 
@@ -204,10 +205,16 @@ class CoordinatedJob:
         """Ends the job after the end of the session, unless a successor waits for the client."""
         self.begin_task(self._leave())
 
+    def finish(self, *, is_cancelled: bool) -> None:
+        """Notes that the script no longer needs the job. is_cancelled: in an execution that was not finished."""
+        self.is_finished = True
+        self._is_cancelled = is_cancelled
+
     async def _leave(self) -> None:
         await self.session.end(is_finished=self.is_finished)
         has_nodes = self._driver.state is not JobState.QUEUED
-        self._succeeded = has_nodes and self.is_finished and self.verdict.failure is None
+        is_done = self.is_finished and not self._is_cancelled
+        self._succeeded = has_nodes and is_done and self.verdict.failure is None
         self._end()
 
     def client_left_execution(self, execution: CoordinatedExecution) -> None:

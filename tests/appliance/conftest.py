@@ -383,10 +383,11 @@ class Client:
         *_, last = self.session
         return last.failure
 
-    def close(self) -> None:
+    def close(self, *, cancelled: bool = False) -> None:
         """Ends the session, as a script does at its end."""
         with contextlib.suppress(grpc.RpcError, ValueError):  # the latter: the test has closed the channel
-            self.stub.Finish(coordinator_pb2.FinishRequest(token=self.created.token), timeout=1)
+            request = coordinator_pb2.FinishRequest(token=self.created.token, cancelled=cancelled)
+            self.stub.Finish(request, timeout=1)
         self.requests.put(None)
         self.session.cancel()
         self.channel.close()

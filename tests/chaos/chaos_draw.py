@@ -2,12 +2,16 @@
 
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from chaos_hook import COORDINATORS_MOMENTS, KEEPERS_MOMENTS, MOMENTS
 from chaos_trial import EXECUTIONS, EXECUTIONS_SIZES, SIZES, STEPS, Size
 from injected_faults import Fault
 
-SERVICES = ("management", "child", "coordinator", "coordinator", "fork server")
+# A killed launcher ends its cluster, so it is only stopped.
+KILLED_SERVICES = ("management", "child", "coordinator", "coordinator", "fork server", "ingress")
+STOPPED_SERVICES = (*KILLED_SERVICES, "launcher")
+STOPPED_SECONDS = (5.0, 20.0)  # from about as long as a lease lasts
 RANDOM_SECONDS = 6.5  # from the first output: about as long as a script runs
 LINES = 4 * STEPS  # of the output of the script with executions
 EXECUTIONS_SECONDS = 10.0  # likewise, from its first to its last
@@ -44,19 +48,16 @@ def _faults_of_executions(generator: random.Random, size: Size) -> Sequence[Faul
     second = _fault_of_executions(generator, size)
     if first.moment == "random" and generator.random() < SECOND_DEATH:
         soon = round(first.at + generator.uniform(0, 2), 2)
-        second = Fault(victim=second.victim, moment="random", action=second.action, at=soon)
+        second = replace(second, moment="random", at=soon, epoch=0)
     return [first, second]
 
 
 def _fault_of_executions(generator: random.Random, size: Size) -> Fault:
     chance = generator.random()
-    victim = generator.choice([*size.members, *SERVICES])
-    action = "stop" if victim in size.members and generator.random() < 0.1 else "kill"
     if chance < 0.35:
-        return Fault(victim=victim, moment="line", action=action, at=generator.randrange(1, LINES))
+        return _fault_from_outside(generator, size, "line", generator.randrange(1, LINES))
     if chance < 0.65 or size.embedded:
-        at = round(generator.uniform(0, EXECUTIONS_SECONDS), 2)
-        return Fault(victim=victim, moment="random", action=action, at=at)
+        return _fault_from_outside(generator, size, "random", round(generator.uniform(0, EXECUTIONS_SECONDS), 2))
     epoch = generator.randrange(1, 6)  # as many as there are executions
     if chance < 0.75:
         moment = generator.choice(COORDINATORS_MOMENTS)
@@ -70,11 +71,18 @@ def _fault_of_executions(generator: random.Random, size: Size) -> Fault:
     return Fault(victim=victim, moment=moment, at=at, epoch=epoch)
 
 
+def _fault_from_outside(generator: random.Random, size: Size, moment: str, at: float) -> Fault:
+    """Kills or stops a member of the job, or a service."""
+    if generator.random() < 0.2:
+        victim = generator.choice([*size.members, *STOPPED_SERVICES])
+        seconds = round(generator.uniform(*STOPPED_SECONDS), 1)
+        return Fault(victim=victim, moment=moment, action="stop", at=at, seconds=seconds)
+    return Fault(victim=generator.choice([*size.members, *KILLED_SERVICES]), moment=moment, at=at)
+
+
 def _fault(generator: random.Random, size: Size) -> Fault:
     if generator.random() < 0.5:
-        victim = generator.choice([*size.members, *SERVICES])
-        action = "stop" if victim in size.members and generator.random() < 0.2 else "kill"
-        return Fault(victim=victim, moment="random", action=action, at=round(generator.uniform(0, RANDOM_SECONDS), 2))
+        return _fault_from_outside(generator, size, "random", round(generator.uniform(0, RANDOM_SECONDS), 2))
     if generator.random() < 0.15:
         moment = generator.choice(COORDINATORS_MOMENTS)
         return Fault(victim="coordinator", moment=moment, at=generator.randrange(1, 4))

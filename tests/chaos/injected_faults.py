@@ -16,7 +16,14 @@ from cluster_rig import RunningCluster, Surroundings
 STOP_SECONDS = 7.0  # longer than a lease lasts
 POLL_SECONDS = 0.01
 # The victims that are no members of a job, with the names of their processes as far as these are unique.
-SERVICES = {"coordinator": "coordinator", "child": "waferbox.input_process", "management": "", "fork server": ""}
+SERVICES = {
+    "coordinator": "coordinator",
+    "child": "waferbox.input_process",
+    "ingress": "ingress",
+    "management": "",
+    "fork server": "",
+    "launcher": "",
+}
 ROLE_PROCESSES = {"wafer": "wafer", "memoryx": "memoryx", "swarmx": "swarmx", "worker": "workers"}
 
 
@@ -24,16 +31,18 @@ ROLE_PROCESSES = {"wafer": "wafer", "memoryx": "memoryx", "swarmx": "swarmx", "w
 class Fault:
     """A fault: an action on a victim at a moment."""
 
-    victim: str  # a member of the job such as "wafer-0"; or "coordinator", "management", "child", "fork server"
+    victim: str  # a member of the job such as "wafer-0", or one of SERVICES
     moment: str  # one of the hook's; or "random", or "line"
     action: str = "kill"
     at: float = 0  # the count of the step; with "random" the seconds after the first output; with "line" its lines
     epoch: int = 0  # the first in which a moment of the hook's counts
+    seconds: float = STOP_SECONDS  # until a stopped process goes on
 
     def __str__(self) -> str:
         at = f" {self.at:g}" if self.at else ""
         epoch = f" from epoch {self.epoch}" if self.epoch else ""
-        return f"{self.action} {self.victim} at {self.moment}{at}{epoch}"
+        duration = f" for {self.seconds:g} s" if self.action == "stop" else ""
+        return f"{self.action} {self.victim}{duration} at {self.moment}{at}{epoch}"
 
 
 class Injector:
@@ -98,7 +107,7 @@ class Injector:
                 told = json.loads(done.read_text())
                 self.times[number] = told["time"]
                 if fault.action == "stop":
-                    self._resume_at[told["pid"]] = time.monotonic() + STOP_SECONDS
+                    self._resume_at[told["pid"]] = time.monotonic() + fault.seconds
 
     def _injure(self, number: int, fault: Fault) -> None:
         process = self._victims(fault.victim)
@@ -108,7 +117,7 @@ class Injector:
         with contextlib.suppress(psutil.NoSuchProcess):
             if fault.action == "stop":
                 process.suspend()
-                self._resume_at[process.pid] = time.monotonic() + STOP_SECONDS
+                self._resume_at[process.pid] = time.monotonic() + fault.seconds
             else:
                 process.kill()
 
@@ -152,6 +161,8 @@ def _service(surroundings: Surroundings, victim: str) -> psutil.Process | None:
             return _find(surroundings, lambda process: {"appliance", "--announce-fd"} <= set(process.cmdline()))
         case "fork server":
             return _find(surroundings, _is_fork_server)
+        case "launcher":
+            return _find(surroundings, lambda process: "waferbox.cluster.embedded" in process.cmdline())
         case _:
             return next(iter(_named(surroundings, SERVICES[victim])), None)
 

@@ -65,6 +65,7 @@ class FakeCluster:
     written: list[list[str]] = field(default_factory=list)
     created: list[management_pb2.CreateJobRequest] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
+    finished: list[bool] = field(default_factory=list)  # whether the script cancelled the job
     sessions_ended: threading.Event = field(default_factory=threading.Event)
     steps_run: int = 0
     step_seconds: float = 0.01
@@ -182,6 +183,7 @@ class Coordinator(coordinator_pb2_grpc.CoordinatorServicer):
     def Finish(
         self, request: coordinator_pb2.FinishRequest, context: grpc.ServicerContext
     ) -> coordinator_pb2.FinishResponse:
+        self._cluster.finished.append(request.cancelled)
         return coordinator_pb2.FinishResponse()
 
     def Compile(

@@ -52,6 +52,7 @@ def test_interrupt_cancels_the_job(cluster: FakeCluster, tmp_path: Path) -> None
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert cluster.cancelled == ["job-1"]
+    assert cluster.finished == [True]
 
 
 @pytest.mark.parametrize(

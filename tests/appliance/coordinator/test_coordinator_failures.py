@@ -167,6 +167,17 @@ def test_cancel_ends_a_job(cluster: Any, client: Callable[..., Any]) -> None:
     assert caught.value.code() == grpc.StatusCode.NOT_FOUND
 
 
+@pytest.mark.parametrize("cancelled", [True, False])
+def test_a_script_that_cancels_its_job_has_not_succeeded(
+    cluster: Any, client: Callable[..., Any], cancelled: bool
+) -> None:
+    """Its session may end before management tells the coordinator that the job is cancelled."""
+    cluster.add(**FULL)
+    one = started(client)
+    one.close(cancelled=cancelled)
+    ends_as(cluster, management_pb2.JOB_PHASE_CANCELLED if cancelled else management_pb2.JOB_PHASE_SUCCEEDED, 6)
+
+
 def test_a_missing_role_is_named_with_the_command_that_starts_one(
     cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

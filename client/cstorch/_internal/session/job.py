@@ -482,14 +482,17 @@ class ClientJob:
                 self._management.CancelJob(management_pb2.CancelJobRequest(job=self.name), timeout=deadlines.END.cancel)
             except grpc.RpcError as error:
                 logger.debug("the job %s could not be cancelled: %s", self.name, error)
-        self.close()
+        self._close(is_cancelled=True)
 
     def close(self) -> None:
         """Ends the session and with it the job; its nodes become free."""
+        self._close(is_cancelled=False)
+
+    def _close(self, *, is_cancelled: bool) -> None:
         if self._closed.is_set():
             return
         if self.alive:
-            self._finish()
+            self._finish(is_cancelled=is_cancelled)
         self._closed.set()
         with self._changed:  # the watcher may be about to replace the connection
             self._may_be_replaced = False
@@ -499,9 +502,9 @@ class ClientJob:
         self._connection.channel.close()
         self._management_channel.close()
 
-    def _finish(self) -> None:
+    def _finish(self, *, is_cancelled: bool) -> None:
         """Announces the end of the session to the coordinator, which otherwise handles it as a failure."""
-        request = coordinator_pb2.FinishRequest(token=self.token)
+        request = coordinator_pb2.FinishRequest(token=self.token, cancelled=is_cancelled)
         try:
             self._connection.stub.Finish(request, timeout=deadlines.END.finish)
         except grpc.RpcError as error:
