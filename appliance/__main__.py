@@ -134,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             host=host,
             cache_root=settings.cache_root,
             compile_root=settings.compile_root,
-            terminated="its cluster went down",
+            terminated="its cluster went down: start the cluster again, then the script from its last checkpoint",
         )
         server.start()
         server.run(_supervise(service, home))

@@ -36,6 +36,7 @@ from waferbox.input_process.messages import (
     decode,
     encode,
 )
+from waferbox.input_process.temporary_folder import remove_abandoned_folders
 from waferbox.launch.installation import user_environment
 from waferbox.launch.process import FIRST_FD
 from waferbox.launch.spawn import SpawnError, spawn
@@ -100,9 +101,9 @@ class _Process(Protocol):
 class InputProcess:
     """A process that runs one input_fn, and the socket to it. waferbox.input_process describes the messages.
 
-    Used by one thread at a time. Raises JobFailure: of KIND_USER if the process cannot be started; of KIND_INPUT, with
-    the user's traceback, if the input_fn or its loader failed, or the process ended; of KIND_NODE if that or a process
-    of the loader was killed, since another node could do its work.
+    Used by one thread at a time. Raises JobFailure: of KIND_INPUT, with the user's traceback, if the input_fn or its
+    loader failed, or the process ended; of KIND_NODE if that cannot be started, or it or a process of the loader was
+    killed, since another node could do its work.
     """
 
     def __init__(self, request: node_pb2.PrepareInput, on_defect: Callable[[Exception], None]) -> None:
@@ -123,9 +124,8 @@ class InputProcess:
             except (SpawnError, OSError) as error:
                 self._connection.close()
                 self._output.close()
-                raise JobFailure(
-                    node_pb2.Failure.KIND_USER, f"the process for the input_fn cannot be started: {error}"
-                ) from error
+                message = f"the process for the input_fn cannot be started: {error}"
+                raise JobFailure(node_pb2.Failure.KIND_NODE, message, is_unfit=True) from error
             finally:
                 self._output.close_writer()
         try:
@@ -235,6 +235,7 @@ class InputProcess:
             if self._process.poll() is None:
                 end_group(self._process.pid)
         self._process.close()
+        remove_abandoned_folders()
         self._output.close()
 
     def _send(self, message: Message, descriptors: Sequence[int] = ()) -> None:

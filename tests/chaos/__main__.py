@@ -24,6 +24,7 @@ def main() -> int:
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--script", choices=[ONE_EXECUTION.stem, EXECUTIONS.stem], default="", help="default: both")
+    parser.add_argument("--ingress", action="store_true", help="the scripts reach the cluster through an ingress")
     parser.add_argument("--only", type=int, action="append", help="the number of a trial that is wanted; default: all")
     parser.add_argument("--keep", type=Path, help="a folder for the scripts' logs, and for what is left")
     options = parser.parse_args()
@@ -33,8 +34,8 @@ def main() -> int:
         folder = Path(name)
         os.environ["WAFERBOX_SECRET_FILE"] = str(folder / f"{secrets.token_hex(4)}.key")
         try:
-            with laboratory(folder / "laboratory", folder / "cache") as laboratory_:
-                trials = islice(draw(options.seed, options.script), options.trials)
+            with laboratory(folder / "laboratory", folder / "cache", with_ingress=options.ingress) as laboratory_:
+                trials = islice(draw(options.seed, options.script, ingress=options.ingress), options.trials)
                 for number, (size, faults) in enumerate(trials, 1):
                     if options.only and number not in options.only:
                         continue

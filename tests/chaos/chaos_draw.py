@@ -9,7 +9,7 @@ from chaos_trial import EXECUTIONS, EXECUTIONS_SIZES, SIZES, STEPS, Size
 from injected_faults import Fault
 
 # A killed launcher ends its cluster, so it is only stopped.
-KILLED_SERVICES = ("management", "child", "coordinator", "coordinator", "fork server", "ingress")
+KILLED_SERVICES = ("management", "child", "coordinator", "coordinator", "fork server")
 STOPPED_SERVICES = (*KILLED_SERVICES, "launcher")
 STOPPED_SECONDS = (5.0, 20.0)  # from about as long as a lease lasts
 RANDOM_SECONDS = 6.5  # from the first output: about as long as a script runs
@@ -18,13 +18,18 @@ EXECUTIONS_SECONDS = 10.0  # likewise, from its first to its last
 SECOND_DEATH = 0.5  # of its trials with two faults these have the second one soon after the first
 
 
-def draw(seed: int, script: str = "") -> Iterator[tuple[Size, Sequence[Fault]]]:
+def draw(seed: int, script: str = "", *, ingress: bool = False) -> Iterator[tuple[Size, Sequence[Fault]]]:
     """Trials without end: about half of them at a random time, one in five with two faults.
 
-    script: with this one alone; empty: with both in turn.
+    Args:
+        seed: of the faults and sizes.
+        script: with this one alone; empty: with both in turn.
+        ingress: with scripts that reach the cluster through an ingress.
     """
     generator = random.Random(seed)
     sizes = [size for size in (*SIZES, *EXECUTIONS_SIZES) if script in ("", size.script.stem)]
+    if ingress:
+        sizes = [replace(size, name=f"{size.name}, ingress", ingress=True) for size in sizes if not size.embedded]
     while True:
         size = generator.choice(sizes)
         if size.script == EXECUTIONS:
@@ -74,7 +79,7 @@ def _fault_of_executions(generator: random.Random, size: Size) -> Fault:
 def _fault_from_outside(generator: random.Random, size: Size, moment: str, at: float) -> Fault:
     """Kills or stops a member of the job, or a service."""
     if generator.random() < 0.2:
-        victim = generator.choice([*size.members, *STOPPED_SERVICES])
+        victim = generator.choice([*size.members, *STOPPED_SERVICES, *(["ingress"] * 4 if size.ingress else [])])
         seconds = round(generator.uniform(*STOPPED_SECONDS), 1)
         return Fault(victim=victim, moment=moment, action="stop", at=at, seconds=seconds)
     return Fault(victim=generator.choice([*size.members, *KILLED_SERVICES]), moment=moment, at=at)

@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +17,7 @@ from injected_faults import Fault, Injector, victims_around, victims_of
 from script_server import ScriptServer
 
 from benchmarks.process_hooks import hook_variables
+from wsc.v1 import node_pb2
 
 HOOK = Path(__file__).parent / "chaos_hook.py"
 ONE_EXECUTION = SCRIPTS / "recovering.py"
@@ -36,6 +39,7 @@ class Size:
     keepers: Sequence[str]
     script: Path = ONE_EXECUTION
     embedded: bool = False  # the script starts its own cluster
+    ingress: bool = False  # the script reaches the cluster through an ingress
 
 
 def streaming(wafers: int, shards: int, workers: int, *more: str) -> Size:
@@ -103,11 +107,24 @@ class Laboratory:
         cache: Path,
         variables: Mapping[str, str],
         *,
+        ingress: str,
         steps: int,
         pause: float,
     ) -> None:
-        """variables: of the cluster's environment, which clusters of scripts have as well."""
+        """Makes a laboratory.
+
+        Args:
+            cluster: the cluster.
+            server: forks the scripts.
+            folder: of the trials.
+            cache: of the scripts.
+            variables: of the cluster's environment, which clusters of scripts have as well.
+            ingress: the address of the cluster's ingress; empty: it has none.
+            steps: of the script with one execution.
+            pause: seconds after each step.
+        """
         self.cluster = cluster
+        self._ingress = ingress
         self._server = server
         self._folder = folder
         self._cache = cache
@@ -141,7 +158,8 @@ class Laboratory:
         with Injector(victims, self._folder / "orders", faults) as injector:
             arguments = ("--artifacts", "artifacts", *size.options, *self._options[size.script])
             variables = {"WAFERBOX_MAX_NUM_RESTARTS": "20", **(self._variables if size.embedded else {})}
-            management = None if size.embedded else self.cluster.management
+            address = self._ingress if size.ingress else self.cluster.management
+            management = None if size.embedded else address
             script = RunningScript(surroundings, size.script, arguments, management, variables, server=self._server)
             try:
                 times = self._watch(script, surroundings.folder / "output", injector)
@@ -207,7 +225,22 @@ class Laboratory:
 
 
 @contextlib.contextmanager
-def laboratory(folder: Path, cache: Path, *, steps: int = 150, pause: float = 0.04) -> Iterator[Laboratory]:
+def running_ingress(cluster: RunningCluster) -> Iterator[str]:
+    """Runs an ingress to the cluster; the value is its address."""
+    command = [sys.executable, "-m", "appliance.ingress", "--management", cluster.management, "--listen", "127.0.0.1:0"]
+    process = subprocess.Popen(command, env=cluster.surroundings.variables(), stdin=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: bool(cluster.nodes(node_pb2.ROLE_INGRESS)))
+        yield cluster.nodes(node_pb2.ROLE_INGRESS)[0].address
+    finally:
+        process.terminate()
+        process.wait(SETTLE_SECONDS)
+
+
+@contextlib.contextmanager
+def laboratory(
+    folder: Path, cache: Path, *, steps: int = 150, pause: float = 0.04, with_ingress: bool = False
+) -> Iterator[Laboratory]:
     """A cluster that has all that the largest job needs."""
     (folder / "orders").mkdir(parents=True)
     variables = {
@@ -221,5 +254,6 @@ def laboratory(folder: Path, cache: Path, *, steps: int = 150, pause: float = 0.
     with (
         contextlib.closing(ScriptServer(folder)) as server,
         running_cluster(folder / "cluster", cache, variables=variables, **roles) as cluster,
+        running_ingress(cluster) if with_ingress else contextlib.nullcontext("") as ingress,
     ):
-        yield Laboratory(cluster, server, folder, cache, variables, steps=steps, pause=pause)
+        yield Laboratory(cluster, server, folder, cache, variables, ingress=ingress, steps=steps, pause=pause)

@@ -19,7 +19,7 @@ POLL_SECONDS = 0.01
 SERVICES = {
     "coordinator": "coordinator",
     "child": "waferbox.input_process",
-    "ingress": "ingress",
+    "ingress": "",
     "management": "",
     "fork server": "",
     "launcher": "",
@@ -161,6 +161,8 @@ def _service(surroundings: Surroundings, victim: str) -> psutil.Process | None:
             return _find(surroundings, lambda process: {"appliance", "--announce-fd"} <= set(process.cmdline()))
         case "fork server":
             return _find(surroundings, _is_fork_server)
+        case "ingress":
+            return _find(surroundings, lambda process: "appliance.ingress" in process.cmdline())
         case "launcher":
             return _find(surroundings, lambda process: "waferbox.cluster.embedded" in process.cmdline())
         case _:

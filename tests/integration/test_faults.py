@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_rig import SCRIPTS, RunningCluster, RunningScript, StartScript, running_cluster, wait_for
+from cluster_rig import SCRIPTS, RunningCluster, RunningScript, StartScript, Surroundings, running_cluster, wait_for
 
 from wsc.v1 import management_pb2, node_pb2
 
@@ -92,8 +92,7 @@ def start_long(
         *("runs", "--artifacts", "artifacts", "--num-steps", FOR_EVER, *size),
         management=None if cluster is None else cluster.management,
         fresh=fresh,
-        **ENDS,
-        **variables,
+        **{**ENDS, **variables},
     )
     script.wait_for_output("step 50\n")
     return script
@@ -181,6 +180,22 @@ def test_the_last_node_of_a_role_is_there_again_for_the_next_job(
         cluster.process_at(victim.address).kill()
         script = run(start_script, cluster, "runs")
         assert script.process.returncode == 0, script.errors
+
+
+def test_a_script_whose_cluster_loses_its_owner_is_told_how_to_continue(
+    start_script: StartScript, tmp_path: Path, cache: Path
+) -> None:
+    """The process that started the cluster is killed: all its processes end with it, one after the other."""
+    cluster = RunningCluster(Surroundings(tmp_path / "cluster", cache), wafers=2, memoryx=2)
+    try:
+        script = start_long(start_script, cluster, WAFERBOX_MAX_NUM_RESTARTS="3")
+        cluster.process.kill()
+        assert script.wait(FAILURE_SECONDS) == 1
+        message = message_of(script)
+        assert "ended: its cluster went down: start the cluster again, then the script from its" in message
+        wait_for(lambda: not cluster.surroundings.processes())
+    finally:
+        cluster.stop()
 
 
 # --- what the user's own code does ------------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ MAY_IMPORT = {
     },
     "waferbox.checked_run": set(),
     "waferbox.cirh": {"waferbox", "wsc"},
-    "waferbox.cluster": {*RUNTIME, "waferbox.runtime"},
+    "waferbox.cluster": {*RUNTIME, "waferbox.input_process", "waferbox.runtime"},
     "waferbox.commands": {
         *RUNTIME,
         "appliance",

@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from waferbox import settings
+from waferbox.host.descriptors import readable
 from waferbox.input_process import messages
 from waferbox.input_process.messages import BatchLayout, TensorLayout
 from waferbox.launch.fork_server_process import ForkServerProcess
@@ -201,6 +202,36 @@ def test_a_killed_process_of_the_loader_is_noticed(prepare: Prepare) -> None:
         with pytest.raises(JobFailure, match="DataLoader worker") as caught:
             [harness.batch() for _ in range(20)]
     assert (caught.value.kind, caught.value.peer) == (node_pb2.Failure.KIND_NODE, "")
+
+
+def temporary_folder(harness: Harness) -> Path:
+    """The folder for the temporary files of a process, which holds it open."""
+    descriptors = Path(f"/proc/{harness.process._process.pid}/fd").iterdir()
+    (folder,) = {path for each in descriptors if (path := Path(os.readlink(each))).name.startswith("waferbox-input-")}
+    return folder
+
+
+def test_the_temporary_files_of_a_loader_with_processes_are_removed(prepare: Prepare) -> None:
+    with running(prepare(input_functions.counting, ROWS)) as lives:
+        lives.batch()
+        with running(prepare(input_functions.random_rows, ROWS)) as harness:
+            harness.batch()
+            folder = temporary_folder(harness)
+            assert list(folder.iterdir())  # sockets
+        assert not folder.exists()
+        assert temporary_folder(lives).exists()
+
+
+def test_temporary_files_of_a_process_that_died_with_its_worker_are_removed_by_the_next(prepare: Prepare) -> None:
+    with running(prepare(input_functions.random_rows, ROWS)) as harness:
+        harness.batch()
+        folder = temporary_folder(harness)
+        os.killpg(harness.process._process.pid, signal.SIGKILL)
+        assert readable([harness.process._process.fileno()], 10.0)
+        assert folder.exists()
+        with running(prepare(input_functions.counting, ROWS)) as successor:
+            successor.batch()
+            assert not folder.exists()
 
 
 def test_a_wait_is_stopped_and_everything_ends(prepare: Prepare, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from waferbox.cluster.launcher import ClusterSettings, Launcher
 from waferbox.cluster.service_processes import ManagementProcess, ManagementSettings, VendorGatewayProcess
 from waferbox.cluster.supervised_process import EXITED_TOO_OFTEN, RestartBackoff, SupervisedProcess, described
 from waferbox.host.descriptors import readable
+from waferbox.input_process.temporary_folder import remove_abandoned_folders
 from waferbox.launch.spawn import SpawnError
 from waferbox.roles import MEMORYX, WAFER
 from waferbox.rpc.address import split_address
@@ -192,7 +193,7 @@ class Cluster:
         return max(0.0, min(times) - time.monotonic()) if times else math.inf
 
     def close(self) -> None:
-        """Ends all processes."""
+        """Ends all processes, and removes what killed ones have left."""
         if self._management is not None:
             self._management.end(deadlines.END.jobs)  # first, so that jobs end as cancelled, not as failed
         if self._vendor_gateway is not None:
@@ -202,6 +203,7 @@ class Cluster:
             supervised.close()
         if self._management is not None:
             self._management.close()
+        remove_abandoned_folders()
 
     def _start_management(self, settings: ClusterSettings) -> ManagementProcess:
         """Starts the management service and waits until it listens."""

@@ -12,6 +12,7 @@ from .confinement import confine
 from .failures import InputFailure, names_killed_process, summary, user_traceback
 from .loader import Position, build, resume
 from .messages import Channel, Failed, Fill, Filled, Load, Prepare
+from .temporary_folder import remove_abandoned_folders, use_own_folder
 
 
 def serve(channel: Channel) -> None:
@@ -77,6 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # As in waferbox.launch.process, which a foreign interpreter does not have.
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     confine([arguments.socket], arguments.user)
+    remove_abandoned_folders()
+    use_own_folder()
     with socket.socket(fileno=arguments.socket) as connection:
         channel = Channel(connection)
         try:

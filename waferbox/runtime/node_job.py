@@ -21,16 +21,23 @@ LinkKey: TypeAlias = "tuple[node_pb2.LinkPurpose.ValueType, int]"  # purpose, in
 
 
 class JobFailure(RuntimeError):
-    """Raised by a NodeJob or its execution to end the job, with a message for the user."""
+    """Raised by a NodeJob or its execution to end the job, or its work on this node, with a message for the user."""
 
     def __init__(
-        self, kind: "node_pb2.Failure.Kind.ValueType", message: str, *, traceback: str = "", peer: str = ""
+        self,
+        kind: "node_pb2.Failure.Kind.ValueType",
+        message: str,
+        *,
+        traceback: str = "",
+        peer: str = "",
+        is_unfit: bool = False,
     ) -> None:
         super().__init__(message)
         self.kind = kind
         self.message = message
         self.traceback = traceback
         self.peer = peer
+        self.is_unfit = is_unfit  # another node could continue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -101,7 +101,7 @@ class StepThread:
 def report_failure(context: JobContext, error: Exception) -> None:
     """Reports an exception that has ended an execution or a command to the coordinator."""
     if isinstance(error, JobFailure):
-        context.fail(error.kind, error.message, error.traceback, error.peer)
+        context.fail(error.kind, error.message, error.traceback, error.peer, is_unfit=error.is_unfit)
     elif isinstance(error, LinkLost):
         context.fail(node_pb2.Failure.KIND_NODE, str(error), peer=error.peer)
     elif isinstance(error, StepThreadHangs):
