@@ -46,7 +46,7 @@ class Gateway(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic for 
         async def to_target(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
             async with self._targets.channel(target) as channel:
                 if channel is None:
-                    explanation = f"no coordinator and no MemoryX node of this cluster is at {target}"
+                    explanation = f"no coordinator and no node with states of this cluster is at {target}"
                     await _abort(context, grpc.StatusCode.UNAVAILABLE, explanation)
                     return
                 async for message in _forward(channel, method, own, requests, context, _details):

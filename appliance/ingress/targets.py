@@ -1,4 +1,4 @@
-"""The targets of clients' calls: the coordinators and MemoryX nodes that the management service lists.
+"""The targets of clients' calls: the coordinators and the nodes with states that the management service lists.
 
 A listed target stays open while management is away, and for a while after its restart, until the target has registered.
 """
@@ -21,6 +21,7 @@ from wsc.v1 import management_pb2, management_pb2_grpc, node_pb2
 
 FRESH_SECONDS: Final = 2.0  # validity of an answer
 RETURN_SECONDS: Final = 10.0  # a target stays open for so long after management no longer lists it
+STATE_KEEPERS: Final = (node_pb2.ROLE_MEMORYX, node_pb2.ROLE_WAFER)  # a wafer in layer pipelined mode
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ class Targets:
             logger.debug("management lists no targets: %s", error)
             return
         named = {job.coordinator for job in answers[0].jobs if job.coordinator}
-        named |= {node.address for node in answers[1].nodes if node.role == node_pb2.ROLE_MEMORYX}
+        named |= {node.address for node in answers[1].nodes if node.role in STATE_KEEPERS}
         for address in named - self._targets.keys():
             self._targets[address] = _Target(channel=make_async_channel(address))
         for address, target in list(self._targets.items()):

@@ -228,7 +228,9 @@ class Laboratory:
 def running_ingress(cluster: RunningCluster) -> Iterator[str]:
     """Runs an ingress to the cluster; the value is its address."""
     command = [sys.executable, "-m", "appliance.ingress", "--management", cluster.management, "--listen", "127.0.0.1:0"]
-    process = subprocess.Popen(command, env=cluster.surroundings.variables(), stdin=subprocess.DEVNULL)
+    with (cluster.surroundings.folder / "ingress.log").open("wb") as log:
+        variables = cluster.surroundings.variables()
+        process = subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, stderr=log)
     try:
         wait_for(lambda: bool(cluster.nodes(node_pb2.ROLE_INGRESS)))
         yield cluster.nodes(node_pb2.ROLE_INGRESS)[0].address

@@ -45,6 +45,22 @@ def test_a_script_trains_and_saves_through_the_ingress(start_script: StartScript
     ]
 
 
+def test_the_states_of_a_layer_pipelined_job_are_reached_through_the_ingress(
+    start_script: StartScript, cache: Path, tmp_path: Path
+) -> None:
+    """A wafer keeps them."""
+    places = [(role, HERE) for role in ("appliance.ingress", "memoryx", "swarmx", "workers", "wafer")]
+    with cluster_by_hand(tmp_path / "cluster", cache, places) as management:
+        arguments = ("--artifacts", "artifacts", "--pipeline", "--steps", 6)
+        outputs = []
+        for address in (management, *ingresses(management)):
+            script = start_script(SCRIPTS / "recovering_executions.py", *arguments, management=address)
+            assert script.wait() == 0, script.errors
+            outputs.append(script.output)
+    assert outputs[0] == outputs[1]
+    assert "end " in outputs[0]
+
+
 class Restarted:
     """A process by hand that is killed, and started anew at its address."""
 

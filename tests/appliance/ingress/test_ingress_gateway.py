@@ -183,7 +183,7 @@ def test_other_addresses_and_other_services_are_closed(address: str, ingress: st
         coordinator_pb2_grpc.CoordinatorStub(channel).Compile(
             coordinator_pb2.CompileRequest(cirh="text"), timeout=SECONDS
         )
-    assert "no coordinator and no MemoryX node of this cluster is at 127.0.0.1:1" in str(refused.value.details())
+    assert "no coordinator and no node with states of this cluster is at 127.0.0.1:1" in str(refused.value.details())
     with make_channel(address, token(Kind.JOB, "job-1")) as channel, pytest.raises(grpc.RpcError) as unknown:
         list(node_pb2_grpc.NodeServiceStub(channel).Attach(iter([node_pb2.AttachRequest()]), timeout=SECONDS))
     assert unknown.value.code() == grpc.StatusCode.UNIMPLEMENTED
