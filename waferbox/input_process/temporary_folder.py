@@ -19,15 +19,25 @@ _PREFIX: Final = "waferbox-input-"
 
 def use_own_folder() -> None:
     """Makes the folder of this process and of the processes that it starts. Raises OSError."""
-    while True:
-        folder = tempfile.mkdtemp(prefix=_PREFIX)
-        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)  # open until this process ends
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if os.path.exists(folder):  # otherwise it was removed before it was locked
-            break
-        os.close(lock)
+    folder = ""
+    while not folder:
+        folder = _locked_folder()
     # What multiprocessing.util.get_temp_dir returns; there is no public way to set it.
     multiprocessing.current_process()._config["tempdir"] = folder  # type: ignore[attr-defined]
+
+
+def _locked_folder() -> str:
+    """Makes a folder, which stays locked until this process ends; empty if it was removed before it was locked."""
+    folder = tempfile.mkdtemp(prefix=_PREFIX)
+    try:
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return ""
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    if os.path.exists(folder):
+        return folder
+    os.close(lock)
+    return ""
 
 
 def remove_abandoned_folders() -> None:
