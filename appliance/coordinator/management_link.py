@@ -150,7 +150,10 @@ class ManagementLink:
         return await self._await_nodes(management_pb2.CoordinateRequest(acquire=wanted), None)
 
     async def replace(
-        self, lost: Iterable[management_pb2.NodeInfo], timeout_seconds: float | None = None
+        self,
+        lost: Iterable[management_pb2.NodeInfo],
+        timeout_seconds: float | None = None,
+        bound: Iterable[str] = (),
     ) -> management_pb2.Acquired:
         """Returns all nodes of the job, with replacements for the lost ones; waits until there are enough.
 
@@ -159,12 +162,13 @@ class ManagementLink:
         Args:
             lost: nodes as they were acquired. Management takes them from the job if it has not noticed their loss.
             timeout_seconds: None: no limit.
+            bound: names of the members that only a node on the same host can replace.
 
         Raises:
             ManagementLost: management is away for long, or refuses; or the link was closed.
             TimeoutError: the time is over. Nodes that management finds later belong to the job, without a notice.
         """
-        request = management_pb2.CoordinateRequest(replace=management_pb2.Replace(nodes=lost))
+        request = management_pb2.CoordinateRequest(replace=management_pb2.Replace(nodes=lost, bound=bound))
         return await self._await_nodes(request, timeout_seconds)
 
     async def reduce(

@@ -53,7 +53,7 @@ class Coordination:
                         self._enqueue(request.acquire)
                     case "replace":
                         _check(problem_of_nodes(request.replace.nodes))
-                        self._replace(request.replace.nodes)
+                        self._replace(request.replace)
                     case "reduce":
                         _check(problem_of_nodes(request.reduce.nodes))
                         _check(self._registry.reduce(self._job.name, request.reduce.nodes, self))
@@ -131,9 +131,9 @@ class Coordination:
             self._registry.leave(self._job.name, self)
         self._job.report = report
 
-    def _replace(self, lost: Sequence[management_pb2.NodeInfo]) -> None:
-        job = self._job
-        _check(self._registry.replace(job.name, lost, self, priority=job.request.priority, created=job.created))
+    def _replace(self, request: management_pb2.Replace) -> None:
+        job, priority = self._job, self._job.request.priority
+        _check(self._registry.replace(job.name, request, self, priority=priority, created=job.created))
 
 
 def _check(problem: str) -> None:

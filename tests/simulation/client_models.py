@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -389,8 +389,7 @@ class _Run:
                 self._send(consumed=coordinator_pb2.Consumed(step=self._step))
             case "checkpoint":
                 step = response.checkpoint.step
-                if self._begin.wants_input_states:
-                    assert list(response.checkpoint.input_states) == self._input_states(step)
+                self._check_input_states(response.checkpoint.input_states, step)
                 await client._read(self.states_at(step), step)
                 self._resumption.released_checkpoints.append(step)
                 self._send(checkpoint_released=coordinator_pb2.CheckpointReleased(step=step))
@@ -398,8 +397,7 @@ class _Run:
                 last = self._execution.num_steps
                 assert self._step == last or self._execution.activation_steps > 1, "outputs are missing"
                 assert set(self._resumption.announced_checkpoints) == set(self._execution.checkpoint_steps)
-                if self._begin.wants_input_states:
-                    assert list(response.finished.input_states) == self._input_states(last)
+                self._check_input_states(response.finished.input_states, last)
                 return True
             case "failed":
                 await client._until(lambda: False)
@@ -408,18 +406,18 @@ class _Run:
     def _send(self, **kind: object) -> None:
         self._requests.put_nowait(coordinator_pb2.ExecuteRequest(**kind))  # type: ignore[arg-type]
 
-    def _input_states(self, step: int) -> list[bytes]:
-        wafers = self._client.request.num_csx
-        return [f"{self._loader}:{step}".encode()] * wafers
-
-    def _inputs(self, step: int) -> list[bytes]:
-        return [batch(self._loader, step)] * self._client.request.num_csx
+    def _check_input_states(self, states: Sequence[bytes], step: int) -> None:
+        """Checks the states of the loaders of all workers, of which there may be fewer than at first."""
+        if self._begin.wants_input_states:
+            request = self._client.request
+            assert set(states) == {f"{self._loader}:{step}".encode()}
+            assert (request.min_num_csx or request.num_csx) <= len(states) <= request.num_csx
 
     def states_at(self, step: int) -> States:
         """Returns the states as they must be after a step."""
         while len(self._history) <= step:
-            states, inputs = self._history[-1], self._inputs(len(self._history))
-            changed = after_step(self._execution.step, self._own(states), inputs)
+            states, data = self._history[-1], batch(self._loader, len(self._history))
+            changed = after_step(self._execution.step, self._own(states), data)
             self._history.append({**states, **changed})
         return self._history[step]
 
@@ -434,7 +432,7 @@ class _Run:
         expected = self._execution.activation_steps
         due = min(self._step + expected, self._execution.num_steps)
         assert outputs.step == due, f"the output of step {outputs.step} comes in place of that of {due}"
-        right = output_of(self._own(self.states_at(outputs.step - 1)), self._inputs(outputs.step))
+        right = output_of(self._own(self.states_at(outputs.step - 1)), batch(self._loader, outputs.step))
         assert outputs.tensors[0] == right, f"the output of step {outputs.step} is wrong"
         self._step = outputs.step
 

@@ -153,12 +153,13 @@ class EpochModel:
         inputs = [work.next_batch() for work in works if work.role == node_pb2.ROLE_WORKER]
         keepers = [work for work in works if work.role == node_pb2.ROLE_MEMORYX]
         states = {name: value for keeper in keepers for name, value in keeper.loaded_states().items()}
+        assert len(inputs) == sum(work.role == node_pb2.ROLE_WAFER for work in works), "a wafer has no worker"
         assert len(set(inputs)) == 1, "the workers are at different batches"
         if schedule.outputs_leave(local) and self.outputs is not None:
-            self.outputs.send(step, [output_of(states, inputs)])
+            self.outputs.send(step, [output_of(states, inputs[0])])
             self._sent = [sent for sent in self._sent if sent > self.consumed] + [step]
         kind = keepers[0].step_kind
-        changed = after_step(kind, states, inputs)
+        changed = after_step(kind, states, inputs[0])
         for keeper in keepers:
             keeper.states.update((name, changed[name]) for name in keeper.loaded_states())
             if schedule.keeps_snapshot(local):

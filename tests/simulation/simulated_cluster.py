@@ -185,9 +185,11 @@ class SimulatedCluster:
             for _ in range(count):
                 self.add_node(role)
         for number in range(self.random.randint(1, 4)):
+            num_csx = self.random.randint(1, wafers)
             request = management_pb2.CreateJobRequest(
                 version=__version__,
-                num_csx=self.random.randint(1, wafers),
+                num_csx=num_csx,
+                min_num_csx=self.random.choice([0, self.random.randint(1, num_csx)]),
                 num_workers_per_csx=1,
                 max_num_restarts=self.random.choice([0, 3, 20]),
                 priority=self.random.randint(1, 3),
@@ -270,6 +272,13 @@ class SimulatedCluster:
         self.nodes.remove(node)
         # A launcher starts another on the same host.
         self.world.after(random.uniform(0.5, 6.0), self.add_node, node.role, node.process.host)
+
+    def lose_node(self, random: Random) -> None:
+        """A node dies, and no launcher starts another."""
+        node = random.choice(self.nodes)
+        if sum(other.role == node.role for other in self.nodes) > 1:
+            node.process.kill()
+            self.nodes.remove(node)
 
     def stall_node(self, random: Random) -> None:
         self._stall(random.choice(self.nodes).process, random)
@@ -438,6 +447,7 @@ FAULTS: dict[str, Callable[[SimulatedCluster, Random], None]] = {
     "kill a coordinator": SimulatedCluster.kill_coordinator,
     "stall a coordinator": SimulatedCluster.stall_coordinator,
     "kill a node": SimulatedCluster.kill_node,
+    "lose a node": SimulatedCluster.lose_node,
     "stall a node": SimulatedCluster.stall_node,
     "kill management": SimulatedCluster.kill_management,
     "stall management": SimulatedCluster.stall_management,
@@ -463,12 +473,13 @@ EXPLANATIONS: dict[str, set[str]] = {
         "partition",
         "break a connection",
     },
-    "no recovery point has the states": {"fill a disk"},
+    "no recovery point has the states": {"fill a disk", "lose a node"},
     # A job of the queue has got the nodes meanwhile.
-    "there was no replacement": {"kill management", "stall management", "partition"},
+    "there was no replacement": {"kill management", "stall management", "partition", "lose a node"},
     "and none is free": {"kill a node", "stall a node", "partition", "break a connection", "stall management"},
+    "the job needs": {"lose a node"},
     # The host that has it is out of reach.
-    "finds no share": {"partition", "stall a node"},
+    "finds no share": {"partition", "stall a node", "lose a node"},
 }
 
 

@@ -4,7 +4,7 @@ A wrong recovery therefore shows as a wrong number: no other sequence of steps g
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 from wsc.v1 import plan_pb2
@@ -36,18 +36,15 @@ def names_of(step: str, num_shards: int) -> list[list[str]]:
     return [[kind(shard) for kind in kinds] for shard in range(num_shards)]
 
 
-def output_of(states: Mapping[str, bytes], inputs: Sequence[bytes]) -> bytes:
-    """Returns the output of a step. inputs: of all workers, wafer by wafer."""
-    return number("output", sorted(states.items()), list(inputs))
+def output_of(states: Mapping[str, bytes], data: bytes) -> bytes:
+    """Returns the output of a step. data: the batch, of which each wafer has a part."""
+    return number("output", sorted(states.items()), data)
 
 
-def after_step(step: str, states: Mapping[str, bytes], inputs: Sequence[bytes]) -> States:
-    """Returns the states after a step."""
+def after_step(step: str, states: Mapping[str, bytes], data: bytes) -> States:
+    """Returns the states after a step. data: the batch, of which each wafer has a part."""
     changing = "weight" if step == TRAIN else "metric"
-    return {
-        name: number(name, value, list(inputs)) if name.startswith(changing) else value
-        for name, value in states.items()
-    }
+    return {name: number(name, value, data) if name.startswith(changing) else value for name, value in states.items()}
 
 
 def batch(loader: str, position: int) -> bytes:

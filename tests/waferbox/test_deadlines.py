@@ -55,6 +55,11 @@ WAITS: Sequence[Wait] = (
         working=GIVEN_UP + COORDINATION.retry,
     ),
     Wait(what="missing nodes / a node registers again", waiting=REGISTRATION.missing_nodes, working=REGISTRATION.retry),
+    Wait(
+        what="lost nodes / a node notices that its connection broke, and registers again",
+        waiting=REGISTRATION.lost_nodes,
+        working=GIVEN_UP + REGISTRATION.retry,
+    ),
     # Queries
     Wait(what="launcher's ListNodes / hold", waiting=QUERIES.nodes, working=QUERIES.nodes_wait),
     Wait(what="longest hold / script's GetJob hold", waiting=QUERIES.longest_wait, working=COORDINATION.another_wait),

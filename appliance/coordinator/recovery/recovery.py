@@ -1,8 +1,8 @@
 """Recovery of a job: after a death replacements are attached, and a new epoch runs from the last recovery point."""
 
 import logging
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol, TypeAlias
 
 from appliance.coordinator.execution.execution import CoordinatedExecution
 from appliance.coordinator.execution.failures import Verdict
@@ -10,7 +10,7 @@ from appliance.coordinator.execution.recovery_points import NoRecoveryPoint, Rec
 from appliance.coordinator.nodes.inputs import Inputs
 from appliance.coordinator.nodes.job_nodes import JobMembers
 from appliance.coordinator.nodes.topology import Member
-from appliance.coordinator.recovery.fewer_wafers import FewerWafers, RequestNodes
+from appliance.coordinator.recovery.fewer_wafers import FewerWafers
 from appliance.coordinator.recovery.restarts import RestartLimit
 from waferbox import deadlines, settings
 from waferbox.host.clock import Clock, seconds_since_1970
@@ -18,6 +18,12 @@ from waferbox.host.event_loop import Changes
 from wsc.v1 import management_pb2, node_pb2
 
 logger = logging.getLogger(__name__)
+
+# A request to management: with lost nodes, a timeout in seconds, and the names of those that only a node on the same
+# host can replace, it returns all nodes of the job.
+RequestReplacements: TypeAlias = Callable[
+    [Sequence[management_pb2.NodeInfo], float, Sequence[str]], Awaitable[management_pb2.Acquired]
+]
 
 
 class RecoverableExecutions(Protocol):
@@ -50,7 +56,7 @@ class Recovery:
         limit: RestartLimit,
         fewer_wafers: FewerWafers,
         *,
-        replace: RequestNodes,
+        replace: RequestReplacements,
         on_recovered: Callable[[management_pb2.Restart, str], None],
     ) -> None:
         """Makes the recovery of a job from which nothing is missing.
@@ -65,7 +71,8 @@ class Recovery:
             clock: of this host.
             limit: counts restarts.
             fewer_wafers: used for want of replacements.
-            replace: gets replacements for nodes within so many seconds; returns all nodes. Raises NodesRefused.
+            replace: gets replacements for nodes within so many seconds, for the named ones on their hosts; returns all
+                nodes. Raises NodesRefused.
             on_recovered: called with a restart and its message for the user when steps can run again.
         """
         self._executions = executions
@@ -228,6 +235,11 @@ class Recovery:
             raise self._verdict.fail(failure) from error
         return None  # the client writes the states again, or reports its progress
 
+    def _bound(self) -> Sequence[str]:
+        """Returns the members whose states are on their host's disk alone: nobody has copies of a single keeper's."""
+        keepers = self._nodes.topology.state_keepers
+        return [keepers[0].name] if len(keepers) == 1 and self._points.complete is not None else []
+
     async def _replace_dead(self) -> None:
         """Replaces the dead members, or reduces the job to fewer wafers."""
         dead = dict(self._dead)
@@ -235,7 +247,7 @@ class Recovery:
         members = [member for member, _ in dead.values()]
         seconds = settings.REPLACEMENT_SECONDS.get()
         try:
-            await self._nodes.replace(members, lambda lost: self._replace(lost, seconds))
+            await self._nodes.replace(members, lambda lost: self._replace(lost, seconds, self._bound()))
             self._replaced = ", ".join(map(self._nodes.describe, dead)) or self._replaced
         except TimeoutError as error:
             deaths = "; ".join(message for _, message in dead.values())

@@ -7,6 +7,7 @@ register before these jobs' coordinators; they are kept for the jobs for a while
 """
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -72,6 +73,7 @@ class NodeRegistry:
         self._returning: dict[str, None] = {}  # those that already have nodes, which must register again
         self._last_statuses: dict[str, management_pb2.QueueStatus] = {}  # the last status sent to each waiter
         self._impossible_since: dict[str, float] = {}
+        self._last_loss = -math.inf  # when a node was lost
 
     # --- nodes --------------------------------------------------------------------------------------------------------
 
@@ -121,6 +123,7 @@ class NodeRegistry:
         if node is None:
             return
         del self._ids[node.info.host, node.info.address]
+        self._last_loss = self._clock.monotonic()
         is_missed = self._is_missed(node.info)
         self._admit()
         if is_missed:
@@ -185,23 +188,26 @@ class NodeRegistry:
             self._admit()
 
     def replace(
-        self, job: str, lost: Sequence[management_pb2.NodeInfo], waiter: Waiter, *, priority: int, created: float
+        self, job: str, request: management_pb2.Replace, waiter: Waiter, *, priority: int, created: float
     ) -> str:
         """Adds a job to those that wait for replacements; lost nodes that are still registered are given up.
 
         Returns a problem of the request, or an empty text.
         """
         known = self._jobs.get(job, {})
-        members = {node.member for node in lost}
+        members = {node.member for node in request.nodes}
         if not members <= known.keys():
             return f"{job} has no nodes {', '.join(sorted(members - known.keys()))}"[:MAX_PROBLEM]
-        for node in lost:
+        for node in request.nodes:
             self._homes.pop(node.address, None)
             for other in self._nodes.values():
                 if other.info.job == job and _is_same(node, other.info):
                     other.info.member = ""
         since = self._clock.monotonic()
-        replacement = Replacement(job=job, nodes=known, lost=members, priority=priority, created=created, since=since)
+        bound = members.intersection(request.bound)
+        replacement = Replacement(
+            job=job, nodes=known, lost=members, bound=bound, priority=priority, created=created, since=since
+        )
         if not self._replacements.put(replacement):
             return f"{job} waits for {MAX_REQUESTS} answers already"
         self._waiters[job] = waiter
@@ -275,7 +281,8 @@ class NodeRegistry:
         self._impossible_since = {
             waiting.job: since.get(waiting.job, now) for waiting in self._queue.impossible(self._infos())
         }
-        for waiting in self._queue.ordered():
+        may_return = now - self._last_loss < deadlines.REGISTRATION.lost_nodes
+        for waiting in [] if may_return else self._queue.ordered():
             impossible_since = self._impossible_since.get(waiting.job)
             if impossible_since is not None and now - impossible_since >= deadlines.REGISTRATION.missing_nodes:
                 inventory = Inventory(self._infos())

@@ -24,6 +24,7 @@ class Replacement:
     job: str
     nodes: Mapping[str, management_pb2.NodeInfo]  # all nodes of the job, by member
     lost: set[str]  # members that lack a node
+    bound: set[str]  # those of them that only a node on the same host can replace
     priority: int
     created: float  # seconds since 1970
     since: float  # monotonic: when it began to wait
@@ -43,6 +44,7 @@ class Replacements:
             if waiting.requests >= MAX_REQUESTS:
                 return False
             waiting.lost |= replacement.lost
+            waiting.bound |= replacement.bound
             waiting.requests += 1
         return True
 
@@ -67,7 +69,7 @@ class Replacements:
         """Leases free nodes to the jobs; returns those that lack none any more. Marks the nodes.
 
         A lost MemoryX node has left its recovery points on the disk of its host, where a launcher is about to start
-        another: a node on another host takes its place only after a while.
+        another: a node on another host takes its place only after a while, or never if the job has no copy of them.
 
         Args:
             nodes: all nodes.
@@ -80,8 +82,8 @@ class Replacements:
             for member in sorted(waiting.lost - held.keys()):
                 lost = waiting.nodes[member]
                 node = inventory.take_at(lost.role, lost.host, waiting.job)
-                is_patient = now - waiting.since < deadlines.RECOVERY.launcher
-                if node is None and not (lost.role == node_pb2.ROLE_MEMORYX and is_patient):
+                is_patient = lost.role == node_pb2.ROLE_MEMORYX and now - waiting.since < deadlines.RECOVERY.launcher
+                if node is None and not is_patient and member not in waiting.bound:
                     node = next(iter(inventory.take(lost.role, 1, waiting.job)), None)
                 if node is not None:
                     node.job, node.member = waiting.job, member
@@ -101,8 +103,10 @@ class Replacements:
         statuses: dict[str, management_pb2.QueueStatus] = {}
         for waiting in self._ordered():
             missing = waiting.lost - _held(waiting, nodes).keys()
+            bound = sorted(missing & waiting.bound)
+            missing -= waiting.bound
             counts = Counter(waiting.nodes[member].role for member in missing)
-            texts = []
+            texts = [f"{member} on {waiting.nodes[member].host}, whose disk alone has its states" for member in bound]
             for role in roles.LEASED:
                 count = counts[role.number]
                 if not count:
@@ -125,7 +129,8 @@ class Replacements:
         for place, first in enumerate(ordered):
             if first.since > waiting_since:
                 continue
-            missing = Counter(first.nodes[member].role for member in first.lost - _held(first, nodes).keys())
+            lacking = first.lost - first.bound - _held(first, nodes).keys()
+            missing = Counter(first.nodes[member].role for member in lacking)
             # Nodes that another job has given up are free soon.
             missing.subtract(node.role for node in nodes if not node.job or not node.member)
             for later in reversed(ordered[place + 1 :]):

@@ -871,18 +871,24 @@ class Replace(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NODES_FIELD_NUMBER: _builtins.int
+    BOUND_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeInfo]:
         """the lost nodes, as they were acquired; identified by member and address"""
+
+    @_builtins.property
+    def bound(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """those members that only a node on the same host can replace: it has their states"""
 
     def __init__(
         self,
         *,
         nodes: _abc.Iterable[Global___NodeInfo] | None = ...,
+        bound: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["nodes", b"nodes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bound", b"bound", "nodes", b"nodes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -62,10 +62,12 @@ class Nodes:
         self.registry.address = "h:1"
         self._ports = 0
 
-    def add(self, role: "node_pb2.Role.ValueType", job: str = "", member: str = "", address: str = "") -> str:
+    def add(
+        self, role: "node_pb2.Role.ValueType", job: str = "", member: str = "", address: str = "", host: str = ""
+    ) -> str:
         self._ports += 1
         hello = management_pb2.RegisterRequest(
-            role=role, address=address or f"node:{self._ports}", job=job, member=member
+            role=role, address=address or f"node:{self._ports}", job=job, member=member, host=host
         )
         return self.registry.add(hello)
 
@@ -80,8 +82,16 @@ class Nodes:
         self.registry.enqueue(Waiting(job=job, wanted=wanted, priority=priority, created=0.0), told)
         return told
 
-    def replace(self, job: str, lost: Sequence[management_pb2.NodeInfo], told: Told, priority: int = 2) -> str:
-        return self.registry.replace(job, lost, told, priority=priority, created=0.0)
+    def replace(
+        self,
+        job: str,
+        lost: Sequence[management_pb2.NodeInfo],
+        told: Told,
+        priority: int = 2,
+        bound: Sequence[str] = (),
+    ) -> str:
+        request = management_pb2.Replace(nodes=lost, bound=bound)
+        return self.registry.replace(job, request, told, priority=priority, created=0.0)
 
     def info(self, node_id: str) -> management_pb2.NodeInfo:
         return next(node for node in self.registry.nodes() if node.node_id == node_id)
@@ -191,6 +201,26 @@ def test_a_replacement_that_dies_before_it_is_told_of_is_replaced_without_a_word
     assert of(told.given[1], "wafer-0").node_id == second
     nodes.registry.remove(second, "died as well")
     assert [node.node_id for node in nodes.lost] == [second]
+
+
+@pytest.mark.parametrize("is_bound", [True, False])
+def test_states_that_only_a_host_has_wait_for_a_node_there(
+    nodes: Nodes, is_bound: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deadlines, "RECOVERY", replace(deadlines.RECOVERY, launcher=0.0))
+    for role in (WAFER, WORKER, node_pb2.ROLE_SWARMX):
+        nodes.add(role)
+    nodes.add(node_pb2.ROLE_MEMORYX, host="one")
+    told = nodes.start("job")
+    elsewhere = nodes.add(node_pb2.ROLE_MEMORYX, host="two")
+    lost = of(told.given[0], "memoryx-0")
+    nodes.registry.remove(lost.node_id, "died")
+    assert nodes.replace("job", [lost], told, bound=["memoryx-0"] if is_bound else []) == ""
+    if is_bound:
+        nodes.registry.review()
+        assert told.statuses[-1].waiting_for == "memoryx-0 on one, whose disk alone has its states"
+        there = nodes.add(node_pb2.ROLE_MEMORYX, host="one")
+    assert of(told.given[1], "memoryx-0").node_id == (there if is_bound else elsewhere)
 
 
 def test_a_node_that_was_given_up_is_nobodys_until_the_job_has_let_it_go(nodes: Nodes) -> None:
