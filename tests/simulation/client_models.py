@@ -62,6 +62,8 @@ def draw_script(random: Random) -> list[Execution]:
             leaves_after=random.randint(1, num_steps) if leaves else 0,
         )
         script.append(execution)
+        if leaves:
+            break  # the states are those of no step: a script goes on in another job
     return script
 
 
@@ -252,7 +254,7 @@ class ClientModel:
         finally:
             run.end()
         if execution.leaves_after:
-            self._states = {}  # they are those of no step: the script must write all
+            self._states = {}
             return
         self._states = run.states_at(execution.num_steps)
         for name in names:

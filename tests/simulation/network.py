@@ -114,8 +114,11 @@ class Connection:
         return self.network.latency() if by_death or random.random() < 0.5 else random.uniform(0.0, KEEPALIVE_SECONDS)
 
     def _ended(self) -> None:
-        """A process has ended; what it had sent before may still arrive."""
-        self.network.world.after(self.network.latency(), lambda: self.break_(by_death=True))
+        """A process has ended. What it had sent before still arrives, unless it crashed or was killed."""
+        world = self.network.world
+        is_orderly = all(process.status in (None, 0, 1) for process in (self.client, self.server.process))
+        in_flight = max(0.0, max(self._last.values()) - world.now) if is_orderly else 0.0
+        world.after(in_flight + self.network.latency(), lambda: self.break_(by_death=True))
 
 
 # --- Servers ----------------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Seeds of the simulated cluster: what it must keep to, whatever fails, and in whatever order."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from simulated_cluster import (
 from appliance.coordinator.execution.execution import CoordinatedExecution
 from appliance.coordinator.nodes.inputs import Inputs
 from appliance.coordinator.nodes.topology import Member
+from appliance.coordinator.recovery.fewer_wafers import FewerWafers
 from appliance.management import supervision
 from appliance.management.coordination import Coordination
 from appliance.management.nodes.registry import NodeRegistry
@@ -96,14 +97,19 @@ def _admit_nobody_again(self: NodeRegistry) -> None:
     """A job that requests the nodes that it has gets no answer."""
 
 
-MUTATIONS: dict[str, tuple[type, str, Callable[..., object]]] = {
-    "an ended job keeps its nodes": (NodeRegistry, "release", _keep_nodes),
-    "reports are not kept": (Coordination, "report", _drop_reports),
-    "returning jobs get no answer": (NodeRegistry, "_admit_returned", _admit_nobody_again),
-    "points are complete too early": (CoordinatedExecution, "_is_received", _complete_early),
-    "replacements get no inputs": (Inputs, "prepare_again", _prepare_nobody),
+# With the kinds of faults that they need; empty: all kinds.
+MUTATIONS: dict[str, tuple[type, str, Callable[..., object], Sequence[str]]] = {
+    "an ended job keeps its nodes": (NodeRegistry, "release", _keep_nodes, ()),
+    "reports are not kept": (Coordination, "report", _drop_reports, ()),
+    "returning jobs get no answer": (NodeRegistry, "_admit_returned", _admit_nobody_again, ()),
+    "points are complete too early": (
+        CoordinatedExecution,
+        "_is_received",
+        _complete_early,
+        ("kill a coordinator", "stall a client"),
+    ),
+    "replacements get no inputs": (Inputs, "prepare_again", _prepare_nobody, ()),
 }
-# With the kind of fault that they need.
 TRANSITION_MUTATIONS: dict[str, tuple[type, Callable[..., object], str]] = {
     "the end of a former stream counts": (Disconnected, _believe_old_streams, "break a connection"),
     "a coordinator gets no successor": (Exited, _end_without_asking, "kill a coordinator"),
@@ -117,9 +123,9 @@ def _finds(tmp_path: Path, kinds: Sequence[str] = ()) -> bool:
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_fault_is_found(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    owner, method, replacement = MUTATIONS[name]
+    owner, method, replacement, kinds = MUTATIONS[name]
     monkeypatch.setattr(owner, method, replacement)
-    assert _finds(tmp_path)
+    assert _finds(tmp_path, kinds)
 
 
 @pytest.mark.parametrize("name", TRANSITION_MUTATIONS)
@@ -140,3 +146,18 @@ def test_the_last_report_of_a_coordinator_that_was_stopped_for_a_while_counts(tm
         schedule = [Fault(at, "stall a coordinator", seed) for at in (7.0, 13.0, 20.0)]
         failure = failure_of(seed, schedule, tmp_path)
         assert not failure, failure
+
+
+def test_jobs_continue_with_fewer_wafers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results: list[str] = []
+    shrink = FewerWafers.shrink_to_survivors
+
+    async def shrink_and_note(fewer_wafers: FewerWafers, dead: Collection[str]) -> str:
+        results.append(await shrink(fewer_wafers, dead))
+        return results[-1]
+
+    monkeypatch.setattr(FewerWafers, "shrink_to_survivors", shrink_and_note)
+    for seed in range(100):
+        failure = failure_of(seed, draw_schedule(seed, MOST_FAULTS, ["lose a node"]), tmp_path)
+        assert not failure, failure
+    assert any(results)

@@ -253,6 +253,8 @@ class Recovery:
             deaths = "; ".join(message for _, message in dead.values())
             present = self._nodes.topology.members()
             dead = {name: died for name, died in self._dead.items() if died[0] in present}  # with later deaths
+            # Living workers may move to other indices, even if a node dies meanwhile.
+            self._unprepared.update(member.name for member in self._nodes.topology.workers)
             if not (result := await self._fewer_wafers.shrink_to_survivors(dead)):
                 failure = node_pb2.Failure(
                     kind=node_pb2.Failure.KIND_NODE,
@@ -263,7 +265,6 @@ class Recovery:
                 )
                 raise self._verdict.fail(failure) from error
             self._causes.append(result)
-            self._unprepared.update(member.name for member in self._nodes.topology.workers)
         for name, died in dead.items():
             if self._dead.get(name) == died:
                 del self._dead[name]

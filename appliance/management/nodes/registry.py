@@ -154,7 +154,8 @@ class NodeRegistry:
         nodes: as its coordinator reports them after a restart of management.
         """
         known = self._jobs[job] = {node.member: node for node in nodes}
-        if self._clock.monotonic() < self._returning_until:
+        if nodes and (now := self._clock.monotonic()) < self._returning_until:
+            self._last_loss = now  # there are nodes that this service has not seen
             self._homes.update((node.address, (job, node.member)) for node in nodes)
         for node in self._nodes.values():
             if node.info.job:
