@@ -1,6 +1,6 @@
 """Chooses the number of micro-batches of a wafer: as the script says, as few as fit its memory, or the fastest."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final
@@ -95,12 +95,9 @@ def _compiled(
     size = 0 if asked is None else asked.size
     try:
         return _divided(step, recomputing, asked, machine, keep)
-    except WaferMemoryError:
-        pass
-    plan = None
-    if size > 1:
-        with suppress(WaferMemoryError):
-            plan = _below(step, target, recomputing, size, keep)
+    except WaferMemoryError as error:
+        tried = [(target, refusal), (recomputing, error)]
+    plan = _below(step, tried, size, keep) if size > 1 else None
     if plan is None:
         if asked is not None:
             recomputing = replace(recomputing, micro_batches=_rows_of_a_wafer(step, target))
@@ -165,12 +162,17 @@ def _fastest_pipeline(step: CompiledStep, target: Target, keep: Keep | None) -> 
     return best[1].chosen()
 
 
-def _below(step: CompiledStep, target: Target, recomputing: Target, size: int, keep: Keep | None) -> plan_pb2.Plan:
-    """Compiles with the largest micro-batches below a size that fit, if possible without computing anything again."""
-    try:
-        return _largest(step, target, keep, most=size - 1)
-    except WaferMemoryError:
-        return _largest(step, recomputing, keep, most=size - 1)
+def _below(
+    step: CompiledStep, tried: Sequence[tuple[Target, WaferMemoryError]], size: int, keep: Keep | None
+) -> plan_pb2.Plan | None:
+    """Compiles with the largest micro-batches below a refused size that fit, for the first target with such; else None.
+
+    tried: the targets, each with its refusal of the size.
+    """
+    for target, refusal in tried:
+        with suppress(WaferMemoryError):
+            return _largest(step, target, keep, above=(size, refusal))
+    return None
 
 
 def _in_slices(step: CompiledStep, target: Target, keep: Keep | None) -> plan_pb2.Plan:
@@ -192,32 +194,44 @@ def _in_slices(step: CompiledStep, target: Target, keep: Keep | None) -> plan_pb
     return fits.chosen()
 
 
-def _largest(step: CompiledStep, target: Target, keep: Keep | None, most: int | None = None) -> plan_pb2.Plan:
-    """Compiles with the largest micro-batches that fit a wafer's memory, of at most so many rows.
+def _largest(
+    step: CompiledStep, target: Target, keep: Keep | None, above: tuple[int, WaferMemoryError] | None = None
+) -> plan_pb2.Plan:
+    """Compiles with the largest micro-batches that fit a wafer's memory.
 
     A refusal estimates the rows that would fit, so that only a few sizes have to be compiled. The estimate is no proof:
     where it says that nothing fits, single rows are tried, and from there the sizes between.
+
+    Args:
+        step: the step.
+        target: the cluster, with the largest size that is tried if there is no `above`.
+        keep: as of `compile_in_micro_batches`.
+        above: a size that was refused, and its refusal; only sizes below it are tried.
     """
-    if most is not None:
-        rows = _rows_of_a_wafer(step, target)
-        target = replace(target, micro_batches=rows // next(size for size in _sizes(rows) if size <= most))
-    try:
-        return step.plan(target, keep)
-    except WaferMemoryError as error:
-        too_large = last = error
     rows = _rows_of_a_wafer(step, target)
-    sizes = [size for size in _sizes(rows) if size <= rows // target.micro_batches]
+    if above is None:
+        try:
+            return step.plan(target, keep)
+        except WaferMemoryError as error:
+            size, too_large = rows // target.micro_batches, error
+    else:
+        size, too_large = above
+    sizes = [smaller for smaller in _sizes(rows) if smaller <= size]
+    last = too_large
     fits: _Candidate | None = None
     refused, fitting = 0, len(sizes)  # the places of the last size that was refused, and of the first that fits
     while refused + 1 < fitting:
         estimate = last.fitting_share * sizes[refused]
-        is_estimated = fits is None and estimate >= 1
+        is_estimated = False
         if fits is not None:
             place = (refused + fitting) // 2
-        elif is_estimated:
-            place = next(place for place in range(refused + 1, fitting) if sizes[place] <= estimate)
-        else:
+        elif estimate < 1:
             place = fitting - 1
+        elif above is not None and not refused:
+            place = 1  # as near to the size that was asked for as possible
+        else:
+            place = next(place for place in range(refused + 1, fitting) if sizes[place] <= estimate)
+            is_estimated = True
         try:
             fits = _Candidate(step, replace(target, micro_batches=rows // sizes[place]), keep)
             fitting = place

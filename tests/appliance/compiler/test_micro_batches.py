@@ -1,6 +1,7 @@
 """Into how many micro-batches a batch is divided, and what is said of it."""
 
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -141,6 +142,36 @@ def test_the_largest_size_is_found_whatever_refusals_estimate(
     else:
         found = compile_in_micro_batches(deep.text, target, MicroBatching(), lambda: MACHINE)
         assert found.wafer.micro_batches == ROWS // largest
+
+
+@pytest.mark.parametrize(
+    ("largest", "share", "sizes"),
+    [
+        # Where nothing fits by the estimate, single rows are tried next, and at last in slices.
+        (0, 0, [8, 8, 1, 1, 1]),
+        (1, 0, [8, 8, 1, 1, 4, 3, 2]),
+        (4, 0, [8, 8, 1, 1, 4, 6]),
+        (6, 1, [8, 8, 6, 4, 3, 2, 1, 6]),
+    ],
+)
+def test_below_a_size_only_those_are_tried_that_refusals_do_not_exclude(
+    deep: Traced, largest: int, share: float, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = compiled(deep.text, MicroBatching(size=1))
+    tried: list[int] = []
+
+    def planned(step: CompiledStep, target: Target, keep: object = None) -> plan_pb2.Plan:
+        rows = ROWS // target.micro_batches
+        tried.append(rows)
+        if rows > largest or not target.recomputes:
+            raise WaferMemoryError(f"{rows} rows are too many", fitting_share=share)
+        plan.wafer.micro_batches = target.micro_batches
+        return plan
+
+    monkeypatch.setattr(CompiledStep, "plan", planned)
+    with nullcontext() if largest else pytest.raises(WaferMemoryError):
+        compile_in_micro_batches(deep.text, Target(num_csx=1, num_shards=1), MicroBatching(size=8), lambda: MACHINE)
+    assert tried == sizes
 
 
 def test_a_size_that_does_not_fit_is_replaced_by_the_largest_below_that_does(deep: Traced) -> None:
