@@ -4,9 +4,8 @@ It follows from the bounds of a link: the window of weights groups, the arena fr
 worker's ring of batches, and the queue of the gRPC lane.
 """
 
-from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import cycle, islice
 from typing import Final
 
@@ -53,37 +52,46 @@ def _wafer_bytes(plan: plan_pb2.WaferPlan) -> int:
 
 def _weights_at(plan: plan_pb2.WaferPlan, groups: Mapping[int, plan_pb2.Group]) -> Iterator[int]:
     """By instruction, the bytes of weights that are still to be read, and of those that may have arrived early."""
-    positions: dict[int, list[int]] = defaultdict(list)  # by shard: where its weights are received
-    sizes: dict[int, list[int]] = defaultdict(list)
+    streams: dict[int, list[int]] = defaultdict(list)  # by shard: the sizes of its weights, in order
     last_sent: dict[int, int] = {}  # by shard
     for position, instruction in enumerate(plan.instructions):
         match instruction.WhichOneof("kind"):
             case "receive":
                 group = groups[instruction.receive.group]
                 if group.kind == plan_pb2.GROUP_KIND_WEIGHTS:
-                    positions[group.source_shard].append(position)
-                    sizes[group.source_shard].append(group.nbytes)
+                    streams[group.source_shard].append(group.nbytes)
             case "send":
                 last_sent.update(dict.fromkeys(groups[instruction.send.group].shards, position))
-    largest = max((nbytes for stream in sizes.values() for nbytes in stream), default=0)
+    largest = max((nbytes for stream in streams.values() for nbytes in stream), default=0)
+    taken = dict.fromkeys(streams, 0)
+    # A shard that waits for nothing from the wafers may be any number of steps ahead.
+    following = {
+        shard: [] if shard in last_sent else list(islice(cycle(stream), WEIGHTS_WINDOW))
+        for shard, stream in streams.items()
+    }
+
+    def early_bytes(shard: int) -> int:
+        coming = streams[shard][taken[shard] : taken[shard] + WEIGHTS_WINDOW]
+        return sum((coming + following[shard])[:WEIGHTS_WINDOW])
+
+    early = {shard: early_bytes(shard) for shard in streams}
     held: dict[int, set[int]] = {}  # by group: its values that are still to be read
     for position, instruction in enumerate(plan.instructions):
-        if instruction.HasField("receive"):
-            group = groups[instruction.receive.group]
-            if group.kind == plan_pb2.GROUP_KIND_WEIGHTS:
-                held[group.id] = {member.value for member in group.members}
-        ahead = 0
-        for shard, stream in sizes.items():
-            taken = bisect_right(positions[shard], position)
-            following = stream[taken : taken + WEIGHTS_WINDOW]
-            if shard not in last_sent:
-                # The shard waits for nothing from the wafers, so it may be any number of steps ahead.
-                following += islice(cycle(stream), WEIGHTS_WINDOW)
-            elif position >= last_sent[shard]:
-                # The shard has received everything of this step, and waits for a message of the next.
-                following += stream[:WEIGHTS_WINDOW]
-            ahead += sum(following[:WEIGHTS_WINDOW])
-        yield sum(groups[group].nbytes for group in held) + receiving_bytes(ahead, largest)
+        changed: Collection[int] = ()  # the shards of which other weights may arrive early
+        match instruction.WhichOneof("kind"):
+            case "receive":
+                group = groups[instruction.receive.group]
+                if group.kind == plan_pb2.GROUP_KIND_WEIGHTS:
+                    held[group.id] = {member.value for member in group.members}
+                    changed = (group.source_shard,)
+                    taken[group.source_shard] += 1
+            case "send":
+                # A shard that has received everything of this step waits for a message of the next.
+                shards = groups[instruction.send.group].shards
+                changed = [shard for shard in shards if shard in streams and last_sent[shard] == position]
+                following.update((shard, streams[shard][:WEIGHTS_WINDOW]) for shard in changed)
+        early.update((shard, early_bytes(shard)) for shard in changed)
+        yield sum(groups[group].nbytes for group in held) + receiving_bytes(sum(early.values()), largest)
         if instruction.HasField("run"):
             read = set(instruction.run.drops)
             held = {group: left for group, values in held.items() if (left := values - read)}

@@ -86,8 +86,9 @@ def propagate(module: ModuleOp, num_parts: int, rounded: Collection[SSAValue] = 
     _check_wafers(module, num_parts)
     parts = Parts(module, num_parts, by_rule)
     gathers = Gathers(module, num_parts, parts)
+    rules = _Rules()
     while True:
-        attempt = _Attempt(module, num_parts, reduced, parts, gathers, rounded)
+        attempt = _Attempt(module, num_parts, reduced, parts, gathers, rounded, rules)
         if attempt.run() and not attempt.hoist():
             if not attempt.uncut:
                 return Sharding(
@@ -152,6 +153,23 @@ def _check_wafers(module: ModuleOp, num_parts: int) -> None:
         raise CompileError(f"the module's wafer numbers are not {types.type_text(wanted)}")
 
 
+class _Rules:
+    """Applies sharding rules. Most operations have the same operands and placements in each pass over the module."""
+
+    def __init__(self) -> None:
+        self._last: dict[Operation, tuple[tuple[SSAValue, ...], list[Placement], Outcome]] = {}
+
+    def outcome(self, query: Query) -> Outcome:
+        """The outcome by the rule of an operation; raises as `by_rule`."""
+        operands, placements = tuple(query.operands), list(query.placements)
+        last = self._last.get(query.op)
+        if last is not None and last[:2] == (operands, placements):
+            return last[2]
+        outcome = by_rule(query)
+        self._last[query.op] = operands, placements, outcome
+        return outcome
+
+
 class _Attempt:
     """One pass over the operations, with the reduced values that earlier passes found."""
 
@@ -163,8 +181,10 @@ class _Attempt:
         parts: Parts,
         gathers: Gathers,
         rounded: Collection[SSAValue],
+        rules: _Rules,
     ) -> None:
         self._module = module
+        self._rules = rules
         self._rounded = rounded
         self._num_parts = num_parts
         self._reduced = reduced
@@ -188,24 +208,27 @@ class _Attempt:
             if isinstance(op, Const):
                 self.placements[op.results[0]] = R
                 continue
+            operands = list(op.operands)
+            have = [self._used(operand) for operand in operands]
+            query = Query(op, have, self._num_parts)
             try:
-                outcome = self._outcome(op)
+                outcome = self._outcome(query)
             except Decompose:
                 try:
                     waiting += decompose(op)[::-1]
                 except Mixes as reason:
-                    outcome = self._gathering(self._query(op), reason)
+                    outcome = self._gathering(query, reason)
                 else:
                     whole = False
                     continue
-            cuts = [self._used(operand) for operand in op.operands]
             same = True
             for index, want in enumerate(outcome.operands):
-                same = self._need(op, index, want) and same
+                if have[index] != want or operands[index] in self._reduced:
+                    same = self._need(op, index, want) and same
             self.outcomes[op] = outcome
             self.placements.update(zip(op.results, outcome.results, strict=True))
             if op in self._without_rule and not same:
-                waiting += self._cut_again(op, cuts)[::-1]
+                waiting += self._cut_again(op, have)[::-1]
             whole = whole and same
         if not whole:
             # A value that is now read in parts may no longer be read whole, and the values of a decomposed operation
@@ -261,32 +284,29 @@ class _Attempt:
         # With one part a sharded value is whole, and a shard reads it as a reduction of one part.
         return self.placements[value].is_partial or (self._num_parts == 1 and self.placements[value].is_sharded)
 
-    def _outcome(self, op: Operation) -> Outcome:
+    def _outcome(self, query: Query) -> Outcome:
+        op = query.op
         known = self._parts.outcomes.get(op)
         if known is not None:
             return known
-        query = self._query(op)
         # The cast back to float32 must read the sum, not the parts: it would pass a partial sum through.
-        if any(operand in self._rounded for operand in op.operands):
+        if self._rounded and any(operand in self._rounded for operand in op.operands):
             return query.replicated()
         # The rule for casts refuses to round parts of a sum, which is what a script with half gradients wants.
         if op.name == "cirh.Cast" and op.results[0] in self._rounded:
             return Outcome(operands=query.placements, results=query.placements)
         if self._num_parts > 1:
             try:
-                return by_rule(query)
+                return self._rules.outcome(query)
             except Mixes as reason:
                 return self._gathering(query, reason)
         try:
-            outcome = by_rule(query)
+            outcome = self._rules.outcome(query)
         except (Mixes, Decompose):
             return _on_one_wafer(query)
         # With all samples on one wafer nothing needs to be gathered, so a rule that does is not followed.
         fits = zip(query.placements, outcome.operands, strict=True)
         return outcome if all(have.is_sharded <= (have == want) for have, want in fits) else _on_one_wafer(query)
-
-    def _query(self, op: Operation) -> Query:
-        return Query(op, [self._used(operand) for operand in op.operands], self._num_parts)
 
     def _gathering(self, query: Query, reason: Mixes) -> Outcome:
         """The outcome of an operation whose rule refuses the placements: one operand is gathered, else all are."""

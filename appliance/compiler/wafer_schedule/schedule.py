@@ -5,7 +5,7 @@ them, and stay if they are read again soon. Gradients are sent after the segment
 segment's last read of the weights.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -66,7 +66,10 @@ def add_drops(
     live = set(kept)
     # A value that a micro-batch makes twice; others that are made several times are sums over micro-batches.
     runs = [instruction.run for instruction in instructions]
-    made = Counter((value, run.micro_batch) for run in runs for value in run.outputs)
+    made: dict[int, Counter[int]] = defaultdict(Counter)  # by micro-batch
+    for run in runs:
+        made[run.micro_batch].update(run.outputs)
+    made_again = {batch: {value for value, times in counts.items() if times > 1} for batch, counts in made.items()}
     for instruction in reversed(instructions):
         match instruction.WhichOneof("kind"):
             case "receive":
@@ -74,11 +77,12 @@ def add_drops(
             case "run":
                 # What is made again later is dropped in between, and each time after its last read.
                 run = instruction.run
-                repeated = [value for value in run.outputs if made[value, run.micro_batch] > 1]
-                instruction.run.drops.extend(value for value in repeated if value not in live)
+                again = made_again[run.micro_batch]
+                repeated = [value for value in run.outputs if value in again] if again else []
+                run.drops.extend(value for value in repeated if value not in live)
                 live.difference_update(repeated)
-                read = list(dict.fromkeys(instruction.run.inputs))
-                instruction.run.drops.extend(value for value in read if value not in live)
+                read = list(dict.fromkeys(run.inputs))
+                run.drops.extend(value for value in read if value not in live)
                 live.update(read)
 
 

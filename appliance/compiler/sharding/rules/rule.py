@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Final, Literal
 
 from xdsl.ir import Operation, SSAValue
@@ -41,7 +41,7 @@ class Placement:
 
     def at(self, dim: int) -> "Placement":
         """The same sharding of another dimension."""
-        return Placement("S", dim, self.outer)
+        return sharded(dim, self.outer)
 
     def local_shape(self, shape: Shape, num_parts: int) -> Shape:
         """The shape of a part of a value. Raises ValueError if the dimension cannot be divided evenly."""
@@ -68,6 +68,7 @@ MAX: Final = Placement("P", reduction="max")
 MIN: Final = Placement("P", reduction="min")
 
 
+@cache  # equal placements are compared all the time: the same object is faster
 def sharded(dim: int, outer: int = 1) -> Placement:
     """S(dim, outer)."""
     return Placement("S", dim, outer)
