@@ -2,6 +2,8 @@
 
 import logging
 import time
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ import cstorch
 from cstorch.errors import (
     StateError,
 )
-from cstorch.utils.data import Schedule
+from cstorch.utils.data import DataExecutor, DataLoader, Schedule
 from cstorch.utils.tracker import RateTracker
 from wsc.v1 import coordinator_pb2
 
@@ -287,6 +289,22 @@ def test_validate_only_traces_and_compile_only_compiles(
     assert path.exists()
     assert caplog.messages[-1:] == [f"The step is valid. With validate_only nothing is compiled or run. CIRH: {path}"]
     assert setup.weight() == 1.0
+
+
+def test_the_values_of_the_first_batch_are_freed_before_the_first_step(cluster: FakeCluster, tmp_path: Path) -> None:
+    setup = Setup(cluster, tmp_path, compile_only=True)
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    class Loader:
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            batch = torch.ones(4, 2)
+            made.append(weakref.ref(batch))
+            yield batch
+
+    for batch in DataExecutor(DataLoader(Loader), num_steps=1):
+        assert [values() for values in made] == [None]
+        setup.step(batch)
+    assert len(cluster.compiled) == 1
 
 
 @pytest.mark.parametrize("gateway", [False, True])

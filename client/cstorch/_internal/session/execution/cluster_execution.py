@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 from xdsl.dialects.builtin import ModuleOp
 
 from cstorch import backends
@@ -27,6 +28,7 @@ from cstorch._internal.session.job import ClientJob
 from cstorch._internal.session.staging import Staged
 from cstorch._internal.session.tensor_hooks import call_tensor_hooks
 from cstorch._internal.session.transfer import ShardReplacedError
+from cstorch._internal.tracing import LazyTensor
 from cstorch._internal.tracing.provenance import line_of_function
 from cstorch.backends.mixed_precision import get_half_dtype_str, mixed_precision
 from cstorch.errors import ClusterError, UsageError
@@ -86,7 +88,10 @@ class ClusterExecution(Execution):
         return self._target.session
 
     def _begin(self) -> Any:
-        """Sends the input to the workers, and returns the first batch."""
+        """Sends the input to the workers, and returns the first batch with tensors on the meta device.
+
+        The values, which may take gigabytes, are freed before the compile.
+        """
         loader, session, config = self.executor.dataloader, self._target.session, self._target.config
         if session is not None:
             session.open_in_background()
@@ -97,7 +102,7 @@ class ClusterExecution(Execution):
                 self._staged = Staged(state.named_getters(), session.stage)
         batch = loader.first_batch()
         self._rows = check_batch(batch, config.num_csx)
-        return batch
+        return pytree.tree_map_only(torch.Tensor, _without_values, batch)
 
     def _launch(self) -> None:
         """Lowers the step, then compiles and starts it, unless the target ends the execution before."""
@@ -284,6 +289,12 @@ class ClusterExecution(Execution):
             return closure.run()
         self._step.call_closure(closure)
         return None
+
+
+def _without_values(tensor: torch.Tensor) -> torch.Tensor:
+    if isinstance(tensor, LazyTensor):
+        return tensor  # it has none on the client
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
 
 def _loader_text(loader: Input) -> str:
