@@ -176,7 +176,7 @@ def _below(
 
 
 def _in_slices(step: CompiledStep, target: Target, keep: Keep | None) -> plan_pb2.Plan:
-    """Compiles with rows in as few slices as fit without running more layers again than the most slices need."""
+    """Compiles with rows in as few slices as fit without more runs of layers and receptions of weights."""
     most = _Candidate(step, replace(target, row_slices=_NUMBERS_OF_SLICES[-1]), keep)
     fits = most
     begin, end = 0, len(_NUMBERS_OF_SLICES) - 1  # the numbers before `begin` do not fit, that of `end` does
@@ -184,7 +184,7 @@ def _in_slices(step: CompiledStep, target: Target, keep: Keep | None) -> plan_pb
         middle = (begin + end) // 2
         try:
             candidate = _Candidate(step, replace(target, row_slices=_NUMBERS_OF_SLICES[middle]), keep)
-            is_good = candidate.plan.wafer.kept_every == most.plan.wafer.kept_every
+            is_good = len(candidate.plan.wafer.instructions) == len(most.plan.wafer.instructions)
         except WaferMemoryError:
             is_good = False
         if is_good:

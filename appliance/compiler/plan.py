@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from xdsl.ir import SSAValue
@@ -136,8 +137,16 @@ def _fitting_order(work: WaferWork, scheduled: Callable[[StepOrder, Sequence[ran
     count = work.target.micro_batches
     most_rounds = count if work.target.recomputes else MOST_ROUNDS
 
-    def tried(at_once: int, *, adds_in_memoryx: bool, kept_every: tuple[int, ...] = ()) -> _Scheduled:
-        order = StepOrder(micro_batches=count, at_once=at_once, adds_in_memoryx=adds_in_memoryx, kept_every=kept_every)
+    def tried(
+        at_once: int, *, adds_in_memoryx: bool, kept_every: tuple[int, ...] = (), keeps_weights: bool = True
+    ) -> _Scheduled:
+        order = StepOrder(
+            micro_batches=count,
+            at_once=at_once,
+            adds_in_memoryx=adds_in_memoryx,
+            kept_every=kept_every,
+            keeps_weights=keeps_weights,
+        )
         rounds = order.rounds
         # All rounds but the first and the last are alike.
         return scheduled(order, rounds if len(rounds) <= _ROUNDS_TRIED else [*rounds[:2], rounds[-1]])
@@ -147,7 +156,7 @@ def _fitting_order(work: WaferWork, scheduled: Callable[[StepOrder, Sequence[ran
     if best.memory.fits:
         return best
     if not possible:
-        return _running_again(work, best, lambda kept: tried(count, adds_in_memoryx=False, kept_every=kept))
+        return _running_again(work, best, partial(tried, count, adds_in_memoryx=False))
     # Rounded gradients are added before they are rounded, on the wafer.
     for adds_in_memoryx in (False, True) if not work.closing else (False,):
         best = tried(possible[0], adds_in_memoryx=adds_in_memoryx)
@@ -159,23 +168,33 @@ def _fitting_order(work: WaferWork, scheduled: Callable[[StepOrder, Sequence[ran
                     break
                 best = following
             return best
-    adds = not work.closing
-    return _running_again(work, best, lambda kept: tried(possible[0], adds_in_memoryx=adds, kept_every=kept))
+    return _running_again(work, best, partial(tried, possible[0], adds_in_memoryx=not work.closing))
 
 
-def _running_again(work: WaferWork, best: _Scheduled, tried: Callable[[tuple[int, ...]], _Scheduled]) -> _Scheduled:
-    """The order that runs the fewest layers again and fits, or the one of these and `best` that needs least memory."""
-    layers = len(work.repeatable) if work.target.recomputes else 0
+def _running_again(work: WaferWork, best: _Scheduled, tried: Callable[..., _Scheduled]) -> _Scheduled:
+    """The order that runs the fewest layers again and fits, or the one of these and `best` that needs least memory.
+
+    Where rows are computed in slices, weights leave the wafer between the runs of a layer if nothing else fits.
+    """
+    layers = len(work.again) if work.target.recomputes else 0
+    depths: list[tuple[int, ...]] = []
     for depth in range(1, layers.bit_length()):
         # With the same factor between the numbers, each depth needs least memory.
         kept_every = tuple(round(layers ** (1 - level / (depth + 1))) for level in range(1, depth + 1))
         if kept_every[-1] < 2:
             break
-        found = tried(kept_every)
+        depths.append(kept_every)
+        found = tried(kept_every=kept_every)
         if found.memory.needed_bytes < best.memory.needed_bytes:
             best = found
         if best.memory.fits:
-            break
+            return best
+    # The deepest needs least memory.
+    for kept_every in reversed(depths) if work.target.row_slices > 1 else ():
+        found = tried(kept_every=kept_every, keeps_weights=False)
+        if not found.memory.fits:
+            return best if best.memory.fits else found
+        best = found
     return best
 
 

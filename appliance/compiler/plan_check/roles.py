@@ -83,7 +83,7 @@ class Role:
         require(len(self._groups) == len(groups) and len(self._kernels) == len(kernels), f"{name} has a number twice")
         self._run: set[int] = set()  # kernels that are run
         self.made: set[int] = set()  # values that kernels make
-        self._runs: set[tuple[int, ...]] = set()  # kernel, micro-batch, inputs and outputs of each run
+        self._makers: dict[int, plan_pb2.Run] = {}  # by value: the run that made it first
         self.used: set[int] = set()  # values that are read
         self.values: dict[int, TensorInfo] = {}
         self.received: Counter[int] = Counter()
@@ -106,8 +106,8 @@ class Role:
     def run(self, run: plan_pb2.Run, joined: Collection[int] = ()) -> Signature:
         """Runs a kernel.
 
-        joined: values that may be made several times, as their parts are joined. Others may be made again by the same
-            run, once they have been dropped.
+        joined: values that may be made several times, as their parts are joined. Others may be made again, once they
+            have been dropped, by the same run or by one that makes fewer values of the same inputs or fewer.
         """
         require(run.kernel in self._kernels, f"{self.name} has no kernel {run.kernel}")
         signature = self._kernels[run.kernel]
@@ -118,15 +118,25 @@ class Role:
         )
         for value, type in zip(run.inputs, signature.inputs, strict=True):
             self.read(value, type)
-        key = run.kernel, run.micro_batch, *run.inputs, 0, *run.outputs
-        is_repeated = key in self._runs and self.values.keys().isdisjoint(run.outputs)
-        self._runs.add(key)
         for value in run.outputs:
+            maker = self._makers.setdefault(value, run)
+            is_repeated = value not in self.values and self._repeats(run, maker)
             again = value in self.made and value not in joined and not is_repeated
             require(value and not again, f"{self.name} makes value {value} again, or one without a number")
             self.made.add(value)
         self.values.update(zip(run.outputs, signature.outputs, strict=True))
         return signature
+
+    def _repeats(self, run: plan_pb2.Run, first: plan_pb2.Run) -> bool:
+        """Whether a run makes what an earlier one has made, or a part of it."""
+        if run is first or run.micro_batch != first.micro_batch:
+            return False
+        if (run.kernel, run.inputs, run.outputs) == (first.kernel, first.inputs, first.outputs):
+            return True
+        types = dict(zip(first.outputs, self._kernels[first.kernel].outputs, strict=True))
+        made = zip(run.outputs, self._kernels[run.kernel].outputs, strict=True)
+        is_part = len(run.outputs) < len(first.outputs) and set(run.inputs) <= set(first.inputs)
+        return is_part and all(types.get(value) == type for value, type in made)
 
     def drop(self, run: plan_pb2.Run) -> None:
         for value in run.drops:

@@ -104,8 +104,8 @@ class WaferWork:
         kernels: the kernels.
         kernel_of: by segment, the number of its kernel.
         returned: by segment, the reduced values that come back for it.
-        repeatable: places of segments of the forward pass that may be run again: nothing that they make leaves the
-            wafer, and they wait for nothing.
+        again: by the place of a segment of the forward pass that may be run again, as it waits for nothing, the run
+            that does.
     """
 
     cut: Cut
@@ -118,7 +118,7 @@ class WaferWork:
     kernels: Sequence[plan_pb2.Kernel]
     kernel_of: Mapping[Segment, int]
     returned: Mapping[Segment, Sequence[SSAValue]]
-    repeatable: Sequence[int]
+    again: Mapping[int, SegmentRun]
 
     @property
     def whole_batch_first(self) -> bool:
@@ -136,23 +136,15 @@ def make_wafer_work(cut: Cut, target: Target) -> WaferWork:
     table = KernelTable()
     kernel_of, returned = {}, {}
     # In the order of the runs, so that the numbers of kernels ascend.
-    for run in order_segment_runs(segments, 0, 1, [range(1)], closing, {}):
+    whole = num_of_whole_batch(segments, waits, closing)
+    again = _runs_again(cut, waits, segments, whole)
+    others = [run for place, run in again.items() if run is not segments[place]]
+    for run in [*order_segment_runs(segments, 0, 1, [range(1)], closing, {}), *others]:
         text = print_module(localiser.kernel(run.ops, run.inputs, run.outputs), locations=False)
         if target.row_slices > 1:
             text = _in_slices(text, _rows(cut.sharding, run.inputs), target.row_slices)
         kernel_of[run.segment] = table.number(text)
         returned[run.segment] = [value for op in run.ops for value in waits.returned(op)]
-    whole = num_of_whole_batch(segments, waits, closing)
-    leaving = _leaving(cut)
-    repeatable = [
-        place
-        for place, run in enumerate(segments)
-        if place >= whole
-        and not run.segment.backward
-        and run.segment.layer != INPUT
-        and leaving.isdisjoint(run.outputs)
-        and not any(waits.awaited(op) for op in run.segment.ops)
-    ]
     return WaferWork(
         cut=cut,
         target=target,
@@ -164,8 +156,60 @@ def make_wafer_work(cut: Cut, target: Target) -> WaferWork:
         kernels=table.messages(),
         kernel_of=kernel_of,
         returned=returned,
-        repeatable=repeatable,
+        again=again,
     )
+
+
+def _runs_again(cut: Cut, waits: Waits, segments: Sequence[SegmentRun], whole: int) -> dict[int, SegmentRun]:
+    """By the place of a segment that may be run again, the run that does.
+
+    Values that leave the wafer are not made again, such as the statistics of a layer of experts. Nor are those that the
+    backward pass reads in other layers than this one and the next, such as that of a loss of all layers' statistics:
+    all layers would have to be run again for it. They are kept.
+    """
+    leaving = _leaving(cut)
+    places = [
+        place
+        for place, run in enumerate(segments)
+        if place >= whole
+        and not run.segment.backward
+        and run.segment.layer != INPUT
+        and not leaving.issuperset(run.outputs)
+        and not any(waits.awaited(op) for op in run.segment.ops)
+    ]
+    read = {value for place in places for value in segments[place].inputs}
+    readers: dict[SSAValue, set[str]] = defaultdict(set)  # by value: the layers whose backward passes read it
+    for run in segments:
+        if run.segment.backward:
+            for value in run.inputs:
+                readers[value].add(run.segment.layer)
+    again = {}
+    for number, place in enumerate(places):
+        run = segments[place]
+        following = places[number + 1] if place != places[-1] else min(place + 1, len(segments) - 1)
+        near = {run.segment.layer, segments[following].segment.layer}
+        outputs = [
+            value
+            for value in run.outputs
+            if value not in leaving and (value in read or value in readers) and readers.get(value, set()) <= near
+        ]
+        if outputs:
+            again[place] = run if outputs == run.outputs else _making(run, outputs)
+    return again
+
+
+def _making(run: SegmentRun, outputs: Sequence[SSAValue]) -> SegmentRun:
+    """A run of a segment that makes some of its values alone."""
+    needed: set[SSAValue] = set(outputs)
+    ops = []
+    for op in reversed(run.ops):
+        if not needed.isdisjoint(op.results):
+            ops.append(op)
+            needed.update(op.operands)
+    ops.reverse()
+    kept = set(ops)
+    segment = Segment(run.segment.layer, run.segment.backward, [op for op in run.segment.ops if op in kept])
+    return SegmentRun(segment, ops, inputs_of(ops), list(outputs))
 
 
 def _rows(sharding: Sharding, inputs: Sequence[SSAValue]) -> tuple[tuple[int, int], ...]:
@@ -269,10 +313,11 @@ def schedule_wafer(
         rounds: the rounds of `order`; or some of them, whose program shows the memory that the wafer needs in all.
     """
     cut, target, localiser, waits = work.cut, work.target, work.localiser, work.waits
-    again = runs_again(work.segments, work.repeatable, order.kept_every)
+    again = runs_again(work.segments, work.again, order.kept_every)
     runs = order_segment_runs(work.segments, work.whole, order.micro_batches, rounds, work.closing, again)
     last_read = last_reads(runs)
-    loads = find_loads(cut, sharing, target, numbers, runs, waits)
+    prefetch_layers = target.prefetch_layers if order.keeps_weights else 1
+    loads = find_loads(cut, sharing, prefetch_layers, numbers, runs, waits)
     tokens, batch = make_tokens(sharing, numbers), make_batch(cut, numbers, localiser, order.micro_batches)
     departures = find_departures(cut, sharing, target, numbers, localiser, runs, waits, order)
     ensure_releases(cut, sharing, loads, departures, last_read)
@@ -330,7 +375,8 @@ class _Assembler:
                 self._groups[departure.bundle.id] = departure.bundle.group
                 self.plan.instructions.add().send.group = departure.bundle.id
         self.plan.groups.extend(self._groups.values())
-        self.plan.kernels.extend(self._work.kernels)
+        used = {instruction.run.kernel for instruction in self.plan.instructions if instruction.HasField("run")}
+        self.plan.kernels.extend(kernel for kernel in self._work.kernels if kernel.id in used)
         for value in self._sums:
             self.plan.joined.add(
                 value=self._numbers.value(value), type=types.to_proto(value), reduction=plan_pb2.REDUCTION_SUM

@@ -30,12 +30,14 @@ class StepOrder:
         kept_every: of so many layers in a row, the outputs of one are kept for the backward pass, before which the
             forward passes of the others are run again. Each further number divides those in the same way. None: the
             outputs of all are kept.
+        keeps_weights: whether weights that are read again after a few segments stay on the wafer until then.
     """
 
     micro_batches: int
     at_once: int
     adds_in_memoryx: bool = False
     kept_every: tuple[int, ...] = ()
+    keeps_weights: bool = True
 
     @property
     def rounds(self) -> list[range]:
@@ -72,7 +74,7 @@ def order_segment_runs(
     micro_batches: int,
     rounds: Sequence[range],
     closing: Mapping[Segment, SegmentRun],
-    again: Mapping[int, Sequence[int]],
+    again: Mapping[int, Sequence[SegmentRun]],
 ) -> list[SegmentRun]:
     """Orders the segment runs of a step.
 
@@ -82,13 +84,12 @@ def order_segment_runs(
         micro_batches: number of micro-batches.
         rounds: the micro-batches of each run of the other segments.
         closing: by segment, a run that follows its last run.
-        again: by the place of a segment, those of segments that are run again before it.
+        again: by the place of a segment, the runs that run earlier segments again before it.
     """
     runs = _segment_runs(segments[:whole], range(micro_batches), is_last=True)
     for number, now in enumerate(rounds):
         for place in range(whole, len(segments)):
-            repeated = [segments[earlier] for earlier in again.get(place, ())]
-            runs += _segment_runs(repeated, now, number, is_last=False)
+            runs += _segment_runs(again.get(place, ()), now, number, is_last=False)
             runs += _segment_runs([segments[place]], now, number, is_last=now.stop == micro_batches)
     ordered = []
     for run in runs:
@@ -139,47 +140,54 @@ def _segment_runs(
 
 
 def runs_again(
-    segments: Sequence[SegmentRun], repeatable: Sequence[int], kept_every: Sequence[int]
-) -> dict[int, list[int]]:
-    """By the place of a segment, those of earlier segments that are run again before it, in order.
+    segments: Sequence[SegmentRun], repeatable: Mapping[int, SegmentRun], kept_every: Sequence[int]
+) -> dict[int, list[SegmentRun]]:
+    """By the place of a segment, the runs that run earlier segments again before it, in order.
 
     Args:
         segments: one run for each segment, in order.
-        repeatable: places of segments of the forward pass that may be run again.
+        repeatable: by the place of a segment of the forward pass that may be run again, the run that does.
         kept_every: of so many repeatable segments in a row, all but the last are run again; further numbers are of
             those in such a row.
     """
-    again: dict[int, list[int]] = {}
+    again: dict[int, list[SegmentRun]] = {}
     # Outputs of the last row within another are there when it is run backwards, since the whole of that one was run.
-    rows = [(row, True) for row in _consecutive(repeatable)]
+    rows = [(row, True) for row in _in_rows(segments, repeatable)]
     for most in kept_every:
         inner = []
         for row, is_new in rows:
             parts = [row[begin : begin + most] for begin in range(0, len(row), most)]
             inner += [(part, is_new or part is not parts[-1]) for part in parts]
         for row, is_new in inner:
-            reader = _first_reader(segments, row) if is_new else None
+            repeated = [repeatable[place] for place in row[:-1]]
+            reader = _first_reader(segments, row[-1], repeated) if is_new else None
             if reader is not None:
-                again.setdefault(reader, []).extend(row[:-1])
+                again.setdefault(reader, []).extend(repeated)
         rows = [(row, False) for row, _ in inner]
     return again
 
 
-def _consecutive(places: Iterable[int]) -> list[list[int]]:
-    """The places, those in a row together."""
+def _in_rows(segments: Sequence[SegmentRun], places: Collection[int]) -> list[list[int]]:
+    """The places, those in a row together. Segments between them that make nothing for others divide no row."""
+    read = {value for run in segments for value in run.inputs}
     rows: list[list[int]] = []
-    for place in places:
-        if rows and rows[-1][-1] + 1 == place:
-            rows[-1].append(place)
-        else:
-            rows.append([place])
+    is_in_row = False
+    for place, run in enumerate(segments):
+        if place in places:
+            if is_in_row:
+                rows[-1].append(place)
+            else:
+                rows.append([place])
+            is_in_row = True
+        elif not read.isdisjoint(run.outputs):
+            is_in_row = False
     return rows
 
 
-def _first_reader(segments: Sequence[SegmentRun], row: Sequence[int]) -> int | None:
-    """The first segment of the backward pass that reads outputs of a row of segments, but for those of the last."""
-    made = {value for place in row[:-1] for value in segments[place].outputs}
-    for place in range(row[-1] + 1, len(segments)):
+def _first_reader(segments: Sequence[SegmentRun], last: int, repeated: Iterable[SegmentRun]) -> int | None:
+    """The first segment of the backward pass behind a place that reads what runs make."""
+    made = {value for run in repeated for value in run.outputs}
+    for place in range(last + 1, len(segments)):
         if segments[place].segment.backward and not made.isdisjoint(segments[place].inputs):
             return place
     return None

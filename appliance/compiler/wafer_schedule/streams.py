@@ -71,7 +71,7 @@ def last_reads(work: list[SegmentRun]) -> dict[SSAValue, int]:
 
 
 def find_loads(
-    cut: Cut, sharing: Sharing, target: Target, numbers: Numbers, work: list[SegmentRun], waits: Waits
+    cut: Cut, sharing: Sharing, prefetch_layers: int, numbers: Numbers, work: list[SegmentRun], waits: Waits
 ) -> list[Load]:
     """Puts the streamed values into weights groups. Returns their loads, in order."""
     reads: dict[SSAValue, list[int]] = {}
@@ -82,7 +82,7 @@ def find_loads(
     open_bundles: dict[tuple[object, ...], Bundle] = {}
     bundles: list[tuple[tuple[int, ...], Bundle]] = []
     for value in sorted(streamed, key=lambda value: reads[value][0]):
-        positions = _load_positions(reads[value], target.prefetch_layers)
+        positions = _load_positions(reads[value], prefetch_layers)
         shard = sharing.source(value)
         type = types.tensor_type(types.shape(value), types.dtype(value))
         # Values that are loaded once share a group, although they are read in different segment runs: the first read

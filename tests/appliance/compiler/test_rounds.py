@@ -5,13 +5,15 @@ from typing import Any
 
 import pytest
 import torch
-from compiled_steps import BATCH, Traced, one_at_a_time, simulate
+from compiled_steps import BATCH, Traced, kinds, one_at_a_time, simulate
 from torch import nn
+from torch.nn import functional as F
 from wide_steps import WIDE, Wide, rows, sgd, trained
 
 from appliance.compiler.core.errors import WaferMemoryError
 from appliance.compiler.core.target import MicroBatching, Target
 from appliance.compiler.micro_batches import compile_in_micro_batches
+from appliance.compiler.pipeline import CompiledStep
 from appliance.compiler.plan_check.check import PlanError, check_plan
 from appliance.compiler.report.report import micro_batch_notes
 from appliance.compiler.wafer_schedule import arena, streams
@@ -135,6 +137,81 @@ def test_layers_that_are_run_again_make_what_they_made(micro_batches: int, recom
     assert num_again(again) == 4 * micro_batches
     assert num_again(kept) == 0
     assert again.wafer.own_bytes < kept.wafer.own_bytes
+
+
+class Balance(nn.Module):
+    """A loss of each layer's gates."""
+
+    def forward(self, gates: list[torch.Tensor]) -> torch.Tensor:
+        return torch.stack([((gate > 0.2).to(gate.dtype) * gate.square()).mean() for gate in gates]).sum()
+
+
+class GatedLayer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gates, self.wide, self.narrow = nn.Linear(WIDE, 4), nn.Linear(WIDE, 4 * WIDE), nn.Linear(4 * WIDE, WIDE)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        gate = self.gates(x).softmax(1)
+        x = x + self.narrow(F.gelu(self.wide(x))) * gate.amax(1, keepdim=True)
+        return x, gate, (gate.detach() > 0.3).to(x.dtype).mean()
+
+
+class Gated(nn.Module):
+    """Layers with statistics of the batch, on which the loss depends, as models of experts have them."""
+
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.layers, self.balance = nn.ModuleList(GatedLayer() for _ in range(layers)), Balance()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gates, shares = [], []
+        for layer in self.layers:
+            x, gate, share = layer(x)
+            gates.append(gate)
+            shares.append(share)
+        return x.square().mean() + self.balance(gates) + torch.stack(shares).sum()
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("settings", [{}, {"recomputes": True}, {"recomputes": True, "row_slices": 2}])
+def test_layers_with_statistics_are_run_again_without_them(micro_batches: int, settings: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    traced = Traced(lambda model: lambda batch: trained(model, model(batch)), Gated(7), rows()[0])
+    settings = {"micro_batches": micro_batches, **settings}
+    with one_at_a_time(adds_in_memoryx=micro_batches > 1):
+        kept = traced.plan(1, **settings)
+    with one_at_a_time(adds_in_memoryx=micro_batches > 1, kept_every=(3,)):
+        again = traced.plan(1, **settings)
+        traced.check(rows(), CLUSTERS, seeds=[0, 3], **settings)
+    labels = Counter(i.run.layer for i in again.wafer.instructions if i.HasField("run"))
+    labels.subtract(i.run.layer for i in kept.wafer.instructions if i.HasField("run"))
+    assert [labels[f"layers.{number}"] for number in range(6)] == [micro_batches, micro_batches, 0] * 2
+    assert again.wafer.own_bytes < kept.wafer.own_bytes
+
+
+def test_weights_leave_the_wafer_between_two_runs_of_a_layer_where_nothing_else_fits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(arena, "SLACK_BYTES", 0)
+    traced = Traced(mean_step, Deep(layers=16), torch.randn(1, 997, WIDE, dtype=torch.float64))
+    memory, received = traced.plan(1, recomputes=True).wafer.own_bytes, []
+    while True:
+        try:
+            plan = CompiledStep(traced.text).plan(
+                Target(num_csx=1, num_shards=1, recomputes=True, row_slices=2, wafer_memory_bytes=memory)
+            )
+        except WaferMemoryError:
+            break
+        check_plan(plan)
+        received.append((list(plan.wafer.kept_every), kinds(plan)["receive"]))
+        memory = round(0.99 * memory)
+    (deepest, most), fewest = received[-1], min(count for kept, count in received if kept == received[-1][0])
+    assert deepest
+    assert most > fewest
+    with one_at_a_time(kept_every=tuple(deepest), keeps_weights=False):
+        traced.check([torch.randn(1, 997, WIDE, dtype=torch.float64)], [(1, 1)], recomputes=True)
 
 
 def test_layers_are_run_again_where_nothing_else_fits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,7 +121,7 @@ def test_slices_compute_what_rows_compute(
 
 @pytest.mark.parity
 def test_layers_that_are_run_again_compute_in_slices(always: list[str]) -> None:
-    with one_at_a_time(adds_in_memoryx=True, kept_every=(4, 2)):
+    with one_at_a_time(adds_in_memoryx=True, kept_every=(4, 2), keeps_weights=False):
         traced(layers=6).check(
             [words()], [(1, 1), (1, 2), (3, 3)], row_slices=4, micro_batches=2, recomputes=True, seeds=[0, 3]
         )
