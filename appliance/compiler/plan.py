@@ -30,6 +30,8 @@ PLAN_FORMAT = 14
 
 # More rounds stream the weights so often that it is better to compute activations again, for more rows at once.
 MOST_ROUNDS: Final = 64
+# The most operations of a step that a plan can state: 141 billion parameters have more for 16.8 million tokens.
+MOST_FLOPS: Final = (1 << 64) - 1
 # Of an order with more rounds than these, some are tried before all are scheduled.
 _ROUNDS_TRIED: Final = 4
 
@@ -126,7 +128,8 @@ def _fit_wafer(cut: Cut, sharing: Sharing, target: Target) -> tuple[Numbers, Waf
         in_slices=target.row_slices > 1,
     )
     plan = found.wafer.plan
-    plan.flops = sum(profiles[i.run.kernel].flops for i in plan.instructions if i.HasField("run"))
+    flops = sum(profiles[i.run.kernel].flops for i in plan.instructions if i.HasField("run"))
+    plan.flops = min(flops, MOST_FLOPS)
     plan.own_bytes, plan.recomputes = found.memory.own_bytes, target.recomputes
     plan.row_slices = target.row_slices
     return found.numbers, found.wafer

@@ -570,7 +570,7 @@ class WaferPlan(_message.Message):
     """of the wafer that this was made for; the plan never exceeds it"""
     kernel_library: Global___KernelLibrary.ValueType
     flops: _builtins.int
-    """of one step"""
+    """of one step, or 2^64 - 1 if there are more"""
     own_bytes: _builtins.int
     """see OWN MEMORY"""
     micro_batches: _builtins.int

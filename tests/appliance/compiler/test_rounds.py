@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 from wide_steps import WIDE, Wide, rows, sgd, trained
 
+from appliance.compiler import plan
 from appliance.compiler.core.errors import WaferMemoryError
 from appliance.compiler.core.target import MicroBatching, Target
 from appliance.compiler.micro_batches import compile_in_micro_batches
@@ -263,6 +264,11 @@ def test_memory_decides_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {"divided"} in seen
     assert {"divided", "added"} in seen
     assert any("again" in what for what in seen)
+
+
+def test_a_step_may_have_more_operations_than_a_plan_can_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "MOST_FLOPS", 1000)
+    assert deep().plan(1).wafer.flops == 1000
 
 
 def test_notes_say_what_is_done() -> None:
