@@ -1,7 +1,9 @@
 """Layers: the wafers' work divided into segments by module, and the reduced values that each operation waits for."""
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from typing import Final
 
 from xdsl.ir import Block, Operation, SSAValue, Use
 
@@ -10,6 +12,9 @@ from appliance.compiler.partition.cut import Cut, is_constant
 from waferbox.cirh.dialect.locations import source_of
 from waferbox.cirh.dialect.operations import Const
 from waferbox.cirh.table.lookup import spec
+
+# A list of modules within another is divided instead of that one if it has so many times as many members.
+_MUCH_LONGER: Final = 4
 
 # --- Waits ------------------------------------------------------------------------------------------------------------
 
@@ -130,8 +135,11 @@ def partition(cut: Cut, waits: Waits, *, in_slices: bool = False) -> list[Segmen
     """The wafer's segments in order of execution, without sunk operations, which are repeated where they are read.
 
     in_slices: whether kernels compute rows in slices. What one kernel passes on to another exists for all slices, so
-        operations without weights, such as a loss, then belong to the segment of the values that they read.
+        operations without weights, such as a loss, then belong to the segment of the values that they read. A list of
+        models has a segment for each layer of each model then.
     """
+    paths = {source_of(op).module for op in cut.wafer_ops}
+    layers = _small_layers(paths) if in_slices else {path: layer_of(path) for path in paths}
     early = _early_ops(cut, waits) | _random_keys(cut)
     runs: list[Segment] = []
     if early:
@@ -143,7 +151,7 @@ def partition(cut: Cut, waits: Waits, *, in_slices: bool = False) -> list[Segmen
             continue
         source = source_of(op)
         # An operation outside all modules belongs to the layer before it.
-        layer = layer_of(source.module) or (current.layer if current is not None else "")
+        layer = layers[source.module] or (current.layer if current is not None else "")
         same = current is not None and (layer, source.backward) == (current.layer, current.backward)
         # A wafer sends reductions after a segment, so an operation that waits for one of this segment begins another.
         if not same or any(value.owner in inside for value in waits.awaited(op)):
@@ -154,6 +162,24 @@ def partition(cut: Cut, waits: Waits, *, in_slices: bool = False) -> list[Segmen
         current.ops.append(op)
         inside.update(closure([op], cut.sunk))
     return _absorb(cut, waits, _join(cut, waits, runs), in_slices=in_slices)
+
+
+def _small_layers(paths: Collection[str]) -> dict[str, str]:
+    """By module path, its layer: a member of a long list of modules, also if that is in a short list, as of models."""
+    members: dict[str, set[str]] = defaultdict(set)
+    lists: dict[str, list[tuple[str, str]]] = {}  # by path: the lists on it, each with the path up to its member
+    for path in paths:
+        parts = path.split(".")
+        places = [place for place, part in enumerate(parts) if part.isdecimal()]
+        lists[path] = [(".".join(parts[:place]), ".".join(parts[: place + 1])) for place in places]
+        for name, member in lists[path]:
+            members[name].add(member)
+    found = {}
+    for path in paths:
+        longest = max((len(members[name]) for name, _ in lists[path]), default=0)
+        long = (member for name, member in lists[path] if len(members[name]) * _MUCH_LONGER > longest)
+        found[path] = next(long, layer_of(path))
+    return found
 
 
 def _absorb(cut: Cut, waits: Waits, runs: list[Segment], *, in_slices: bool) -> list[Segment]:

@@ -128,6 +128,35 @@ def test_layers_that_are_run_again_compute_in_slices(always: list[str]) -> None:
     assert always
 
 
+class Trunks(nn.Module):
+    """Two models of nine layers, in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunks = nn.ModuleList(
+            nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(9))) for _ in range(2)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([(trunk(x) * x).mean() for trunk in self.trunks]).sum()
+
+
+@pytest.mark.parity
+def test_models_of_a_list_are_divided_into_their_layers() -> None:
+    torch.manual_seed(0)
+    batch = torch.randn(SAMPLES, TOKENS, WIDTH, dtype=torch.float64)
+    step = Traced(step_of, Trunks(), batch)
+    labels = [
+        {instruction.run.layer for instruction in step.plan(1, row_slices=count).wafer.instructions} for count in (1, 2)
+    ]
+    assert {"trunks.1", "trunks.1 backward"} < labels[0]
+    assert {f"trunks.1.{number} backward" for number in range(1, 9)} < labels[1]
+    assert "trunks.1 backward" not in labels[1]
+    with always_in_slices() as sliced, one_at_a_time(adds_in_memoryx=True, kept_every=(3,)):
+        step.check([batch], [(1, 1), (3, 2)], row_slices=2, micro_batches=2, recomputes=True)
+    assert sliced
+
+
 def random_programs(test: Callable[..., None]) -> Callable[[], None]:
     """Runs a test with 60 random programs, always the same."""
     drawn = given(
