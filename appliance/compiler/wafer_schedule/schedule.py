@@ -137,7 +137,7 @@ def make_wafer_work(cut: Cut, target: Target) -> WaferWork:
     kernel_of, returned = {}, {}
     # In the order of the runs, so that the numbers of kernels ascend.
     whole = num_of_whole_batch(segments, waits, closing)
-    again = _runs_again(cut, waits, segments, whole)
+    again = _runs_again(cut, waits, segments, whole, in_slices=target.row_slices > 1)
     others = [run for place, run in again.items() if run is not segments[place]]
     for run in [*order_segment_runs(segments, 0, 1, [range(1)], closing, {}), *others]:
         text = print_module(localiser.kernel(run.ops, run.inputs, run.outputs), locations=False)
@@ -160,12 +160,15 @@ def make_wafer_work(cut: Cut, target: Target) -> WaferWork:
     )
 
 
-def _runs_again(cut: Cut, waits: Waits, segments: Sequence[SegmentRun], whole: int) -> dict[int, SegmentRun]:
+def _runs_again(
+    cut: Cut, waits: Waits, segments: Sequence[SegmentRun], whole: int, *, in_slices: bool
+) -> dict[int, SegmentRun]:
     """By the place of a segment that may be run again, the run that does.
 
-    Values that leave the wafer are not made again, such as the statistics of a layer of experts. Nor are those that the
-    backward pass reads in other layers than this one and the next, such as that of a loss of all layers' statistics:
-    all layers would have to be run again for it. They are kept.
+    Segments of which values leave the wafer, such as the statistics of a layer of experts, are run again only where rows
+    are computed in slices, as other steps fit with smaller micro-batches. What leaves is not made again. Nor is what the
+    backward pass reads in other layers than this one and the next, as that of a loss of all layers' statistics does: all
+    layers would have to be run again for it. These values are kept.
     """
     leaving = _leaving(cut)
     places = [
@@ -174,7 +177,7 @@ def _runs_again(cut: Cut, waits: Waits, segments: Sequence[SegmentRun], whole: i
         if place >= whole
         and not run.segment.backward
         and run.segment.layer != INPUT
-        and not leaving.issuperset(run.outputs)
+        and (leaving.isdisjoint(run.outputs) or (in_slices and not leaving.issuperset(run.outputs)))
         and not any(waits.awaited(op) for op in run.segment.ops)
     ]
     read = {value for place in places for value in segments[place].inputs}
