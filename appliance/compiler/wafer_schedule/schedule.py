@@ -165,10 +165,10 @@ def _runs_again(
 ) -> dict[int, SegmentRun]:
     """By the place of a segment that may be run again, the run that does.
 
-    Segments of which values leave the wafer, such as the statistics of a layer of experts, are run again only where rows
-    are computed in slices, as other steps fit with smaller micro-batches. What leaves is not made again. Nor is what the
-    backward pass reads in other layers than this one and the next, as that of a loss of all layers' statistics does: all
-    layers would have to be run again for it. These values are kept.
+    Segments of which values leave the wafer, such as the statistics of a layer of experts, are run again only where
+    rows are computed in slices, as other steps fit with smaller micro-batches. What leaves is not made again. Nor is
+    what the backward pass reads in other layers than this one and the next, as that of a loss of all layers' statistics
+    does: all layers would have to be run again for it. These values are kept.
     """
     leaving = _leaving(cut)
     places = [

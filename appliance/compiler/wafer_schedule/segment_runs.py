@@ -152,7 +152,7 @@ def runs_again(
     """
     again: dict[int, list[SegmentRun]] = {}
     # Outputs of the last row within another are there when it is run backwards, since the whole of that one was run.
-    rows = [(row, True) for row in _in_rows(segments, repeatable)]
+    rows = [(row, True) for row in _consecutive(repeatable)]
     for most in kept_every:
         inner = []
         for row, is_new in rows:
@@ -167,20 +167,14 @@ def runs_again(
     return again
 
 
-def _in_rows(segments: Sequence[SegmentRun], places: Collection[int]) -> list[list[int]]:
-    """The places, those in a row together. Segments between them that make nothing for others divide no row."""
-    read = {value for run in segments for value in run.inputs}
+def _consecutive(places: Iterable[int]) -> list[list[int]]:
+    """The places, those in a row together."""
     rows: list[list[int]] = []
-    is_in_row = False
-    for place, run in enumerate(segments):
-        if place in places:
-            if is_in_row:
-                rows[-1].append(place)
-            else:
-                rows.append([place])
-            is_in_row = True
-        elif not read.isdisjoint(run.outputs):
-            is_in_row = False
+    for place in places:
+        if rows and rows[-1][-1] + 1 == place:
+            rows[-1].append(place)
+        else:
+            rows.append([place])
     return rows
 
 
