@@ -1,8 +1,7 @@
 """Makes the plan of a step: the parts of all roles, put together."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Final
 
 from xdsl.ir import SSAValue
@@ -140,46 +139,38 @@ def _fitting_order(work: WaferWork, scheduled: Callable[[StepOrder, Sequence[ran
     count = work.target.micro_batches
     most_rounds = count if work.target.recomputes else MOST_ROUNDS
 
-    def tried(
-        at_once: int, *, adds_in_memoryx: bool, kept_every: tuple[int, ...] = (), keeps_weights: bool = True
-    ) -> _Scheduled:
-        order = StepOrder(
-            micro_batches=count,
-            at_once=at_once,
-            adds_in_memoryx=adds_in_memoryx,
-            kept_every=kept_every,
-            keeps_weights=keeps_weights,
-        )
+    def tried(order: StepOrder) -> _Scheduled:
         rounds = order.rounds
         # All rounds but the first and the last are alike.
         return scheduled(order, rounds if len(rounds) <= _ROUNDS_TRIED else [*rounds[:2], rounds[-1]])
 
-    best = tried(count, adds_in_memoryx=False)
+    best = tried(StepOrder(micro_batches=count, at_once=count))
     possible = [at_once for at_once in range(1, count) if count % at_once == 0 and count // at_once <= most_rounds]
     if best.memory.fits:
         return best
     if not possible:
-        return _running_again(work, best, partial(tried, count, adds_in_memoryx=False))
+        return _running_again(work, best, tried)
     # Rounded gradients are added before they are rounded, on the wafer.
     for adds_in_memoryx in (False, True) if not work.closing else (False,):
-        best = tried(possible[0], adds_in_memoryx=adds_in_memoryx)
+        order = StepOrder(micro_batches=count, at_once=possible[0], adds_in_memoryx=adds_in_memoryx)
+        best = tried(order)
         if best.memory.fits:
             # The memory grows with the number at once. Small numbers, whose programs are short, are tried first.
             for at_once in possible[1:]:
-                following = tried(at_once, adds_in_memoryx=adds_in_memoryx)
+                following = tried(replace(order, at_once=at_once))
                 if not following.memory.fits:
                     break
                 best = following
             return best
-    return _running_again(work, best, partial(tried, possible[0], adds_in_memoryx=not work.closing))
+    return _running_again(work, best, tried)
 
 
-def _running_again(work: WaferWork, best: _Scheduled, tried: Callable[..., _Scheduled]) -> _Scheduled:
+def _running_again(work: WaferWork, best: _Scheduled, tried: Callable[[StepOrder], _Scheduled]) -> _Scheduled:
     """The order that runs the fewest layers again and fits, or the one of these and `best` that needs least memory.
 
     Where rows are computed in slices, weights leave the wafer between the runs of a layer if nothing else fits.
     """
-    layers = len(work.again) if work.target.recomputes else 0
+    layers, order = len(work.again) if work.target.recomputes else 0, best.order
     depths: list[tuple[int, ...]] = []
     for depth in range(1, layers.bit_length()):
         # With the same factor between the numbers, each depth needs least memory.
@@ -187,14 +178,14 @@ def _running_again(work: WaferWork, best: _Scheduled, tried: Callable[..., _Sche
         if kept_every[-1] < 2:
             break
         depths.append(kept_every)
-        found = tried(kept_every=kept_every)
+        found = tried(replace(order, kept_every=kept_every))
         if found.memory.needed_bytes < best.memory.needed_bytes:
             best = found
         if best.memory.fits:
             return best
     # The deepest needs least memory.
     for kept_every in reversed(depths) if work.target.row_slices > 1 else ():
-        found = tried(kept_every=kept_every, keeps_weights=False)
+        found = tried(replace(order, kept_every=kept_every, keeps_weights=False))
         if not found.memory.fits:
             return best if best.memory.fits else found
         best = found

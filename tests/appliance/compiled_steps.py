@@ -4,6 +4,7 @@ import contextlib
 import copy
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -50,12 +51,8 @@ def one_at_a_time(
     """
 
     def schedule(work: Any, sharing: Any, numbers: Any, order: StepOrder, rounds: Any) -> Any:
-        order = StepOrder(
-            micro_batches=order.micro_batches,
-            at_once=1,
-            adds_in_memoryx=adds_in_memoryx,
-            kept_every=kept_every,
-            keeps_weights=keeps_weights,
+        order = replace(
+            order, at_once=1, adds_in_memoryx=adds_in_memoryx, kept_every=kept_every, keeps_weights=keeps_weights
         )
         return schedule_wafer(work, sharing, numbers, order, order.rounds)
 
