@@ -2,8 +2,6 @@
 
 import contextlib
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +10,7 @@ from pathlib import Path
 
 import grpc
 import psutil
-from cluster_rig import SCRIPTS, RunningCluster, RunningScript, Surroundings, running_cluster, wait_for
+from cluster_rig import SCRIPTS, Restarted, RunningCluster, RunningScript, Surroundings, running_cluster, wait_for
 from injected_faults import Fault, Injector, victims_around, victims_of
 from script_server import ScriptServer
 
@@ -227,16 +225,13 @@ class Laboratory:
 @contextlib.contextmanager
 def running_ingress(cluster: RunningCluster) -> Iterator[str]:
     """Runs an ingress to the cluster; the value is its address."""
-    command = [sys.executable, "-m", "appliance.ingress", "--management", cluster.management, "--listen", "127.0.0.1:0"]
-    with (cluster.surroundings.folder / "ingress.log").open("wb") as log:
-        variables = cluster.surroundings.variables()
-        process = subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, stderr=log)
+    ingress = Restarted(cluster.surroundings, "appliance.ingress", "--management", cluster.management)
+    ingress.start("127.0.0.1:0")
     try:
         wait_for(lambda: bool(cluster.nodes(node_pb2.ROLE_INGRESS)))
         yield cluster.nodes(node_pb2.ROLE_INGRESS)[0].address
     finally:
-        process.terminate()
-        process.wait(SETTLE_SECONDS)
+        ingress.end()
 
 
 @contextlib.contextmanager

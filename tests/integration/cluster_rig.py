@@ -173,6 +173,35 @@ def cluster_by_hand(
     surroundings.assert_nothing_left()
 
 
+class Restarted:
+    """A process by hand that is killed, and started anew at its address."""
+
+    def __init__(self, surroundings: Surroundings, module: str, *words: object) -> None:
+        self._surroundings = surroundings
+        self._command = [sys.executable, "-m", module, *map(str, words)]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, listen: str) -> None:
+        with (self._surroundings.folder / "restarted.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [*self._command, "--listen", listen],
+                env=self._surroundings.variables(),
+                stdin=subprocess.DEVNULL,
+                stderr=log,
+            )
+
+    def kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def end(self) -> None:
+        """Without effect before the start."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(30)
+
+
 class RunningScript:
     """A Python script of a user, on the cluster of a management address or with its own embedded cluster."""
 

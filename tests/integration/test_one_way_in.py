@@ -1,15 +1,13 @@
 """A script that reaches nothing of the cluster but its ingress."""
 
 import contextlib
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
-from cluster_rig import SCRIPTS, StartScript, Surroundings, cluster_by_hand, wait_for
+from cluster_rig import SCRIPTS, Restarted, StartScript, Surroundings, cluster_by_hand, wait_for
 
 from benchmarks import by_hand
 from benchmarks.network import HERE
@@ -20,10 +18,12 @@ TRAIN = Path(__file__).parents[2] / "examples" / "fc_digits" / "train.py"
 
 pytestmark = pytest.mark.cluster
 
+NODES = [(role, HERE) for role in ("memoryx", "swarmx", "workers", "wafer")]
+PLACES = [("appliance.ingress", HERE), *NODES]
+
 
 def test_a_script_trains_and_saves_through_the_ingress(start_script: StartScript, cache: Path, tmp_path: Path) -> None:
-    places = [(role, HERE) for role in ("appliance.ingress", "memoryx", "swarmx", "workers", "wafer")]
-    with cluster_by_hand(tmp_path / "cluster", cache, places) as management:
+    with cluster_by_hand(tmp_path / "cluster", cache, PLACES) as management:
         (ingress,) = ingresses(management)
         arguments = ["--num-csx", 1, "--num-steps", 20, "--checkpoint-steps", 10, "--model-dir", tmp_path / "model"]
         # Within one host, links would be sockets that are no ports.
@@ -49,8 +49,7 @@ def test_the_states_of_a_layer_pipelined_job_are_reached_through_the_ingress(
     start_script: StartScript, cache: Path, tmp_path: Path
 ) -> None:
     """A wafer keeps them."""
-    places = [(role, HERE) for role in ("appliance.ingress", "memoryx", "swarmx", "workers", "wafer")]
-    with cluster_by_hand(tmp_path / "cluster", cache, places) as management:
+    with cluster_by_hand(tmp_path / "cluster", cache, PLACES) as management:
         arguments = ("--artifacts", "artifacts", "--pipeline", "--steps", 6)
         outputs = []
         for address in (management, *ingresses(management)):
@@ -59,35 +58,6 @@ def test_the_states_of_a_layer_pipelined_job_are_reached_through_the_ingress(
             outputs.append(script.output)
     assert outputs[0] == outputs[1]
     assert "end " in outputs[0]
-
-
-class Restarted:
-    """A process by hand that is killed, and started anew at its address."""
-
-    def __init__(self, surroundings: Surroundings, module: str, *words: object) -> None:
-        self._surroundings = surroundings
-        self._command = [sys.executable, "-m", module, *map(str, words)]
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self, listen: str) -> None:
-        with (self._surroundings.folder / "restarted.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [*self._command, "--listen", listen],
-                env=self._surroundings.variables(),
-                stdin=subprocess.DEVNULL,
-                stderr=log,
-            )
-
-    def kill(self) -> None:
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait()
-
-    def end(self) -> None:
-        """Without effect before the start."""
-        if self._process is not None:
-            self._process.terminate()
-            self._process.wait(30)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,8 +74,7 @@ class IngressCluster:
 def cluster_with_ingress(folder: Path, cache: Path, *words: object) -> Iterator[IngressCluster]:
     """words: options of the ingress. Nothing is left of it."""
     surroundings = Surroundings(folder, cache)
-    places = [(role, HERE) for role in ("memoryx", "swarmx", "workers", "wafer")]
-    with by_hand.cluster_by_hand(HERE, places, surroundings.variables(), folder / "roles.log") as management:
+    with by_hand.cluster_by_hand(HERE, NODES, surroundings.variables(), folder / "roles.log") as management:
         ingress = Restarted(surroundings, "appliance.ingress", "--management", management, *words)
         try:
             ingress.start("127.0.0.1:0")
