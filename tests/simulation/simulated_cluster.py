@@ -473,13 +473,13 @@ EXPLANATIONS: dict[str, set[str]] = {
         "partition",
         "break a connection",
     },
-    "no recovery point has the states": {"fill a disk", "lose a node"},
+    "no recovery point has the states": {"fill a disk"},
     # A job of the queue has got the nodes meanwhile.
     "there was no replacement": {"kill management", "stall management", "partition", "lose a node"},
     "and none is free": {"kill a node", "stall a node", "partition", "break a connection", "stall management"},
     "the job needs": {"lose a node"},
     # The host that has it is out of reach.
-    "finds no share": {"partition", "stall a node", "lose a node"},
+    "finds no share": {"partition", "stall a node"},
 }
 
 

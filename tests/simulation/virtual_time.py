@@ -9,6 +9,7 @@ import asyncio
 import contextvars
 import heapq
 import itertools
+import math
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from random import Random
@@ -134,6 +135,13 @@ class Process:
         """Returns the time of the event loop, which stands still while the process is stalled."""
         return self.world.now - self._stalled
 
+    def world_time(self, monotonic: float) -> float:
+        """Returns the first time of the world at which a time of the event loop is reached, if no stall follows."""
+        at = monotonic + self._stalled
+        while at - self._stalled < monotonic:  # rounded down, so that a wait for it would never end
+            at = math.nextafter(at, math.inf)
+        return at
+
     def time_ns(self) -> int:
         return int((EPOCH_SECONDS + self.world.now + self._skew) * 1e9)
 
@@ -213,7 +221,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         handle = Handle(callback, args, context)
         handle.when = when
         if self._process.is_alive:
-            self._world.at(self._world.now + max(0.0, when - self.time()), self._process, handle)
+            self._world.at(max(self._world.now, self._process.world_time(when)), self._process, handle)
         return handle
 
     def arrive_at(self, when: float, callback: Callable[..., object], *args: Any) -> None:
