@@ -36,7 +36,7 @@ from waferbox.input_process.messages import (
     decode,
     encode,
 )
-from waferbox.input_process.temporary_folder import remove_abandoned_folders
+from waferbox.input_process.temporary_folder import remove_abandoned_folders, remove_shared_memory
 from waferbox.launch.installation import user_environment
 from waferbox.launch.process import FIRST_FD
 from waferbox.launch.spawn import SpawnError, spawn
@@ -48,12 +48,8 @@ from wsc.v1 import node_pb2, plan_pb2
 # --- The end of a process group ---------------------------------------------------------------------------------------
 
 
-# torch's loaders pass batches through files here, which have a name for some microseconds; a kill makes it permanent.
-SHARED_MEMORY = Path("/dev/shm")
-
-
 def end_group(leader: int) -> None:
-    """Kills the processes of a group, waits for their end, and removes the files that torch's loaders leave behind.
+    """Kills the processes of a group, waits for their end, and removes the shared memory that they leave behind.
 
     Waits deadlines.INPUT_PROCESS.group at most, since a process that reads from a hanging disk cannot be killed. Raises
     ProcessLookupError if the leader has ended already.
@@ -70,8 +66,7 @@ def end_group(leader: int) -> None:
         deadline = time.monotonic() + deadlines.INPUT_PROCESS.group
         for pid, pidfd in members.items():
             if readable([pidfd], max(0.0, deadline - time.monotonic())):
-                for path in SHARED_MEMORY.glob(f"torch_{pid}_*"):
-                    path.unlink(missing_ok=True)
+                remove_shared_memory(pid)
 
 
 def _members(group: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import signal
 import tempfile
 from pathlib import Path
 
@@ -36,3 +37,29 @@ def test_processes_that_begin_together_remove_no_folder_of_each_other(
     assert not any(process.exitcode for process in processes)
     remove_abandoned_folders()
     assert not list(tmp_path.iterdir())
+
+
+def test_shared_memory_of_a_killed_process_goes_with_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    if not (pid := os.fork()):
+        use_own_folder()
+        if not (loader := os.fork()):
+            # Named as torch names what it shares, since the moment in which a name exists cannot be awaited.
+            Path(f"/dev/shm/torch_{os.getpid()}_1_1").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.waitpid(loader, 0)
+        os._exit(0 if list(Path("/dev/shm").glob(f"torch_{loader}_*")) else 1)
+    assert not os.waitpid(pid, 0)[1]
+    (folder,) = tmp_path.iterdir()
+    numbers = [int(entry.name) for entry in folder.iterdir()]
+    assert len(numbers) == 2
+    of_this_process = Path(f"/dev/shm/torch_{os.getpid()}_1_1")  # its number is in use: it stays
+    of_this_process.touch()
+    (folder / str(os.getpid())).touch()
+    remove_abandoned_folders()
+    assert not list(tmp_path.iterdir())
+    assert not [shared for number in numbers for shared in Path("/dev/shm").glob(f"torch_{number}_*")]
+    assert of_this_process.exists()
+    of_this_process.unlink()

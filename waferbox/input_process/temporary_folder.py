@@ -3,6 +3,10 @@
 An input_fn's process ends by a signal, and so do a loader's processes: none of them removes the folder. A lock shows
 whether any of them lives: each inherits it. Workers, launchers at their end, and the next process of an input_fn remove
 folders without one.
+
+torch hands a batch over in shared memory, which has a name with the process's number until it is mapped. A process that
+is killed before leaves the batch there. So forked processes enter their numbers in the folder, and what removes the
+folder removes their shared memory.
 """
 
 import contextlib
@@ -15,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 _PREFIX: Final = "waferbox-input-"
+_SHARED_MEMORY: Final = Path("/dev/shm")
 
 
 def use_own_folder() -> None:
@@ -24,6 +29,13 @@ def use_own_folder() -> None:
         folder = _locked_folder()
     # What multiprocessing.util.get_temp_dir returns; there is no public way to set it.
     multiprocessing.current_process()._config["tempdir"] = folder  # type: ignore[attr-defined]
+    _enter_number(Path(folder))
+    os.register_at_fork(after_in_child=lambda: _enter_number(Path(folder)))
+
+
+def _enter_number(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # a full disk is no reason to have no input
+        (folder / str(os.getpid())).touch()
 
 
 def _locked_folder() -> str:
@@ -47,6 +59,16 @@ def remove_abandoned_folders() -> None:
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                for entry in folder.iterdir():
+                    # A number in use again is another process's.
+                    if entry.name.isdecimal() and not os.path.exists(f"/proc/{entry.name}"):
+                        remove_shared_memory(int(entry.name))
                 shutil.rmtree(folder)
             finally:
                 os.close(descriptor)
+
+
+def remove_shared_memory(number: int) -> None:
+    """Removes what a process with this number, which has ended, was handing over."""
+    for shared in _SHARED_MEMORY.glob(f"torch_{number}_*"):
+        shared.unlink(missing_ok=True)
