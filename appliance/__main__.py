@@ -122,7 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             from waferbox.runtime.metrics import MetricsServer
 
             try:
-                collector = ManagementCollector(lambda: server.run(service.state(), METRICS_SECONDS))
+                collector = ManagementCollector(lambda: server.loop.run(service.state(), METRICS_SECONDS))
                 metrics = MetricsServer(collector, host, options.metrics_port)
             except OSError as error:
                 logger.error("no figures can be served at port %d: %s", options.metrics_port, error)
@@ -137,7 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             terminated="its cluster went down: start the cluster again, then the script from its last checkpoint",
         )
         server.start()
-        server.run(_supervise(service, home))
+        server.loop.run(_supervise(service, home))
         if page is not None:
             page.start(ServiceSource(service, server))
         # Here, since the cluster waits for management, and coordinators start later.
@@ -150,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             end_jobs = over.get()
             if page is not None:
                 page.close()
-            server.run(service.close(end_jobs=end_jobs))
+            server.loop.run(service.close(end_jobs=end_jobs))
             if end_jobs:
                 announce.write(json.dumps({"ended": True}) + "\n")
     if defects:

@@ -47,7 +47,7 @@ class Ingress:
         server = self._server.server
         self.address = bind(server, settings.listen)
         host = split_address(settings.listen, any_port=True)[0]
-        self._channel, self._targets = self._server.run(_reach(settings.management))
+        self._channel, self._targets = self._server.loop.run(_reach(settings.management))
         home = CoordinatorHome(
             management=settings.management,
             host=host,
@@ -70,12 +70,11 @@ class Ingress:
             from waferbox.runtime.metrics import MetricsServer
 
             self._metrics = MetricsServer(IngressCollector(self._coordinators.count), host, settings.metrics_port)
-        self._registration = Registration(settings.management, self._hello, self._refused)
+        self._registration = Registration(settings.management, self._hello, self._refused, make_async_channel)
 
     def start(self) -> None:
         self._server.start()
-        self._server.run(self._start_reporting())
-        self._registration.start()
+        self._server.loop.run(self._start_tasks())
 
     def end(self) -> None:
         self._over.set()
@@ -85,15 +84,14 @@ class Ingress:
 
     def close(self) -> None:
         """Ends the coordinators, whose clients are notified through this process, then all else; idempotent."""
-        self._registration.close()
         if not self._closed:
             self._closed = True
-            self._server.run(self._end_calls())
+            self._server.loop.run(self._end_calls())
             self._server.stop(0)
         if self._metrics is not None:
             self._metrics.close()
 
-    async def _start_reporting(self) -> None:
+    async def _start_tasks(self) -> None:
         def reported(task: "asyncio.Task[None]") -> None:
             error = None if task.cancelled() else task.exception()
             if isinstance(error, Exception):
@@ -101,8 +99,10 @@ class Ingress:
 
         self._reporting = asyncio.create_task(report_orphaned_jobs(self._orphaned, self._channel))
         self._reporting.add_done_callback(reported)
+        self._registration.start()
 
     async def _end_calls(self) -> None:
+        await self._registration.close()
         if self._reporting is not None:
             self._reporting.cancel()
         await self._coordinators.close()

@@ -73,4 +73,4 @@ class ServiceSource:
         async def call() -> _Read:
             return read()
 
-        return await asyncio.wrap_future(self._server.submit(call()))
+        return await asyncio.wrap_future(self._server.loop.submit(call()))

@@ -243,7 +243,7 @@ class ClusterInProcess:
 
     def stop_management(self) -> None:
         """Acts as the death of the management service: the coordinators and the nodes stay."""
-        self.server.run(self.service.close(end_jobs=False))
+        self.server.loop.run(self.service.close(end_jobs=False))
         self.channel.close()
         self.server.stop(0)
 
@@ -253,7 +253,7 @@ class ClusterInProcess:
         async def call() -> Any:
             return function()
 
-        return self.server.run(call())
+        return self.server.loop.run(call())
 
     def coordinator(self, job: str) -> Any:
         """The process of a job's coordinator, as management has it."""
@@ -297,7 +297,7 @@ class ClusterInProcess:
         node.close()
 
     def close(self) -> None:
-        self.server.run(self.service.close(end_jobs=True))
+        self.server.loop.run(self.service.close(end_jobs=True))
         for _, node in self.nodes:
             node.close()
         self.channel.close()

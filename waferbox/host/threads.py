@@ -1,9 +1,15 @@
-"""Threads that report their defects, and the token that ends waits on behalf of a job that has ended."""
+"""Threads that report their defects, a thread for calls that block, and the token that ends waits for ended jobs."""
 
+import asyncio
+import concurrent.futures
 import logging
+import queue
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
+
+_Result = TypeVar("_Result")
 
 # --- Guarded threads --------------------------------------------------------------------------------------------------
 #
@@ -31,6 +37,44 @@ class GuardedThread(threading.Thread):
         except Exception as error:
             logger.exception("A defect in thread %s", self.name)
             self._on_defect(error)
+
+
+# --- What blocks ------------------------------------------------------------------------------------------------------
+
+
+class SerialThread:
+    """A daemon thread that calls functions of an event loop which block, one after the other.
+
+    An executor's threads would keep the process from ending.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._calls: queue.SimpleQueue[tuple[Callable[[], object], concurrent.futures.Future[object]] | None] = (
+            queue.SimpleQueue()
+        )
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    async def run(self, function: Callable[[], _Result]) -> _Result:
+        """Calls the function in the thread, and returns its result.
+
+        If the caller is cancelled, a function that has begun goes on, and its result is dropped.
+        """
+        future: concurrent.futures.Future[_Result] = concurrent.futures.Future()
+        self._calls.put((function, future))  # type: ignore[arg-type]  # the result of each is of its own type
+        return await asyncio.wrap_future(future)
+
+    def close(self) -> None:
+        """Ends the thread after all calls that were made. Does not wait."""
+        self._calls.put(None)
+
+    def _run(self) -> None:
+        for function, future in iter(self._calls.get, None):
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(function())
+            except BaseException as error:  # noqa: BLE001 - passed on, as an executor does
+                future.set_exception(error)
 
 
 # --- Cancellation -----------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import gc
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,12 +20,16 @@ from waferbox.links.listener import LinkListener
 from waferbox.links.socket_names import host_id
 from waferbox.roles import WAFER, Role
 from waferbox.rpc.address import bind, split_address
+from waferbox.rpc.async_server import make_async_channel
+from waferbox.rpc.bridge import LoopMethod
+from waferbox.rpc.loop_thread import LoopThread
 from waferbox.rpc.server import make_server
 from waferbox.runtime.logs import set_up_logging
 from waferbox.runtime.node_job import JobContext, NodeJob
-from waferbox.runtime.node_service import Leases, NodeService
+from waferbox.runtime.node_service import Emit, NodeService
 from waferbox.runtime.registration import Registration
-from wsc.v1 import management_pb2, node_pb2_grpc
+from waferbox.runtime.threaded_job import ThreadedJob
+from wsc.v1 import management_pb2, node_pb2, node_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
@@ -82,8 +86,23 @@ def node_settings(parser: argparse.ArgumentParser, arguments: argparse.Namespace
     )
 
 
+class _AttachMethod(node_pb2_grpc.NodeServiceServicer):
+    """The NodeService of a server with threads, which an event loop serves."""
+
+    def __init__(self, service: NodeService, loop: LoopThread) -> None:
+        self._attach = LoopMethod(service.attach, loop)
+
+    def Attach(
+        self, request_iterator: Iterator[node_pb2.AttachRequest], context: grpc.ServicerContext
+    ) -> Iterator[node_pb2.AttachResponse]:
+        return self._attach(request_iterator, context)
+
+
 class Node:
-    """A role's process: its server, its registration, and the job that it works for. Thread-safe."""
+    """A role's process: its server, and an event loop with its registration and the job that it works for.
+
+    Thread-safe. The server has threads, for the links and states of jobs.
+    """
 
     def __init__(
         self,
@@ -106,10 +125,13 @@ class Node:
         self.address = bind(self._server, settings.listen)
         self.listener = LinkListener(self.address, self._listener_failed)
         self.listener.add_to_server(self._server)
-        self._registration = Registration(settings.management, self._hello, self._refused)
-        leases = Leases(lambda: self._registration.instance)
-        self._service = NodeService(make_job, self.listener, leases, self._refused)
-        node_pb2_grpc.add_NodeServiceServicer_to_server(self._service, self._server)
+        self._loop = LoopThread(name="control", on_defect=lambda error: self._refused(f"a defect: {error!r}"))
+        self._registration = Registration(settings.management, self._hello, self._refused, make_async_channel)
+        self._make_job = make_job
+        self._service = NodeService(
+            self._make_attached_job, self.listener.endpoint, lambda: self._registration.instance, self._refused
+        )
+        node_pb2_grpc.add_NodeServiceServicer_to_server(_AttachMethod(self._service, self._loop), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), self._server)
         if add_services is not None:
             add_services(self._server, self.listener)
@@ -122,8 +144,9 @@ class Node:
         self._role = role
 
     def start(self) -> None:
+        self._loop.start()
         self._server.start()
-        self._registration.start()
+        self._loop.run(self._register())
         logger.debug("listening at %s", self.address)
 
     def end(self) -> None:
@@ -136,12 +159,22 @@ class Node:
 
     def close(self) -> None:
         """Ends the registration and the job, and closes all links and ports."""
-        self._registration.close()
+        self._loop.run(self._registration.close())
         if self._metrics is not None:
             self._metrics.close()
         self._server.stop(deadlines.END.server_grace).wait()
-        self._service.close()
+        self._loop.run(self._service.close())
         self.listener.close()
+        self._loop.stop()
+
+    async def _register(self) -> None:
+        self._registration.start()
+
+    def _make_attached_job(self, attach: node_pb2.AttachJob, emit: Emit) -> ThreadedJob:
+        context = JobContext(
+            job=attach.job, node=attach.node, index=attach.index, lane=attach.lane, listener=self.listener, emit=emit
+        )
+        return ThreadedJob(self._make_job(context))
 
     def _hello(self) -> management_pb2.RegisterRequest:
         attached_job = self._service.attached_job

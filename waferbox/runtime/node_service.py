@@ -1,86 +1,81 @@
 """NodeService: the coordinator that leases a node attaches to it, sends commands, and has it until the stream ends."""
 
-import contextlib
+import asyncio
 import logging
-import queue
-import threading
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import Final, Protocol, TypeAlias
 
 import grpc
 
 from waferbox import deadlines
-from waferbox.host.threads import CancellationToken, GuardedThread
-from waferbox.links.listener import LinkListener
-from waferbox.runtime.node_job import JobContext, NodeJob
+from waferbox.host.event_loop import Changes, from_any_thread
+from waferbox.host.threads import CancellationToken
+from waferbox.rpc.bridge import CallContext
 from waferbox.runtime.outbox import JobLogHandler, Outbox
-from waferbox.runtime.role_job import StepThreadHangs, report_failure
+from waferbox.runtime.role_job import StepThreadHangs, failure_of
 from waferbox.security.guard import caller_of
 from waferbox.security.tokens import Kind
-from wsc.v1 import node_pb2, node_pb2_grpc, observation_pb2
-
-# --- Leases -----------------------------------------------------------------------------------------------------------
+from wsc.v1 import node_pb2, observation_pb2
 
 logger = logging.getLogger(__name__)
 
+MAX_COMMANDS: Final = 16  # read ahead
 
-class Leases:
-    """The leases that coordinators have shown to a node. The latest alone is valid. Thread-safe."""
-
-    def __init__(self, instance: Callable[[], str]) -> None:
-        """instance: returns the name of the node's current registration."""
-        self._instance = instance
-        self._lock = threading.Lock()
-        self._last = 0  # the number of the latest lease that was shown
-
-    def job_of(self, context: grpc.ServicerContext) -> str:
-        """Returns the job whose coordinator calls. Aborts the call: its lease is of another node, or has ended."""
-        caller = caller_of(context.invocation_metadata())
-        if caller is None or caller.kind is not Kind.LEASE:
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, "no lease of this node was shown")
-        job, instance, number = caller.names
-        with self._lock:
-            is_valid = instance == self._instance() and int(number) >= self._last
-            if is_valid:
-                self._last = int(number)
-        if not is_valid:
-            logger.warning("%s has no lease of this node: %s is not %s, or is over", job, instance, self._instance())
-            context.abort(grpc.StatusCode.PERMISSION_DENIED, "the lease is of another node, or is over")
-        return job
+Emit: TypeAlias = Callable[[node_pb2.AttachResponse], None]
 
 
-# --- The service ------------------------------------------------------------------------------------------------------
+class AttachedJob(Protocol):
+    """The job that has a node, as the service of the node uses it, in its event loop."""
 
-MAX_COMMANDS = 16  # read ahead
+    def report(self) -> observation_pb2.NodeReport | None:
+        """Returns the figures of the execution; None: none runs."""
+
+    def check_progress(self) -> None:
+        """Reports a failure if the execution hangs. Called about once a second."""
+
+    async def execute(
+        self, command: node_pb2.AttachRequest, cancellation: CancellationToken
+    ) -> node_pb2.AttachResponse | None:
+        """Executes one command after the other; returns its answer, if it has one.
+
+        Its exceptions are reported as the job's failure, unless the token was cancelled before.
+        """
+
+    async def close(self) -> None:
+        """Stops the execution, and drops all that belongs to the job. Raises StepThreadHangs."""
 
 
-class NodeService(node_pb2_grpc.NodeServiceServicer):
-    """The service of a node, for one job at a time. Thread-safe."""
+class NodeService:
+    """The service of a node, for one job at a time. Used in one event loop."""
 
     def __init__(
         self,
-        make_job: Callable[[JobContext], NodeJob],
-        listener: LinkListener,
-        leases: Leases,
+        make_job: Callable[[node_pb2.AttachJob, Emit], AttachedJob],
+        endpoint: Callable[[], node_pb2.LinkEndpoint],
+        instance: Callable[[], str],
         on_hang: Callable[[str], None],
     ) -> None:
         """
         Args:
-            make_job: makes the job of each coordinator that attaches.
-            listener: the listener of the node.
-            leases: decides which coordinator may attach.
+            make_job: makes the job of each coordinator that attaches. The function that it gets sends responses to the
+                coordinator, from any thread.
+            endpoint: returns the addresses for links to the node.
+            instance: returns the name of the node's current registration.
             on_hang: called with a message when an execution does not end, so that the process must exit.
         """
         self._make_job = make_job
-        self._listener = listener
-        self._leases = leases
+        self._endpoint = endpoint
+        self._instance = instance
         self._on_hang = on_hang
-        self._free = threading.Semaphore(1)
+        self._last_lease = 0  # the number of the latest lease that was shown, which alone is valid
+        self._free = asyncio.Lock()
         self._attached_job = node_pb2.AttachJob()
-        self._job: NodeJob | None = None
+        self._job: AttachedJob | None = None
+        self._serving: set[asyncio.Task[None]] = set()
 
     def report(self) -> observation_pb2.NodeReport | None:
-        """Returns the figures of the running execution; None: none runs."""
+        """Returns the figures of the running execution; None: none runs. From any thread."""
         job = self._job
         return None if job is None else job.report()
 
@@ -89,103 +84,124 @@ class NodeService(node_pb2_grpc.NodeServiceServicer):
         """The job that has the node, and the node's name in it; empty while there is none."""
         return self._attached_job
 
-    def Attach(
-        self, request_iterator: Iterator[node_pb2.AttachRequest], context: grpc.ServicerContext
-    ) -> Iterator[node_pb2.AttachResponse]:
-        job = self._leases.job_of(context)
-        if not self._free.acquire(timeout=deadlines.ATTACHMENT.previous_job):
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"this node works for job {self._attached_job.job}")
-        outbox = Outbox()
-
-        def on_defect(error: Exception) -> None:
-            outbox.fail(error)
-            self._leave(outbox)
-
-        serve = partial(self._serve, job, request_iterator, outbox)
-        GuardedThread(serve, name="attachment", on_defect=on_defect).start()
-        # After the death of the coordinator gRPC iterates no further; the thread ends with the requests.
+    async def attach(
+        self, requests: AsyncIterator[node_pb2.AttachRequest], context: CallContext
+    ) -> AsyncIterator[node_pb2.AttachResponse]:
+        """Serves the coordinator of a job, as the method Attach."""
+        job = await self._leased_to(context)
         try:
-            yield from outbox
-        except Exception as error:
-            logger.exception("a defect in what a node reports")
-            yield outbox.failure(error)
+            async with asyncio.timeout(deadlines.ATTACHMENT.previous_job):
+                await self._free.acquire()
+        except TimeoutError:
+            reason = f"this node works for job {self._attached_job.job}"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
+        outbox = Outbox()
+        serving = asyncio.create_task(self._serve(job, requests, outbox))
+        self._serving.add(serving)
+        serving.add_done_callback(self._serving.discard)
+        try:
+            async for response in outbox.responses():
+                yield response
+        finally:
+            serving.cancel()  # the coordinator has died
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Waits until the job is dropped, after the server was stopped, which ends its stream."""
-        if not self._free.acquire(timeout=deadlines.ATTACHMENT.close):
+        if self._serving and (await asyncio.wait(self._serving, timeout=deadlines.ATTACHMENT.close))[1]:
             logger.error("job %s was not dropped within %g s", self._attached_job.job, deadlines.ATTACHMENT.close)
 
-    def _serve(self, job: str, requests: Iterator[node_pb2.AttachRequest], outbox: Outbox) -> None:
+    async def _leased_to(self, context: CallContext) -> str:
+        """Returns the job whose coordinator calls. Aborts the call: its lease is of another node, or has ended."""
+        caller = caller_of(context.invocation_metadata())
+        if caller is None or caller.kind is not Kind.LEASE:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "no lease of this node was shown")
+        job, instance, number = caller.names
+        if instance != self._instance() or int(number) < self._last_lease:
+            logger.warning("%s has no lease of this node: %s is not %s, or is over", job, instance, self._instance())
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "the lease is of another node, or is over")
+        self._last_lease = int(number)
+        return job
+
+    async def _serve(self, job: str, requests: AsyncIterator[node_pb2.AttachRequest], outbox: Outbox) -> None:
         """Serves one job, from its first message to the end of its stream."""
-        first = None
-        with contextlib.suppress(grpc.RpcError):  # The coordinator has died before its first message.
-            first = next(requests, None)
-        if first is not None and first.WhichOneof("kind") == "attach" and first.attach.job == job:
-            self._attached_job = first.attach
-            job_context = JobContext(
-                job=first.attach.job,
-                node=first.attach.node,
-                index=first.attach.index,
-                lane=first.attach.lane,
-                listener=self._listener,
-                emit=outbox.put,
-            )
-            with JobLogHandler(job_context.node, outbox.log):
-                self._work(job_context, _Commands(requests, outbox.fail), outbox)
-        self._leave(outbox)
-
-    def _leave(self, outbox: Outbox) -> None:
-        """Frees the node for the next job."""
-        self._attached_job = node_pb2.AttachJob()
-        self._free.release()
-        outbox.close()
-
-    def _work(self, context: JobContext, commands: "_Commands", outbox: Outbox) -> None:
-        job = self._job = self._make_job(context)
         try:
-            outbox.open(context.node, job.report, job.check_progress)
-            outbox.put(node_pb2.AttachResponse(attached=node_pb2.Attached(endpoint=self._listener.endpoint())))
-            for command, cancellation in commands:
+            first = await anext(requests, None)
+            if first is not None and first.WhichOneof("kind") == "attach" and first.attach.job == job:
+                self._attached_job = first.attach
+                with JobLogHandler(first.attach.node, from_any_thread(outbox.log)):
+                    await self._work(first.attach, _Commands(requests), outbox)
+        except Exception as error:
+            logger.exception("a defect in the service of job %s", job)
+            outbox.put(node_pb2.AttachResponse(failed=failure_of(self._attached_job.node, error)))
+        finally:
+            self._attached_job = node_pb2.AttachJob()
+            self._free.release()
+            outbox.close()
+
+    async def _work(self, attach: node_pb2.AttachJob, commands: "_Commands", outbox: Outbox) -> None:
+        job = self._job = self._make_job(attach, from_any_thread(outbox.put))
+        try:
+            outbox.open(attach.node, job.report, job.check_progress)
+            outbox.put(node_pb2.AttachResponse(attached=node_pb2.Attached(endpoint=self._endpoint())))
+            async for command, cancellation in commands:
                 try:
-                    _dispatch(job, command, cancellation, outbox)
+                    answer = await job.execute(command, cancellation)
                 except Exception as error:  # noqa: BLE001 - all are reported to the coordinator
                     if not cancellation.cancelled:
-                        report_failure(context, error)
+                        outbox.put(node_pb2.AttachResponse(failed=failure_of(attach.node, error)))
+                else:
+                    if answer is not None:
+                        outbox.put(answer)
         finally:
+            commands.end()
             self._job = None
             try:
-                job.close()
+                await job.close()
             except StepThreadHangs as error:
-                self._on_hang(f"{context.node} of {context.job}: {error}")
+                self._on_hang(f"{attach.node} of {attach.job}: {error}")
 
 
 class _Commands:
-    """The commands of a coordinator, each with a token. A thread reads ahead, as a later command may end a wait."""
+    """The commands of a coordinator, each with a token. They are read ahead, as a later command may end a wait."""
 
-    def __init__(self, requests: Iterator[node_pb2.AttachRequest], on_defect: Callable[[Exception], None]) -> None:
-        """on_defect: called with the exception that has ended the thread, and with it the commands."""
+    def __init__(self, requests: AsyncIterator[node_pb2.AttachRequest]) -> None:
         self._requests = requests
-        self._on_defect = on_defect
-        self._read: queue.Queue[tuple[node_pb2.AttachRequest, CancellationToken] | None] = queue.Queue(MAX_COMMANDS)
+        self._changes = Changes()
+        self._read: deque[tuple[node_pb2.AttachRequest, CancellationToken]] = deque()
+        self._is_over = False  # whether there are no more
         self._ended = CancellationToken()
         self._load = CancellationToken()  # the token of the last Load
         self._loaded = 0  # the epoch of the last Load
+        self._reading = asyncio.create_task(self._read_ahead())
 
-    def __iter__(self) -> Iterator[tuple[node_pb2.AttachRequest, CancellationToken]]:
+    async def __aiter__(self) -> AsyncIterator[tuple[node_pb2.AttachRequest, CancellationToken]]:
         """Yields the commands, once. A token is cancelled when the answer is not needed any more.
 
         This is at the end of the stream, and for a Load when its epoch is stopped or replaced by another.
         """
-        reader = GuardedThread(self._read_ahead, name="commands", on_defect=self._failed)
-        reader.start()
-        yield from iter(self._read.get, None)
-        reader.join()
+        while await self._changes.until(lambda: self._read or self._is_over) and self._read:
+            yield self._read.popleft()
+            self._changes.notify()
+        await self._reading
 
-    def _read_ahead(self) -> None:
-        with contextlib.suppress(grpc.RpcError):  # The coordinator has cancelled the call or died: the job ends.
-            for request in self._requests:
-                self._read.put((request, self._token(request)))
-        self._end()
+    def end(self) -> None:
+        """Cancels all tokens, and reads no more."""
+        self._reading.cancel()
+        self._ended.cancel()
+        self._load.cancel()
+
+    async def _read_ahead(self) -> None:
+        try:
+            async for request in self._requests:
+                token = self._token(request)
+                await self._changes.until(lambda: len(self._read) < MAX_COMMANDS)
+                self._read.append((request, token))
+                self._changes.notify()
+        finally:
+            self._ended.cancel()
+            self._load.cancel()
+            self._is_over = True
+            self._changes.notify()
 
     def _token(self, request: node_pb2.AttachRequest) -> CancellationToken:
         match request.WhichOneof("kind"):
@@ -196,40 +212,3 @@ class _Commands:
             case "stop" if request.stop.epoch == self._loaded:
                 self._load.cancel()
         return self._ended
-
-    def _failed(self, error: Exception) -> None:
-        self._on_defect(error)
-        self._end()
-
-    def _end(self) -> None:
-        self._ended.cancel()
-        self._load.cancel()
-        self._read.put(None)
-
-
-def _dispatch(job: NodeJob, request: node_pb2.AttachRequest, cancellation: CancellationToken, outbox: Outbox) -> None:
-    match request.WhichOneof("kind"):
-        case "prepare_input":
-            job.prepare_input(request.prepare_input)
-        case "load":
-            missing = job.load(request.load, cancellation)
-            loaded = node_pb2.Loaded(epoch=request.load.epoch, missing_states=missing)
-            outbox.put(node_pb2.AttachResponse(loaded=loaded))
-        case "start":
-            job.start(request.start)
-        case "stop":
-            job.stop(request.stop.epoch)
-            stopped = node_pb2.Stopped(epoch=request.stop.epoch)
-            outbox.put(node_pb2.AttachResponse(stopped=stopped))
-        case "release_snapshot":
-            job.release_snapshot(request.release_snapshot.step)
-        case "keep_recovery_point":
-            job.keep_recovery_point(request.keep_recovery_point)
-        case "drop_recovery_points":
-            job.drop_recovery_points(request.drop_recovery_points.before)
-        case "copy_recovery_point":
-            job.copy_recovery_point(request.copy_recovery_point)
-        case "trace":
-            job.trace(request.trace)
-        case kind:
-            logger.warning("a message that this node does not know: %s", kind)

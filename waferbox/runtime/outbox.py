@@ -1,13 +1,12 @@
 """The responses of a node to the coordinator of its job: answers, log records and reports."""
 
+import asyncio
 import logging
-import threading
 import time
-import traceback
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 
-from waferbox.host.memory import is_refused_memory
+from waferbox.host.event_loop import Changes
 from waferbox.runtime.logs import is_advice
 from wsc.v1 import node_pb2, observation_pb2
 
@@ -91,88 +90,65 @@ class EventBatch:
 
 
 class Outbox:
-    """The responses of a node to one coordinator. Thread-safe; one thread iterates over it, and sends.
+    """The responses of a node to one coordinator. Used in one event loop.
 
-    Answers are sent in order, all of them; log records in batches, errors and advice at once. The thread that sends
-    also makes the reports that are due.
+    Answers are sent in order, all of them; log records in batches, errors and advice at once; reports once a second.
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._changes = Changes()
         self._responses: deque[node_pb2.AttachResponse] = deque()
         self._waiting = EventBatch("")
-        self._node = ""
         self._report: Report = lambda: None
         self._check: Callable[[], None] = lambda: None
         self._closed = False
 
     def open(self, node: str, report: Report, check: Callable[[], None]) -> None:
         """Sets the name of the node, and what is called when a report is due: `check`, then `report`."""
-        with self._changed:
-            self._node = node
-            self._waiting = EventBatch(node)
-            self._report = report
-            self._check = check
+        self._waiting = EventBatch(node)
+        self._report = report
+        self._check = check
 
     def put(self, response: node_pb2.AttachResponse) -> None:
-        """Adds an answer. Does not block."""
-        with self._changed:
-            self._responses.append(response)
-            self._changed.notify()
-
-    def fail(self, error: Exception) -> None:
-        """Reports an unexpected exception that has ended a thread of the job. Does not block."""
-        self.put(self.failure(error))
-
-    def failure(self, error: Exception) -> node_pb2.AttachResponse:
-        """Returns the response that ends the job with the traceback of an exception."""
-        failed = node_pb2.Failure(
-            kind=node_pb2.Failure.KIND_INTERNAL,
-            node=self._node,
-            message=f"{type(error).__name__}: {error}",
-            traceback="".join(traceback.format_exception(error)),
-            is_unfit=is_refused_memory(error),
-        )
-        return node_pb2.AttachResponse(failed=failed)
+        """Adds an answer."""
+        self._responses.append(response)
+        self._changes.notify()
 
     def log(self, record: observation_pb2.LogRecord) -> None:
-        """Adds a log record. Does not block."""
-        with self._changed:
-            self._waiting.add(observation_pb2.JobEvent(log=record))
-            if self._waiting.urgent:
-                self._changed.notify()
+        """Adds a log record."""
+        self._waiting.add(observation_pb2.JobEvent(log=record))
+        if self._waiting.urgent:
+            self._changes.notify()
 
     def close(self) -> None:
-        """Ends the iteration after all that was added."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
+        """Ends the responses after all that was added."""
+        self._closed = True
+        self._changes.notify()
 
-    def __iter__(self) -> Iterator[node_pb2.AttachResponse]:
-        due = time.monotonic() + BATCH_SECONDS
-        while True:
-            with self._changed:
-                self._changed.wait_for(
-                    lambda: self._responses or self._waiting.urgent or self._closed, max(0.0, due - time.monotonic())
-                )
-                responses, self._responses = self._responses, deque()
-                over = self._closed
-                # The last report of an execution precedes the answer that it has finished.
-                is_due = time.monotonic() >= due or any(response.HasField("finished") for response in responses)
-                flush = is_due or over or self._waiting.urgent or any(r.HasField("failed") for r in responses)
-                events = observation_pb2.JobEvents()
-                if flush:
-                    events = self._waiting.events()
-                    self._waiting.clear()
-                report, check = (self._report, self._check) if is_due and not over else (None, None)
-            if report is not None and check is not None:
-                due = time.monotonic() + BATCH_SECONDS
-                check()
-                made = report()
+    async def responses(self) -> AsyncIterator[node_pb2.AttachResponse]:
+        """All responses, until the outbox is closed."""
+        loop = asyncio.get_running_loop()
+        due = loop.time() + BATCH_SECONDS
+        over = False
+        while not over:
+            await self._changes.until(
+                lambda: self._responses or self._waiting.urgent or self._closed, max(0.0, due - loop.time())
+            )
+            responses, self._responses = self._responses, deque()
+            over = self._closed
+            # The last report of an execution precedes the answer that it has finished.
+            is_due = loop.time() >= due or any(response.HasField("finished") for response in responses)
+            events = observation_pb2.JobEvents()
+            if is_due or over or self._waiting.urgent or any(response.HasField("failed") for response in responses):
+                events = self._waiting.events()
+                self._waiting.clear()
+            if is_due and not over:
+                due = loop.time() + BATCH_SECONDS
+                self._check()
+                made = self._report()
                 if made is not None:
                     events.events.add(report=made)
             if events.events:
                 yield node_pb2.AttachResponse(events=events)
-            yield from responses
-            if over:
-                return
+            for response in responses:
+                yield response

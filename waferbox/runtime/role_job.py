@@ -98,20 +98,38 @@ class StepThread:
             report_failure(self._context, error)
 
 
+def failure_of(node: str, error: Exception) -> node_pb2.Failure:
+    """Returns the failure of a node's job after an exception has ended an execution or a command."""
+    match error:
+        case JobFailure():
+            failure = node_pb2.Failure(
+                kind=error.kind,
+                message=error.message,
+                traceback=error.traceback,
+                peer=error.peer,
+                is_unfit=error.is_unfit,
+            )
+        case LinkLost():
+            failure = node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, message=str(error), peer=error.peer)
+        case StepThreadHangs():
+            message = f"{node} hangs: {error}"
+            kind = node_pb2.Failure.KIND_INTERNAL
+            failure = node_pb2.Failure(kind=kind, message=message, traceback=error.stack, is_unfit=True)
+        case _:
+            message, is_unfit = f"{type(error).__name__}: {error}", is_refused_memory(error)
+            failure = node_pb2.Failure(
+                kind=node_pb2.Failure.KIND_INTERNAL,
+                message=f"{node} was refused memory: {message}" if is_unfit else message,
+                traceback="".join(traceback.format_exception(error)),
+                is_unfit=is_unfit,
+            )
+    failure.node = node
+    return failure
+
+
 def report_failure(context: JobContext, error: Exception) -> None:
     """Reports an exception that has ended an execution or a command to the coordinator."""
-    if isinstance(error, JobFailure):
-        context.fail(error.kind, error.message, error.traceback, error.peer, is_unfit=error.is_unfit)
-    elif isinstance(error, LinkLost):
-        context.fail(node_pb2.Failure.KIND_NODE, str(error), peer=error.peer)
-    elif isinstance(error, StepThreadHangs):
-        context.fail(node_pb2.Failure.KIND_INTERNAL, f"{context.node} hangs: {error}", error.stack, is_unfit=True)
-    else:
-        text = "".join(traceback.format_exception(error))
-        message, is_unfit = f"{type(error).__name__}: {error}", is_refused_memory(error)
-        if is_unfit:
-            message = f"{context.node} was refused memory: {message}"
-        context.fail(node_pb2.Failure.KIND_INTERNAL, message, text, is_unfit=is_unfit)
+    context.emit(node_pb2.AttachResponse(failed=failure_of(context.node, error)))
 
 
 # --- The job ----------------------------------------------------------------------------------------------------------

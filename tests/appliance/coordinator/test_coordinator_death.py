@@ -304,8 +304,8 @@ def kill_ingress(cluster: Any, ingress: Ingress) -> None:
         for run in ingress._coordinators._runs.values():
             run.cancel()
 
-    ingress._server.run(die())
-    ingress._server.run(ingress._server.server.stop(0))
+    ingress._server.loop.run(die())
+    ingress._server.loop.run(ingress._server.server.stop(0))
     ingress.close()
 
 

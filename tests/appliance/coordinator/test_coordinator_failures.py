@@ -207,7 +207,7 @@ def test_a_role_that_comes_late_is_waited_for(cluster: Any, client: Callable[...
 def test_a_cluster_that_shuts_down_cancels_its_jobs(cluster: Any, client: Callable[..., Any]) -> None:
     cluster.add(**FULL)
     one = started(client)
-    cluster.server.run(cluster.service.close(end_jobs=True))
+    cluster.server.loop.run(cluster.service.close(end_jobs=True))
     assert one.failure().kind == Failure.KIND_CANCELLED
 
 

@@ -95,7 +95,7 @@ def test_jobs_end_with_the_ingress_which_is_named(cluster: Any, client: Callable
 def test_a_shutdown_ends_what_the_ingress_runs(cluster: Any, client: Callable[..., Any], ingress: Ingress) -> None:
     one = client(ingress=ingress.address)
     one.compile()
-    cluster.server.run(cluster.service.close(end_jobs=True))
+    cluster.server.loop.run(cluster.service.close(end_jobs=True))
     assert "or the cluster did" in one.failure().message
     assert ingress._coordinators.count() == 0
 

@@ -1,16 +1,20 @@
 """A node at management: registration, heartbeats, another management, a refusal, an address that cannot be had."""
 
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
+import grpc
 import pytest
 from role_rig import FakeManagement, until
 
 from swarmx.swarmx_program import SwarmXJob
 from waferbox import deadlines, roles
 from waferbox.rpc.address import bind
+from waferbox.rpc.async_server import make_async_channel
+from waferbox.rpc.loop_thread import LoopThread
 from waferbox.rpc.server import make_server
-from waferbox.runtime import registration as registration_module
 from waferbox.runtime.node import Node, NodeSettings, parse_arguments
 from waferbox.runtime.registration import Registration
 from wsc.v1 import management_pb2, node_pb2
@@ -20,27 +24,45 @@ def hello() -> management_pb2.RegisterRequest:
     return management_pb2.RegisterRequest(role=node_pb2.ROLE_SWARMX, address="127.0.0.1:1")
 
 
+@contextmanager
+def registered(
+    management: FakeManagement,
+    on_refusal: Callable[[str], None] = pytest.fail,
+    open_channel: Callable[[str], grpc.aio.Channel] = make_async_channel,
+) -> Iterator[None]:
+    """Keeps a node registered within a with statement."""
+    loop = LoopThread(name="control", on_defect=lambda error: pytest.fail(str(error)))
+    registration = Registration(management.address, hello, on_refusal, open_channel)
+
+    async def start() -> None:
+        registration.start()
+
+    loop.start()
+    loop.run(start())
+    try:
+        yield
+    finally:
+        loop.run(registration.close())
+        loop.stop()
+
+
 def test_lease_is_kept_alive_and_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deadlines, "REGISTRATION", replace(deadlines.REGISTRATION, first_heartbeat=0.1))
     management = FakeManagement()
-    registration = Registration(management.address, hello, pytest.fail)
-    registration.start()
-    management.wait_for(node_pb2.ROLE_SWARMX)
-    until(lambda: management.heartbeats >= 3)
-    registration.close()
+    with registered(management):
+        management.wait_for(node_pb2.ROLE_SWARMX)
+        until(lambda: management.heartbeats >= 3)
     until(lambda: management.left == 1)
     management.close()
 
 
 def test_node_comes_back_when_management_does() -> None:
     first = FakeManagement()
-    registration = Registration(first.address, hello, pytest.fail)
-    registration.start()
-    first.wait_for(node_pb2.ROLE_SWARMX)
-    first.close()
-    second = FakeManagement(first.address)
-    second.wait_for(node_pb2.ROLE_SWARMX)
-    registration.close()
+    with registered(first):
+        first.wait_for(node_pb2.ROLE_SWARMX)
+        first.close()
+        second = FakeManagement(first.address)
+        second.wait_for(node_pb2.ROLE_SWARMX)
     second.close()
 
 
@@ -108,15 +130,11 @@ def test_a_defect_in_the_registration_ends_the_node(caplog: pytest.LogCaptureFix
         reasons.append(reason)
         ended.set()
 
-    def broken_channel(address: str, token: str) -> object:
+    def broken_channel(address: str) -> grpc.aio.Channel:
         raise RuntimeError("a defect")
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registration_module, "make_channel", broken_channel)
-        registration = Registration(management.address, hello, end)
-        registration.start()
+    with registered(management, end, broken_channel):
         assert ended.wait(10)
-        registration.close()
     assert reasons == ["a defect in this node's registration: RuntimeError('a defect')"]
     assert "Traceback" in caplog.text
     management.close()

@@ -1,5 +1,6 @@
 """What a role says of itself beside its work: counters of the links, spans of traced steps, the outbox's manners."""
 
+import asyncio
 import logging
 import threading
 import urllib.request
@@ -87,28 +88,36 @@ def record(number: int, level: int = logging.INFO) -> observation_pb2.LogRecord:
 
 
 def test_the_outbox_keeps_answers_and_drops_the_oldest_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox_module, "BATCH_SECONDS", 0.05)
-    box = Outbox()
-    box.open("n", lambda: observation_pb2.NodeReport(node="n", step=3), lambda: None)
-    for number in range(MAX_EVENTS + 5):
-        box.log(record(number))
-        box.put(node_pb2.AttachResponse(snapshot=node_pb2.Snapshot(step=number)))
-    box.put(node_pb2.AttachResponse(finished=node_pb2.Finished(epoch=1)))
-    sent = iter(box)
-    events = next(sent).events.events
-    assert events[0].log.message == "5 records were dropped, since they were made too fast"
-    assert [event.log.message for event in events[1:-1]] == [str(n) for n in range(5, MAX_EVENTS + 5)]
-    assert events[-1].report.step == 3  # before the word of the end
-    assert [next(sent).snapshot.step for _ in range(MAX_EVENTS + 5)] == list(range(MAX_EVENTS + 5))
-    assert next(sent).HasField("finished")
-    box.log(record(1, logging.ERROR))  # does not wait for others
-    assert next(sent).events.events[0].log.message == "1"
-    box.log(record(2))
-    assert [event.WhichOneof("kind") for event in next(sent).events.events] in (["log", "report"], ["report"])
-    box.log(record(3))
-    box.close()
-    rest = [event.log.message for response in sent for event in response.events.events if event.HasField("log")]
-    assert rest[-1] == "3"
+    async def check() -> None:
+        monkeypatch.setattr(outbox_module, "BATCH_SECONDS", 0.05)
+        box = Outbox()
+        box.open("n", lambda: observation_pb2.NodeReport(node="n", step=3), lambda: None)
+        for number in range(MAX_EVENTS + 5):
+            box.log(record(number))
+            box.put(node_pb2.AttachResponse(snapshot=node_pb2.Snapshot(step=number)))
+        box.put(node_pb2.AttachResponse(finished=node_pb2.Finished(epoch=1)))
+        sent = box.responses()
+        events = (await anext(sent)).events.events
+        assert events[0].log.message == "5 records were dropped, since they were made too fast"
+        assert [event.log.message for event in events[1:-1]] == [str(n) for n in range(5, MAX_EVENTS + 5)]
+        assert events[-1].report.step == 3  # before the word of the end
+        assert [(await anext(sent)).snapshot.step for _ in range(MAX_EVENTS + 5)] == list(range(MAX_EVENTS + 5))
+        assert (await anext(sent)).HasField("finished")
+        box.log(record(1, logging.ERROR))  # does not wait for others
+        assert (await anext(sent)).events.events[0].log.message == "1"
+        box.log(record(2))
+        assert [event.WhichOneof("kind") for event in (await anext(sent)).events.events] in (
+            ["log", "report"],
+            ["report"],
+        )
+        box.log(record(3))
+        box.close()
+        rest = [
+            event.log.message async for response in sent for event in response.events.events if event.HasField("log")
+        ]
+        assert rest[-1] == "3"
+
+    asyncio.run(check())
 
 
 def test_what_is_logged_while_a_job_is_there() -> None:

@@ -1,0 +1,71 @@
+"""An event loop for gRPC, and the thread that runs it."""
+
+import asyncio
+import concurrent.futures
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeVar
+
+from waferbox.host.event_loop import SteadyClock, SteadyEventLoop
+from waferbox.host.threads import GuardedThread
+
+_Result = TypeVar("_Result")
+
+SETTLE_SECONDS: Final = 1.0  # for calls that have ended with their server to be over
+
+
+class LoopThread:
+    """An event loop and its thread. Used by one thread, beside that of the loop."""
+
+    def __init__(self, *, name: str, on_defect: Callable[[Exception], None], clock: SteadyClock | None = None) -> None:
+        """Makes the loop, which does not run yet.
+
+        Args:
+            name: of the thread.
+            on_defect: as of GuardedThread.
+            clock: of the event loop, for what measures time.
+        """
+        self._loop = SteadyEventLoop(clock or SteadyClock())
+        self._thread = GuardedThread(self._loop.run_forever, name=name, on_defect=on_defect)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, _Result], timeout_seconds: float | None = None) -> _Result:
+        """Runs a coroutine in the event loop, and returns its result. Not to be called in the loop's own thread."""
+        if self._thread.is_alive():
+            return self.submit(coroutine).result(timeout_seconds)
+        return self._loop.run_until_complete(coroutine)
+
+    def submit(self, coroutine: Coroutine[Any, Any, _Result]) -> "concurrent.futures.Future[_Result]":
+        """Begins a coroutine in the event loop, after `start`, from any thread. Returns the future of its result."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the thread runs the loop."""
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Ends the thread and all tasks of the loop. Further calls have no effect."""
+        if self._loop.is_closed():
+            return
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+        self._loop.run_until_complete(_settle())
+        self._loop.close()
+
+
+async def _settle() -> None:
+    """Ends all tasks of the loop."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    # gRPC prints a traceback where a task of its own is cancelled otherwise than by the end of its call.
+    calls = [task for task in tasks if getattr(task.get_coro(), "__name__", "") == "_schedule_rpc_coro"]
+    if calls:
+        await asyncio.wait(calls, timeout=SETTLE_SECONDS)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    loop = asyncio.get_running_loop()
+    await loop.shutdown_asyncgens()
+    await loop.shutdown_default_executor()
