@@ -1,56 +1,40 @@
 """Models of nodes: they answer the coordinator of their job as real ones do, and run its steps together."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 import grpc
-from network import Channel, Context, Network, Server
-from tokens_shown import shown
+from network import Channel, Network, Server
 from values import EVALUATE, TRAIN, States, after_step, batch, metric, output_of
 from virtual_time import Process, World
 
 from waferbox import __version__, deadlines, roles
+from waferbox.host.threads import CancellationToken
+from waferbox.links.link import LinkLost
+from waferbox.runtime.node_job import JobFailure
+from waferbox.runtime.node_service import Emit, NodeService
+from waferbox.runtime.registration import Registration
+from waferbox.runtime.role_job import failure_of
 from waferbox.runtime.schedule import StepSchedule
-from waferbox.security.guard import caller_of
-from waferbox.security.tokens import Kind
-from wsc.v1 import management_pb2, management_pb2_grpc, node_pb2, node_pb2_grpc, observation_pb2, plan_pb2
+from wsc.v1 import management_pb2, node_pb2, node_pb2_grpc, observation_pb2, plan_pb2
 
 if TYPE_CHECKING:
     from coordinator_models import OutputsModel
 
 MANAGEMENT: Final = "management:9000"
 COORDINATOR: Final = roles.COORDINATOR.name
-REPORT_SECONDS: Final = (5.0, 1.0)  # of a node, and of a state keeper, from which the pace follows
 
 
-async def keep_registered(network: Network, process: Process, hello: "Hello") -> None:
-    """Registers with management, and again whenever the stream ends."""
+def registration_of(
+    network: Network, process: Process, hello: Callable[[], management_pb2.RegisterRequest]
+) -> Registration:
+    """The registration of a simulated process."""
 
-    async def heartbeats() -> AsyncIterator[management_pb2.RegisterRequest]:
-        is_first = True
-        while True:
-            yield hello.message(is_first=is_first)
-            is_first = False
-            await asyncio.sleep(deadlines.REGISTRATION.lease / deadlines.REGISTRATION.heartbeats_per_lease)
+    def open_channel(address: str) -> grpc.aio.Channel:
+        return Channel(network, process, address)  # type: ignore[return-value]
 
-    while True:
-        channel = Channel(network, process, MANAGEMENT, shown(Kind.NODE))
-        stub = management_pb2_grpc.ManagementStub(channel)  # type: ignore[arg-type]
-        with contextlib.suppress(grpc.aio.AioRpcError):
-            async for _ in stub.Register(heartbeats()):  # type: ignore[call-overload]
-                pass
-        await channel.close()
-        await asyncio.sleep(deadlines.REGISTRATION.retry)
-
-
-class Hello:
-    """The messages of a registration."""
-
-    def message(self, *, is_first: bool) -> management_pb2.RegisterRequest:
-        """Returns the next message. is_first: whether it is the first of a registration."""
-        raise NotImplementedError
+    return Registration(MANAGEMENT, hello, process.defects.append, open_channel)
 
 
 # --- What nodes have in common ----------------------------------------------------------------------------------------
@@ -91,6 +75,7 @@ class EpochModel:
         self.outputs: OutputsModel | None = None
         self.consumed = 0  # the last step that the client has consumed, as far as the nodes know
         self.step = 0
+        self.is_running = False
         self._sent: list[int] = []  # the steps whose outputs the client has not consumed, as far as the nodes know
         self._seconds = self._world.random.choice([0.02, 0.1, 0.4])  # of a step
         self._is_broken = False
@@ -106,6 +91,7 @@ class EpochModel:
     def start(self, work: "Work", start: node_pb2.Start) -> None:
         self._started[work.name] = start
         if self._started.keys() >= self.loaded.keys():
+            self.is_running = True
             self.step = start.done_steps
             schedule = StepSchedule.from_start(start)
             if schedule.num_steps:
@@ -136,8 +122,6 @@ class EpochModel:
         if dead:
             return
         step = self.step + 1
-        for work in works:
-            work.report_if_due(self.number, self.step)
         waiting = sum(sent > self.consumed for sent in self._sent)
         is_held = schedule.outputs_leave(step - schedule.done_steps) and waiting >= schedule.run_ahead_steps
         if is_held or any(work.is_stalled for work in works):
@@ -172,15 +156,15 @@ class EpochModel:
 
 
 class Work:
-    """The work of a node for one job."""
+    """The work of a node for one job, as an AttachedJob."""
 
-    def __init__(self, fabric: Fabric, node: "NodeModel", attach: node_pb2.AttachJob) -> None:
+    def __init__(self, fabric: Fabric, node: "NodeModel", attach: node_pb2.AttachJob, emit: Emit) -> None:
         self.name, self.index, self.job = attach.node, attach.index, attach.job
         self.role = node.role
         self.states: States = {}  # of a state keeper
         self.snapshots: dict[int, States] = {}
         self.step_kind = TRAIN
-        self.responses: asyncio.Queue[node_pb2.AttachResponse] = asyncio.Queue()
+        self._emit = emit
         self._fabric = fabric
         self._node = node
         self._random = fabric.world.random
@@ -191,8 +175,6 @@ class Work:
         self._epoch: EpochModel | None = None
         self._due: node_pb2.KeepRecoveryPoint | None = None
         self._last_point = 0
-        self._loading: asyncio.Task[None] | None = None
-        self._reported = 0.0
 
     @property
     def is_alive(self) -> bool:
@@ -204,86 +186,101 @@ class Work:
 
     def emit(self, **kind: object) -> None:
         if self.is_alive:
-            self.responses.put_nowait(node_pb2.AttachResponse(**kind))  # type: ignore[arg-type]
+            self._emit(node_pb2.AttachResponse(**kind))  # type: ignore[arg-type]
 
-    def fail(self, kind: "node_pb2.Failure.Kind.ValueType", message: str, peer: str = "") -> None:
-        self.emit(failed=node_pb2.Failure(kind=kind, node=self.name, message=message, peer=peer))
+    # --- as AttachedJob -----------------------------------------------------------------------------------------------
 
-    # --- commands of the coordinator ----------------------------------------------------------------------------------
+    def report(self) -> observation_pb2.NodeReport | None:
+        if self._epoch is None or not self._epoch.is_running:
+            return None
+        now = self._fabric.world.now
+        return observation_pb2.NodeReport(
+            node=self.name,
+            epoch=self._epoch.number,
+            step=self._epoch.step,
+            time=self._node.process.time_ns() / 1e9,
+            seconds={"total": now},
+        )
 
-    def handle(self, request: node_pb2.AttachRequest) -> None:
-        match request.WhichOneof("kind"):
-            case "attach":
-                self.emit(attached=node_pb2.Attached(endpoint=node_pb2.LinkEndpoint(address=self._node.address)))
+    def check_progress(self) -> None:
+        """Does nothing: steps of the model do not hang."""
+
+    async def execute(
+        self, command: node_pb2.AttachRequest, cancellation: CancellationToken
+    ) -> node_pb2.AttachResponse | None:
+        match command.WhichOneof("kind"):
             case "prepare_input":
-                self._loaders.add(request.prepare_input.loader)
+                self._loaders.add(command.prepare_input.loader)
             case "load":
-                self._leave()
-                self._loading = asyncio.create_task(self._load(request.load))
+                return await self._load(command.load, cancellation)
             case "start":
-                self._start(request.start)
+                self._start(command.start)
             case "stop":
                 self._leave()
-                self.emit(stopped=node_pb2.Stopped(epoch=request.stop.epoch))
+                return node_pb2.AttachResponse(stopped=node_pb2.Stopped(epoch=command.stop.epoch))
             case "release_snapshot":
-                self.snapshots.pop(request.release_snapshot.step, None)
+                self.snapshots.pop(command.release_snapshot.step, None)
             case "keep_recovery_point":
-                self._keep_after(request.keep_recovery_point)
+                self._keep_after(command.keep_recovery_point)
             case "drop_recovery_points":
-                self._drop(request.drop_recovery_points.before)
+                self._drop(command.drop_recovery_points.before)
             case "copy_recovery_point":
                 seconds = self._random.uniform(0.01, 0.5)
-                asyncio.get_running_loop().call_later(seconds, self._copy, request.copy_recovery_point)
+                asyncio.get_running_loop().call_later(seconds, self._copy, command.copy_recovery_point)
+        return None
 
-    def close(self) -> None:
-        """Ends the work, with its states."""
+    async def close(self) -> None:
         self._leave()
+        self._node.work = None
 
     def _leave(self) -> None:
-        if self._loading is not None:
-            self._loading.cancel()
         if self._epoch is not None:
             self._epoch.leave(self, by_stop=True)
         self._epoch = self._due = None
 
-    async def _load(self, load: node_pb2.Load) -> None:
+    async def _load(self, load: node_pb2.Load, cancellation: CancellationToken) -> node_pb2.AttachResponse:
+        self._leave()
         if load.HasField("memoryx"):
             self._plan = load.memoryx
         self.step_kind = TRAIN
         if any(slot.name == metric(self.index) for slot in self._plan.states):
             self.step_kind = EVALUATE
-        if load.recovery_point and not await self._restore(load):
-            return
+        if load.recovery_point:
+            await self._restore(load)
         if self.role == node_pb2.ROLE_WORKER:
-            if load.loader not in self._loaders:
-                self.fail(node_pb2.Failure.KIND_INTERNAL, f"{self.name} has no input {load.loader}")
-                return
-            self._loader, self._position = load.loader, load.done_steps
-            self._state_steps = set(load.state_steps)
-            for state in load.input_states[self.index : self.index + 1]:
-                loader, _, position = state.decode().rpartition(":")
-                assert loader == load.loader, "the state of a loader is that of another"
-                self._position = int(position)
+            self._set_input(load)
         if load.links:
-            epoch = self._epoch = self._fabric.epoch(self.job, load.epoch)
-            epoch.load(self, {spec.peer for spec in load.links if spec.peer != COORDINATOR})
-            end = self._fabric.world.now + deadlines.LINKS.open
-            while not epoch.is_linked(self):
-                if self._fabric.world.now >= end:
-                    missing = next(peer for peer in epoch.peers[self.name] if peer not in epoch.loaded)
-                    self.fail(node_pb2.Failure.KIND_NODE, f"the link to {missing} is lost", peer=missing)
-                    return
-                await asyncio.sleep(0.05)
-            for spec in load.links:
-                outputs = self._fabric.outputs.get(spec.token)
-                if spec.peer == COORDINATOR and outputs is not None:
-                    outputs.open(spec.token, self, epoch)
+            await self._open_links(load, cancellation)
         await asyncio.sleep(self._random.uniform(0.005, 0.3))
         missing_states = [slot.name for slot in self._plan.states if slot.name not in self.states]
-        self.emit(loaded=node_pb2.Loaded(epoch=load.epoch, missing_states=missing_states))
+        return node_pb2.AttachResponse(loaded=node_pb2.Loaded(epoch=load.epoch, missing_states=missing_states))
 
-    async def _restore(self, load: node_pb2.Load) -> bool:
-        """Restores a recovery point from the disk of the host, or a copy; False if there is neither."""
+    def _set_input(self, load: node_pb2.Load) -> None:
+        if load.loader not in self._loaders:
+            raise JobFailure(node_pb2.Failure.KIND_INTERNAL, f"{self.name} has no input {load.loader}")
+        self._loader, self._position = load.loader, load.done_steps
+        self._state_steps = set(load.state_steps)
+        for state in load.input_states[self.index : self.index + 1]:
+            loader, _, position = state.decode().rpartition(":")
+            assert loader == load.loader, "the state of a loader is that of another"
+            self._position = int(position)
+
+    async def _open_links(self, load: node_pb2.Load, cancellation: CancellationToken) -> None:
+        epoch = self._epoch = self._fabric.epoch(self.job, load.epoch)
+        epoch.load(self, {spec.peer for spec in load.links if spec.peer != COORDINATOR})
+        end = self._fabric.world.now + deadlines.LINKS.open
+        while not epoch.is_linked(self):
+            if self._fabric.world.now >= end or cancellation.cancelled:
+                missing = next(peer for peer in epoch.peers[self.name] if peer not in epoch.loaded)
+                raise LinkLost(missing, "it did not connect")
+            await asyncio.sleep(0.05)
+        for spec in load.links:
+            outputs = self._fabric.outputs.get(spec.token)
+            if spec.peer == COORDINATOR and outputs is not None:
+                outputs.open(spec.token, self, epoch)
+
+    async def _restore(self, load: node_pb2.Load) -> None:
+        """Restores a recovery point from the disk of the host, or a copy."""
         await asyncio.sleep(self._random.uniform(0.005, 0.3))
         disks, key = self._fabric.disks, (self.job, self.name, load.recovery_point)
         own = (self._node.process.host, *key)
@@ -293,11 +290,10 @@ class Work:
                 if other is not None and (other.process.host, *key) in disks:
                     disks[own] = disks[other.process.host, *key]
         if own not in disks:
-            self.fail(node_pb2.Failure.KIND_INTERNAL, f"{self.name} finds no share of point {load.recovery_point:x}")
-            return False
+            message = f"{self.name} finds no share of point {load.recovery_point:x}"
+            raise JobFailure(node_pb2.Failure.KIND_INTERNAL, message)
         self.states = dict(disks[own])
         self._emit_kept(load.recovery_point)
-        return True
 
     def _start(self, start: node_pb2.Start) -> None:
         assert self._epoch is not None, "an epoch is started that is not loaded"
@@ -340,20 +336,10 @@ class Work:
         if self._last_point and self.role == node_pb2.ROLE_MEMORYX:
             self._write_share(self._last_point)
 
-    def report_if_due(self, epoch: int, step: int) -> None:
-        """Reports progress now and then."""
-        now = self._fabric.world.now
-        if now - self._reported >= REPORT_SECONDS[self.role == node_pb2.ROLE_MEMORYX]:
-            self._reported = now
-            report = observation_pb2.NodeReport(
-                node=self.name, epoch=epoch, step=step, time=self._node.process.time_ns() / 1e9, seconds={"total": now}
-            )
-            self.emit(events=observation_pb2.JobEvents(events=[observation_pb2.JobEvent(report=report)]))
-
     def lose_link(self, peer: str, epoch: int) -> None:
         """Reports a lost link of an epoch, unless the coordinator has ended it."""
         if self._epoch is not None and self._epoch.number == epoch:
-            self.fail(node_pb2.Failure.KIND_NODE, f"the link to {peer} is lost", peer=peer)
+            self.emit(failed=failure_of(self.name, LinkLost(peer, "it is lost")))
 
     # --- recovery points ----------------------------------------------------------------------------------------------
 
@@ -399,8 +385,8 @@ class Work:
         self.emit(recovery_point_copied=copied)
 
 
-class NodeModel(node_pb2_grpc.NodeServiceServicer, Hello):
-    """A node: registers, renews its lease, and works for one job at a time."""
+class NodeModel:
+    """A node: the real registration and service, with a model of its work."""
 
     def __init__(
         self, fabric: Fabric, name_number: int, role: "node_pb2.Role.ValueType", address: str, host: str
@@ -410,76 +396,38 @@ class NodeModel(node_pb2_grpc.NodeServiceServicer, Hello):
         self.process = Process(network.world, f"{module}-node-{name_number}", host)
         self.role = role
         self.address = address
-        self.attached: node_pb2.AttachJob | None = None
         self.work: Work | None = None
         self._fabric = fabric
-        self._lease = 0  # time of the last
-        self._instance = ""
-        self._instances = 0
+        self._registration = registration_of(network, self.process, self._hello)
+        self.service = NodeService(
+            self._make_job, self._endpoint, lambda: self._registration.instance, self.process.defects.append
+        )
         server = Server(network, self.process, address)
-        node_pb2_grpc.add_NodeServiceServicer_to_server(self, server)  # type: ignore[arg-type]
-        self._free = asyncio.Lock()
+        node_pb2_grpc.add_NodeServiceServicer_to_server(self.service, server)  # type: ignore[arg-type]
         self.process.start(self._run)
 
     async def _run(self) -> int:
-        await keep_registered(self._fabric.network, self.process, self)
+        self._registration.start()
+        await asyncio.get_running_loop().create_future()
         return 0
 
-    def message(self, *, is_first: bool) -> management_pb2.RegisterRequest:
-        if is_first:
-            self._instances += 1
-            self._instance = f"{self.process.pid}-{self._instances}"
-        attached = self.attached or node_pb2.AttachJob()
+    def _endpoint(self) -> node_pb2.LinkEndpoint:
+        return node_pb2.LinkEndpoint(address=self.address)
+
+    def _make_job(self, attach: node_pb2.AttachJob, emit: Emit) -> Work:
+        self.work = Work(self._fabric, self, attach, emit)
+        return self.work
+
+    def _hello(self) -> management_pb2.RegisterRequest:
         return management_pb2.RegisterRequest(
             role=self.role,
             address=self.address,
             host=self.process.host,
             version=__version__,
             process_id=self.process.pid,
-            instance=self._instance,
-            job=attached.job,
-            member=attached.node,
+            job=self.service.attached_job.job,
+            member=self.service.attached_job.node,
         )
-
-    async def Attach(
-        self, request_iterator: AsyncIterator[node_pb2.AttachRequest], context: Context
-    ) -> AsyncIterator[node_pb2.AttachResponse]:
-        caller = caller_of(context.invocation_metadata())
-        assert caller is not None
-        job, instance, time_ns = caller.names
-        if instance != self._instance or int(time_ns) < self._lease:
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "this lease is not of this node, or an old one")
-        self._lease = int(time_ns)
-        try:
-            async with asyncio.timeout(deadlines.ATTACHMENT.previous_job):
-                await self._free.acquire()
-        except TimeoutError:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this node works for another job")
-        try:
-            first = await anext(request_iterator, None)
-            if first is None:
-                return
-            assert first.attach.job == job
-            self.attached = first.attach
-            work = self.work = Work(self._fabric, self, first.attach)
-            reading = asyncio.create_task(self._read(work, first, request_iterator))
-            try:
-                while (response := await work.responses.get()).WhichOneof("kind") is not None:
-                    yield response
-            finally:
-                reading.cancel()
-                work.close()
-        finally:
-            self.attached = self.work = None
-            self._free.release()
-
-    async def _read(
-        self, work: Work, first: node_pb2.AttachRequest, requests: AsyncIterator[node_pb2.AttachRequest]
-    ) -> None:
-        work.handle(first)
-        async for request in requests:
-            work.handle(request)
-        work.responses.put_nowait(node_pb2.AttachResponse())  # the end
 
     # --- the states, as clients read and write them -------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from random import Random
 from client_models import ClientModel
 from coordinator_models import Records, SimulatedCoordinator
 from network import Channel, Network, Server
-from node_models import MANAGEMENT, Fabric, Hello, NodeModel, keep_registered
+from node_models import MANAGEMENT, Fabric, NodeModel, registration_of
 from virtual_time import Process, World
 
 from appliance.coordinator.processes import CoordinatorProcess, IngressProcess
@@ -94,15 +94,6 @@ class StartedProcess:
                 await self.wait()
         except TimeoutError:
             self.kill()
-
-
-class IngressHello(Hello):
-    """The messages of the registration of the ingress."""
-
-    def message(self, *, is_first: bool) -> management_pb2.RegisterRequest:
-        return management_pb2.RegisterRequest(
-            role=node_pb2.ROLE_INGRESS, address=INGRESS, host="host-1", version=__version__
-        )
 
 
 class OrphansOnDisk:
@@ -226,12 +217,15 @@ class SimulatedCluster:
         server = Server(self.network, process, INGRESS)
         ingress_pb2_grpc.add_IngressServicer_to_server(coordinators, server)  # type: ignore[arg-type]
 
-        async def run() -> int:
-            reporting = asyncio.create_task(
-                report_orphaned_jobs(orphans, Channel(self.network, process, MANAGEMENT))  # type: ignore[arg-type]
+        def hello() -> management_pb2.RegisterRequest:
+            return management_pb2.RegisterRequest(
+                role=node_pb2.ROLE_INGRESS, address=INGRESS, host=process.host, version=__version__
             )
-            await keep_registered(self.network, process, IngressHello())
-            await reporting
+
+        async def run() -> int:
+            registration_of(self.network, process, hello).start()
+            await report_orphaned_jobs(orphans, Channel(self.network, process, MANAGEMENT))  # type: ignore[arg-type]
+            await asyncio.get_running_loop().create_future()
             return 0
 
         process.start(run)
@@ -365,7 +359,7 @@ class SimulatedCluster:
             and all(not client.process.is_alive for client in self.clients)
             and not service._jobs.all_live()
             and not any(coordinator.process.is_alive for coordinator in self.coordinators)
-            and all(node.attached is None for node in self.nodes)
+            and not any(node.service.attached_job.job for node in self.nodes)
             and len(service._registry._nodes) == len(self.nodes) + (self.ingress is not None)
             and all(not node.info.job for node in service._registry._nodes.values())
         )
@@ -389,6 +383,9 @@ class SimulatedCluster:
                 continue
             end = client.cause or client.refusal
             explanations = [kinds for text, kinds in EXPLANATIONS.items() if text in end]
+            if not any(each.had_hello for each in self.coordinators if each.job == client.job):
+                # The job was being created: nothing is lost, and the script can be started again.
+                explanations.append({"kill management", "stall a client"})
             assert not end or any(kinds & self._kinds() for kinds in explanations), f"{client.job}: {end}"
 
     def _check_ends(self) -> None:
@@ -437,7 +434,7 @@ class SimulatedCluster:
             for each in self.coordinators
             if each.process.is_alive
         ]
-        lines += [f"{n.process.name} is attached for {n.attached}" for n in self.nodes if n.attached is not None]
+        lines += [f"{node.process.name} works for {node.work.job}" for node in self.nodes if node.work is not None]
         lines += [f"{node.info}" for node in service._registry._nodes.values() if node.info.job]
         lines.append(f"{len(service._registry._nodes)} registered of {len(self.nodes)}")
         return "\n".join(lines)

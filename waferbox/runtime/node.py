@@ -90,7 +90,7 @@ class _AttachMethod(node_pb2_grpc.NodeServiceServicer):
     """The NodeService of a server with threads, which an event loop serves."""
 
     def __init__(self, service: NodeService, loop: LoopThread) -> None:
-        self._attach = LoopMethod(service.attach, loop)
+        self._attach = LoopMethod(service.Attach, loop)
 
     def Attach(
         self, request_iterator: Iterator[node_pb2.AttachRequest], context: grpc.ServicerContext

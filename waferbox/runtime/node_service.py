@@ -84,10 +84,9 @@ class NodeService:
         """The job that has the node, and the node's name in it; empty while there is none."""
         return self._attached_job
 
-    async def attach(
-        self, requests: AsyncIterator[node_pb2.AttachRequest], context: CallContext
+    async def Attach(
+        self, request_iterator: AsyncIterator[node_pb2.AttachRequest], context: CallContext
     ) -> AsyncIterator[node_pb2.AttachResponse]:
-        """Serves the coordinator of a job, as the method Attach."""
         job = await self._leased_to(context)
         try:
             async with asyncio.timeout(deadlines.ATTACHMENT.previous_job):
@@ -96,7 +95,7 @@ class NodeService:
             reason = f"this node works for job {self._attached_job.job}"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
         outbox = Outbox()
-        serving = asyncio.create_task(self._serve(job, requests, outbox))
+        serving = asyncio.create_task(self._serve(job, request_iterator, outbox))
         self._serving.add(serving)
         serving.add_done_callback(self._serving.discard)
         try:
