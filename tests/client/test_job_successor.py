@@ -111,10 +111,10 @@ def test_a_coordinator_that_is_not_reached_at_once_is_tried_again(cluster: Serve
     job = ClientJob(cluster.address, ClusterConfig(), "")
     try:
         until(lambda: lost.coordinator.sessions)
-        assert job.connection.coordinator == lost.address
+        assert job.session.connection.coordinator == lost.address
         lost.stop()
-        until(lambda: job.connection.incarnation)
-        assert (job.connection.coordinator, job.connection.incarnation) == (cluster.address, 1)
+        until(lambda: job.session.connection.incarnation)
+        assert (job.session.connection.coordinator, job.session.connection.incarnation) == (cluster.address, 1)
         assert job.alive
         assert cluster.coordinator.sessions == refused + 1
     finally:
@@ -135,7 +135,7 @@ def test_a_coordinator_that_dies_before_the_client_reaches_it_has_a_successor(
             ClientJob(cluster.address, ClusterConfig(), "")
     job = ClientJob(cluster.address, ClusterConfig(), "")
     try:
-        assert job.connection.coordinator == cluster.address
+        assert job.session.connection.coordinator == cluster.address
         until(lambda: cluster.coordinator.sessions)
         assert job.alive
     finally:
@@ -166,8 +166,8 @@ def test_management_has_its_time_once_the_ingress_is_there(
         management.begin = time.monotonic()
         management.ingress_away_seconds, management.away_seconds = ingress_away_seconds, away_seconds
         cluster.coordinator.break_sessions()
-        until(lambda: job.connection.incarnation or job.failure is not None)
-        assert job.connection.incarnation == is_found
+        until(lambda: job.session.connection.incarnation or job.failure is not None)
+        assert job.session.connection.incarnation == is_found
         assert is_found or isinstance(job.failure, NodeLostError)
     finally:
         job.close()

@@ -1,4 +1,4 @@
-"""A defect in a thread of the session reaches the script, with its traceback."""
+"""A defect in a task of the session reaches the script, with its traceback."""
 
 import threading
 from collections.abc import Iterator
@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 from fake_cluster import FakeCluster
 
-from cstorch._internal.session.execution.stream import ExecutionStream
+from cstorch._internal.session.execution.stream import ExecutionCall, ExecutionStream
 from cstorch._internal.session.job import ClientJob
+from cstorch._internal.session.job_session import JobSession
 from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import InternalError
 from waferbox import deadlines
@@ -23,13 +24,13 @@ def cluster() -> Iterator[FakeCluster]:
     server.stop(None).wait(5)
 
 
-def fail(_: object) -> None:
+def fail(*_: object) -> None:
     raise ZeroDivisionError("oh")
 
 
 @pytest.mark.defects
-def test_a_defect_in_the_thread_of_the_session(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ClientJob, "_watch", fail)
+def test_a_defect_in_the_session(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(JobSession, "_take", fail)
     job = ClientJob(cluster.address, ClusterConfig(), "")
     try:
         with pytest.raises(InternalError, match=r"(?s)ZeroDivisionError: oh.*in fail"):
@@ -40,8 +41,8 @@ def test_a_defect_in_the_thread_of_the_session(cluster: FakeCluster, monkeypatch
 
 
 @pytest.mark.defects
-def test_a_defect_in_the_thread_of_an_execution(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ExecutionStream, "_read", fail)
+def test_a_defect_in_the_stream_of_an_execution(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ExecutionCall, "_follow", fail)
     monkeypatch.setattr(deadlines, "END", replace(deadlines.END, verdict=0.1))
     job = ClientJob(cluster.address, ClusterConfig(), "")
     stream = ExecutionStream(job, coordinator_pb2.Begin(num_steps=1))

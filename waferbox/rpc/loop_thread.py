@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
@@ -39,6 +40,11 @@ class LoopThread:
     def submit(self, coroutine: Coroutine[Any, Any, _Result]) -> "concurrent.futures.Future[_Result]":
         """Begins a coroutine in the event loop, after `start`, from any thread. Returns the future of its result."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def call_soon(self, callback: Callable[[], object]) -> None:
+        """Calls a function in the event loop, after `start`, from any thread. Does not wait. No effect after `stop`."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(callback)
 
     @property
     def is_running(self) -> bool:

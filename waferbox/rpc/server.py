@@ -123,9 +123,10 @@ def through(gateway: str, address: str) -> str:
     return f"{address}{_VIA}{gateway}" if gateway else address
 
 
-def is_from_ingress(error: grpc.Call) -> bool:
+def is_from_ingress(error: grpc.Call | grpc.aio.AioRpcError) -> bool:
     """Whether a call has failed behind the ingress that it went to, and not on the way to the ingress."""
-    return any(key == INGRESS_KEY for key, _ in error.trailing_metadata() or ())
+    entries: Any = error.trailing_metadata() or ()
+    return any(key == INGRESS_KEY for key, _ in entries)
 
 
 class _MarkedMethod:

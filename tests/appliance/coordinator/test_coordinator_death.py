@@ -89,9 +89,9 @@ class Script:
 
     def kill_coordinator(self) -> None:
         """And wait until the script has another."""
-        incarnation = self.job.connection.incarnation
+        incarnation = self.job.session.connection.incarnation
         self.coordinator().kill()
-        self.cluster.until(lambda: self.job.connection.incarnation > incarnation)
+        self.cluster.until(lambda: self.job.session.connection.incarnation > incarnation)
 
     def coordinator(self) -> Any:
         return self.cluster.coordinator(self.job.name)
@@ -155,7 +155,7 @@ def test_whose_management_had_been_started_anew(
     cluster.until(lambda: cluster.jobs())
     cluster.wait_for_nodes(4)
     coordinator.kill()
-    cluster.until(lambda: one.job.connection.incarnation)
+    cluster.until(lambda: one.job.session.connection.incarnation)
     go.set()
     one.finish(NUM_STEPS)
     causes = [restart.cause for restart in one.info().restarts]
@@ -185,7 +185,7 @@ def test_with_its_management(
     else:
         assert not cluster.jobs()
         coordinator.kill()
-    cluster.until(lambda: one.job.connection.incarnation)
+    cluster.until(lambda: one.job.session.connection.incarnation)
     go.set()
     one.finish(NUM_STEPS)
     causes = [restart.cause for restart in one.info().restarts]
@@ -285,7 +285,7 @@ def test_at_an_ingress(cluster: Any, script: Callable[..., Script], tmp_path: Pa
         go = hold(cluster, 15)
         one.run(10)
         ingress._coordinators._children[one.job.name].kill()
-        cluster.until(lambda: one.job.connection.incarnation)
+        cluster.until(lambda: one.job.session.connection.incarnation)
         go.set()
         one.finish(NUM_STEPS)
         one.close()
@@ -342,7 +342,7 @@ def test_with_its_ingress(
         if management == "dies before and comes after":
             cluster.start_management(address)
         ingress = start_ingress(cluster, ingress.address)
-        cluster.until(lambda: one.job.connection.incarnation, 30.0)
+        cluster.until(lambda: one.job.session.connection.incarnation, 30.0)
         go.set()
         one.finish(NUM_STEPS)
         assert one.info().num_restarts == 1
@@ -371,8 +371,8 @@ def test_a_script_on_another_host_that_was_cut_off_comes_back(
     one.start()
     go = hold(cluster, 15)
     one.run(10)
-    one.job.connection.channel.close()
-    cluster.until(lambda: one.job.connection.incarnation)
+    one.job.run(one.job.session.connection.channel.close(None))
+    cluster.until(lambda: one.job.session.connection.incarnation)
     monkeypatch.setattr(ClientSession, "check_connection", check)
     go.set()
     one.finish(NUM_STEPS)
@@ -392,8 +392,8 @@ def test_a_script_on_another_host_that_does_not_come_back_ends_its_job(
     monkeypatch.setattr(session_job, "host_id", lambda: "elsewhere")
     monkeypatch.setattr(deadlines, "COORDINATION", replace(deadlines.COORDINATION, session_return=0.5))
     one = script()
-    one.job._stop_replacing()
-    one.job.connection.channel.close()
+    one.job.session._may_be_replaced = False
+    one.job.run(one.job.session.connection.channel.close(None))
     cluster.until(lambda: cluster.jobs()[0].ended)
     assert cluster.jobs()[0].phase == management_pb2.JOB_PHASE_CANCELLED
     assert "the client did not open a session within 0.5 s" in cluster.jobs()[0].message
@@ -412,7 +412,7 @@ def test_a_script_on_another_host_may_leave_an_execution(
     one.begin(5)
     one.start()
     one.finish(5)
-    assert not one.job.connection.incarnation
+    assert not one.job.session.connection.incarnation
 
 
 def test_with_an_ingress_that_does_not_come_back(
@@ -486,11 +486,11 @@ def test_while_another_node_is_replaced(cluster: Any, script: Callable[..., Scri
     one.run(10)
     cluster.kill(2)
     cluster.until(lambda: one.info().waiting_for)
-    incarnation = one.job.connection.incarnation
+    incarnation = one.job.session.connection.incarnation
     one.coordinator().kill()
     cluster.add(wafer=1)
     go.set()
-    cluster.until(lambda: one.job.connection.incarnation > incarnation)
+    cluster.until(lambda: one.job.session.connection.incarnation > incarnation)
     one.finish(NUM_STEPS)
 
 
@@ -531,12 +531,12 @@ def test_with_a_node_at_once(cluster: Any, script: Callable[..., Script]) -> Non
 
 def test_calls_that_are_under_way_are_made_again(cluster: Any, script: Callable[..., Script]) -> None:
     one = script()
-    incarnation = one.job.connection.incarnation
+    incarnation = one.job.session.connection.incarnation
     one.coordinator().kill()
     assert one.job.compile("good", OPTIONS).artifact == "artifact-good"
     one.job.prepare_input(INPUT)
     assert len(one.job.shards()) == 1
-    cluster.until(lambda: one.job.connection.incarnation > incarnation)
+    cluster.until(lambda: one.job.session.connection.incarnation > incarnation)
 
 
 def test_again_and_again_ends_the_job(cluster: Any, script: Callable[..., Script]) -> None:

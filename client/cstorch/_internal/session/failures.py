@@ -21,6 +21,12 @@ from waferbox.rpc.server import is_from_ingress
 from wsc.v1 import node_pb2
 
 
+def status_of(error: grpc.RpcError) -> grpc.Call | grpc.aio.AioRpcError:
+    """Returns the error of a call, of either kind of channel, as the object that has its status."""
+    assert isinstance(error, grpc.Call | grpc.aio.AioRpcError)
+    return error
+
+
 def from_failure(failure: node_pb2.Failure) -> CstorchError:
     """Returns the exception for a failure that the cluster reports."""
     text = failure.message or "the cluster gave no reason"
@@ -59,9 +65,9 @@ def from_error(error: Exception, doing: str) -> CstorchError:
 
 def from_rpc_error(error: grpc.RpcError, doing: str) -> CstorchError:
     """Returns the exception for a failed gRPC call; `doing` names the operation, e.g. "compiling the step"."""
-    assert isinstance(error, grpc.Call)
-    details = error.details() or "no details"
-    match error.code():
+    status = status_of(error)
+    details = status.details() or "no details"
+    match status.code():
         case grpc.StatusCode.UNAVAILABLE:
             return ClusterUnreachableError(f"the connection to the cluster was lost while {doing}")
         case grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -72,36 +78,36 @@ def from_rpc_error(error: grpc.RpcError, doing: str) -> CstorchError:
             return ConfigurationError(details)
         case grpc.StatusCode.FAILED_PRECONDITION | grpc.StatusCode.RESOURCE_EXHAUSTED | grpc.StatusCode.NOT_FOUND:
             return ClusterError(details)
-    return InternalError(f"a call failed with {error.code().name} while {doing}: {details}")
+    return InternalError(f"a call failed with {status.code().name} while {doing}: {details}")
 
 
 def is_management_away(error: grpc.RpcError) -> bool:
     """Whether an ingress answered, but has no management service to pass the call on to."""
-    assert isinstance(error, grpc.Call)
-    return error.code() == grpc.StatusCode.UNAVAILABLE and is_from_ingress(error)
+    status = status_of(error)
+    return status.code() == grpc.StatusCode.UNAVAILABLE and is_from_ingress(status)
 
 
 def from_create_job_error(error: grpc.RpcError, management: str, version: str) -> CstorchError:
     """Returns the exception for a failed CreateJob call."""
-    assert isinstance(error, grpc.Call)
-    details = error.details() or ""
-    if error.code() == grpc.StatusCode.UNIMPLEMENTED:
+    status = status_of(error)
+    code, details = status.code(), status.details() or ""
+    if code == grpc.StatusCode.UNIMPLEMENTED:
         return ClusterUnreachableError(
             f"what listens at {management} is no management service, but perhaps another process of the cluster: check "
             "the port, which `waferbox up` printed"
         )
     if is_management_away(error):
         return ClusterUnreachableError(details)
-    if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+    if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
         return ConfigurationError(f"{management} refuses a job to this script: {details}")
-    if error.code() == grpc.StatusCode.FAILED_PRECONDITION and "version" in details:
+    if code == grpc.StatusCode.FAILED_PRECONDITION and "version" in details:
         return VersionMismatchError(details if version in details else f"{details} (this client is version {version})")
     return from_rpc_error(error, "asking for a job")
 
 
 def from_compile_error(error: grpc.RpcError) -> CstorchError:
     """Returns the exception for a failed Compile call."""
-    assert isinstance(error, grpc.Call)
-    if error.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED):
-        return CompileError(error.details() or "the step does not compile")
+    status = status_of(error)
+    if status.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED):
+        return CompileError(status.details() or "the step does not compile")
     return from_rpc_error(error, "compiling the step")

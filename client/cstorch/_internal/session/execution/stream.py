@@ -1,20 +1,21 @@
 """The stream of an execution: the messages of the script and the coordinator, from its first step to its last."""
 
+import asyncio
 import logging
 import queue
 import secrets
-import threading
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Final, Literal
 
 import grpc
 
 from cstorch._internal.session import failures
 from cstorch._internal.session.job import ClientJob
-from cstorch.errors import InternalError
-from waferbox.host.threads import GuardedThread
+from cstorch._internal.session.job_session import JobSession
+from cstorch.errors import InternalError, JobCancelledError
 from wsc.v1 import coordinator_pb2
 
 logger = logging.getLogger("cstorch.execution")
@@ -22,97 +23,117 @@ logger = logging.getLogger("cstorch.execution")
 Expected = Literal["state_wanted", "started", "outputs", "checkpoint", "finished"]
 
 CHECK_SECONDS: Final = 1.0
-JOIN_SECONDS: Final = 5.0
 # The number of consumed steps that are reported together, unless the script has no outputs left before.
 CONSUMED_INTERVAL: Final = 4
 
 
-class ExecutionStream:
-    """One execution on a job, as its Execute call; continued with the successor of a coordinator that has died.
+class ExecutionCall:
+    """One execution as its Execute call, continued with the successor of a coordinator that has died.
 
-    Used by the script's thread; a thread of its own reads the responses. The number of outputs that are not yet read
-    is bounded by the coordinator, to which consumed steps are reported.
+    Used in the event loop of the session.
+    """
+
+    def __init__(
+        self,
+        session: JobSession,
+        begin: coordinator_pb2.Begin,
+        deliver: Callable[[coordinator_pb2.ExecuteResponse | Exception | None], None],
+    ) -> None:
+        """
+        Args:
+            session: The session of the job that has compiled the step.
+            begin: What is run, without the token and the identifier.
+            deliver: Takes each response, and at last the error of the call; None: it ended without one.
+        """
+        self._session = session
+        self._begin = begin
+        self._begin.token = session.token
+        self._begin.id = secrets.token_hex(8)
+        self._deliver = deliver
+        self._resumption = coordinator_pb2.Resumption()  # the script's progress, for a successor of the coordinator
+        self._requests: asyncio.Queue[coordinator_pb2.ExecuteRequest] = asyncio.Queue()  # of the present call
+        self._reading = asyncio.create_task(self._read())
+
+    def send(self, request: coordinator_pb2.ExecuteRequest) -> None:
+        """Queues a message to the coordinator. No effect while there is none: what matters is in the resumption."""
+        match request.WhichOneof("kind"):
+            case "consumed":
+                self._resumption.consumed_step = request.consumed.step
+            case "checkpoint_released":
+                self._resumption.released_checkpoints.append(request.checkpoint_released.step)
+        self._requests.put_nowait(request)
+
+    async def close(self) -> None:
+        """Ends the call; before the last step this cancels the execution."""
+        self._reading.cancel()
+        await asyncio.wait([self._reading])
+
+    async def _read(self) -> None:
+        try:
+            self._deliver(await self._follow())
+        except Exception as defect:
+            logger.exception("a defect in the stream of an execution")
+            self._deliver(defect)
+
+    async def _follow(self) -> grpc.RpcError | None:
+        """Delivers the responses of the coordinator, and of those that take over, until the last; returns its error."""
+        while True:
+            connection = self._session.connection
+            kind = None
+            try:
+                async for response in connection.stub.Execute(self._sent()):
+                    kind = response.WhichOneof("kind")
+                    self._record_progress(response)
+                    self._deliver(response)
+                return None
+            except grpc.RpcError as error:
+                if kind in ("finished", "failed"):
+                    return None
+                if not await self._session.has_successor(error, connection.incarnation):
+                    logger.debug("the execution of incarnation %d ended: %s", connection.incarnation, error)
+                    return error
+            self._requests = asyncio.Queue()
+            self._begin.resumption.CopyFrom(self._resumption)
+
+    async def _sent(self) -> AsyncIterator[coordinator_pb2.ExecuteRequest]:
+        requests = self._requests
+        yield coordinator_pb2.ExecuteRequest(begin=self._begin)
+        while True:
+            yield await requests.get()
+
+    def _record_progress(self, response: coordinator_pb2.ExecuteResponse) -> None:
+        match response.WhichOneof("kind"):
+            case "started":
+                self._resumption.started = True
+            case "outputs":
+                self._resumption.shown_step = response.outputs.steps[-1].step
+            case "checkpoint":
+                self._resumption.announced_checkpoints.append(response.checkpoint.step)
+
+
+class ExecutionStream:
+    """The messages of one execution, for the script's thread.
+
+    The number of outputs that are not yet read is bounded by the coordinator, to which consumed steps are reported.
 
     Args:
         job: The job that has compiled the step.
-        begin: What is run; the stream adds the token and the identifier.
+        begin: What is run; the call adds the token and the identifier.
     """
 
     def __init__(self, job: ClientJob, begin: coordinator_pb2.Begin) -> None:
         self._job = job
-        self._begin = begin
-        self._begin.token = job.token
-        self._begin.id = secrets.token_hex(8)
-        self._lock = threading.Lock()  # of the next five
-        self._requests: queue.SimpleQueue[coordinator_pb2.ExecuteRequest | None] = queue.SimpleQueue()
-        self._closed = False
-        self._resumption = coordinator_pb2.Resumption()  # the script's progress, for a successor of the coordinator
-        self._incarnation = 0  # of the coordinator that is called
-        self._call = self._open()
         self._responses: queue.SimpleQueue[coordinator_pb2.ExecuteResponse | Exception | None] = queue.SimpleQueue()
         self._outputs: deque[coordinator_pb2.StepOutputs] = deque()
         self._consumed = 0  # steps since the last report
-        self._reader = GuardedThread(self._read, name="cstorch execution", on_defect=self._responses.put)
-        self._reader.start()
+        self._call = job.run(self._open(begin))
 
-    def _open(self) -> "grpc.CallIterator[coordinator_pb2.ExecuteResponse]":
-        """Opens the call; with the lock, or before there are threads."""
-        connection = self._job.connection
-        self._incarnation = connection.incarnation
-        self._requests.put(coordinator_pb2.ExecuteRequest(begin=self._begin))
-        return connection.stub.Execute(iter(self._requests.get, None))
-
-    def _read(self) -> None:
-        while True:
-            kind = None
-            try:
-                for response in self._call:
-                    kind = response.WhichOneof("kind")
-                    self._record_progress(response)
-                    self._responses.put(response)
-                self._responses.put(None)
-                return
-            except grpc.RpcError as error:
-                is_over = kind in ("finished", "failed")
-                if is_over or not self._job.has_successor(error, self._incarnation, lambda: not self._closed):
-                    # Raised in the script's thread, after the responses that came before.
-                    logger.debug("the execution of incarnation %d ended: %s", self._incarnation, error)
-                    self._responses.put(None if is_over else error)
-                    return
-            if not self._reopen():
-                self._responses.put(None)
-                return
-
-    def _record_progress(self, response: coordinator_pb2.ExecuteResponse) -> None:
-        with self._lock:
-            match response.WhichOneof("kind"):
-                case "started":
-                    self._resumption.started = True
-                case "outputs":
-                    self._resumption.shown_step = response.outputs.steps[-1].step
-                case "checkpoint":
-                    self._resumption.announced_checkpoints.append(response.checkpoint.step)
-
-    def _reopen(self) -> bool:
-        """Continues with the coordinator that has taken over the job; False if the stream was closed."""
-        with self._lock:
-            if self._closed:
-                return False
-            self._requests.put(None)  # ends gRPC's thread that reads the old queue
-            self._requests = queue.SimpleQueue()
-            self._begin.resumption.CopyFrom(self._resumption)
-            self._call = self._open()
-        return True
+    async def _open(self, begin: coordinator_pb2.Begin) -> ExecutionCall:
+        return ExecutionCall(self._job.session, begin, self._responses.put)
 
     def send(self, request: coordinator_pb2.ExecuteRequest) -> None:
         """Queues a message to the coordinator."""
-        with self._lock:
-            match request.WhichOneof("kind"):
-                case "consumed":
-                    self._resumption.consumed_step = request.consumed.step
-                case "checkpoint_released":
-                    self._resumption.released_checkpoints.append(request.checkpoint_released.step)
-            self._requests.put(request)
+        self._job.call_soon(partial(self._call.send, request))
 
     def receive(self, *expected: Expected) -> coordinator_pb2.ExecuteResponse:
         """Waits for the next message, which must be of an expected kind.
@@ -139,8 +160,6 @@ class ExecutionStream:
             try:
                 return self._responses.get(timeout=CHECK_SECONDS)
             except queue.Empty:
-                if not self._reader.is_alive() and self._responses.empty():
-                    return None
                 if self._job.failure is not None and self._responses.empty():
                     raise self._job.failure from None
 
@@ -178,9 +197,5 @@ class ExecutionStream:
 
     def close(self) -> None:
         """Ends the call; before the last step this cancels the execution."""
-        with self._lock:
-            self._closed = True
-            self._requests.put(None)
-            self._call.cancel()  # type: ignore[no-untyped-call]
-        self._job.wake()
-        self._reader.join(JOIN_SECONDS)
+        with suppress(JobCancelledError):  # the job was closed before, and the call with it
+            self._job.run(self._call.close())
