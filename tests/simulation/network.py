@@ -401,7 +401,11 @@ class Call:
         """The next response; CLOSED after the last. Raises AioRpcError."""
         while not self._responses and self._status is None:
             self._arrived.clear()
-            await self._arrived.wait()
+            try:
+                await self._arrived.wait()
+            except asyncio.CancelledError:
+                self.cancel()
+                raise
         if self._responses:
             return self._responses.popleft()
         assert self._status is not None
@@ -414,12 +418,5 @@ class Call:
         while (response := await self._next()) is not CLOSED:
             yield response
 
-    async def _unary(self) -> Any:
-        try:
-            return await self._next()
-        except asyncio.CancelledError:
-            self.cancel()
-            raise
-
     def __await__(self) -> Generator[Any, None, Any]:
-        return self._unary().__await__()
+        return self._next().__await__()

@@ -385,7 +385,7 @@ class SimulatedCluster:
             explanations = [kinds for text, kinds in EXPLANATIONS.items() if text in end]
             if not any(each.had_hello for each in self.coordinators if each.job == client.job):
                 # The job was being created: nothing is lost, and the script can be started again.
-                explanations.append({"kill management", "stall a client"})
+                explanations.append(CREATION_FAULTS)
             assert not end or any(kinds & self._kinds() for kinds in explanations), f"{client.job}: {end}"
 
     def _check_ends(self) -> None:
@@ -459,6 +459,8 @@ FAULTS: dict[str, Callable[[SimulatedCluster, Random], None]] = {
 }
 
 
+# The faults by which no job may be created: a script waits for management for a few seconds.
+CREATION_FAULTS = {"kill management", "stall management", "partition", "break a connection", "stall a client"}
 # The ends of jobs that a fault explains: a part of the message, and the faults.
 EXPLANATIONS: dict[str, set[str]] = {
     "did not start": {"refuse processes", "kill the ingress", "stall the ingress", "break a connection", "partition"},

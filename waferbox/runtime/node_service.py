@@ -101,6 +101,9 @@ class NodeService:
         try:
             async for response in outbox.responses():
                 yield response
+        except Exception as error:
+            logger.exception("a defect in what a node reports")
+            yield node_pb2.AttachResponse(failed=failure_of(self._attached_job.node, error))
         finally:
             serving.cancel()  # the coordinator has died
 
@@ -167,18 +170,18 @@ class _Commands:
         self._requests = requests
         self._changes = Changes()
         self._read: deque[tuple[node_pb2.AttachRequest, CancellationToken]] = deque()
-        self._is_over = False  # whether there are no more
         self._ended = CancellationToken()
         self._load = CancellationToken()  # the token of the last Load
         self._loaded = 0  # the epoch of the last Load
         self._reading = asyncio.create_task(self._read_ahead())
+        self._reading.add_done_callback(lambda _: self._cancel_tokens())
 
     async def __aiter__(self) -> AsyncIterator[tuple[node_pb2.AttachRequest, CancellationToken]]:
         """Yields the commands, once. A token is cancelled when the answer is not needed any more.
 
         This is at the end of the stream, and for a Load when its epoch is stopped or replaced by another.
         """
-        while await self._changes.until(lambda: self._read or self._is_over) and self._read:
+        while await self._changes.until(lambda: self._read or self._reading.done()) and self._read:
             yield self._read.popleft()
             self._changes.notify()
         await self._reading
@@ -186,20 +189,18 @@ class _Commands:
     def end(self) -> None:
         """Cancels all tokens, and reads no more."""
         self._reading.cancel()
+        self._cancel_tokens()
+
+    def _cancel_tokens(self) -> None:
         self._ended.cancel()
         self._load.cancel()
+        self._changes.notify()
 
     async def _read_ahead(self) -> None:
-        try:
-            async for request in self._requests:
-                token = self._token(request)
-                await self._changes.until(lambda: len(self._read) < MAX_COMMANDS)
-                self._read.append((request, token))
-                self._changes.notify()
-        finally:
-            self._ended.cancel()
-            self._load.cancel()
-            self._is_over = True
+        async for request in self._requests:
+            token = self._token(request)
+            await self._changes.until(lambda: len(self._read) < MAX_COMMANDS)
+            self._read.append((request, token))
             self._changes.notify()
 
     def _token(self, request: node_pb2.AttachRequest) -> CancellationToken:

@@ -107,7 +107,7 @@ def test_a_slow_input_is_no_hang(cluster: Any, client: Callable[..., Any], monke
 
     def wait(context: Any, step: int) -> None:
         if step == 3:
-            job = next(node._service._job for module, node in cluster.nodes if module == "workers")
+            job = next(node._service._job._job for module, node in cluster.nodes if module == "workers")
             job._program.progress.waits = True
             made.wait(60)
             job._program.progress.waits = False

@@ -16,6 +16,7 @@ from appliance.coordinator.service import CoordinatorService
 from waferbox import deadlines
 from waferbox.host.threads import GuardedThread
 from waferbox.runtime import outbox
+from waferbox.runtime.node_service import NodeService, _Commands
 from wsc.v1 import coordinator_pb2, coordinator_pb2_grpc, management_pb2, node_pb2
 
 FULL = {"memoryx": 1, "swarmx": 1, "wafer": 1, "workers": 1}
@@ -24,16 +25,16 @@ DEADLINE = 30.0
 # By the beginning of the thread's name, and what a client has done when the thread is there.
 THREADS = {
     "results": "started",
-    "attachment": "created",  # a node's, which serves the commands of its job
-    "commands": "created",
     "execution-wafer-0": "started",
 }
-# The coroutines of the coordinator's tasks, and what a client has done when the task is there.
+# The coroutines of tasks of the coordinator and of nodes, and what a client has done when the task is there.
 TASKS = {
     (JobDriver, "run"): "created",
     (ManagementLink, "_keep_stream"): "created",
     (Attachment, "_read"): "created",
     (CoordinatorService, "_read_requests"): "started",
+    (NodeService, "_work"): "created",
+    (_Commands, "_read_ahead"): "created",
 }
 
 
