@@ -1,4 +1,4 @@
-"""A gRPC channel with threads for an event loop, in processes that may be forked.
+"""A gRPC channel with threads for an event loop, in processes whose server has threads, or that may be forked.
 
 A process that has used grpc.aio and forks, as scripts do with the workers of a DataLoader, has children that crash
 (grpcio 1.76 to 1.85).

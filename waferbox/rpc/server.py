@@ -123,9 +123,15 @@ def through(gateway: str, address: str) -> str:
     return f"{address}{_VIA}{gateway}" if gateway else address
 
 
-def is_from_ingress(error: grpc.Call | grpc.aio.AioRpcError) -> bool:
+def status_of(error: grpc.RpcError) -> grpc.Call | grpc.aio.AioRpcError:
+    """Returns the error of a call, of either kind of channel, as the object that has its status."""
+    assert isinstance(error, grpc.Call | grpc.aio.AioRpcError)
+    return error
+
+
+def is_from_ingress(error: grpc.RpcError) -> bool:
     """Whether a call has failed behind the ingress that it went to, and not on the way to the ingress."""
-    entries: Any = error.trailing_metadata() or ()
+    entries: Any = status_of(error).trailing_metadata() or ()
     return any(key == INGRESS_KEY for key, _ in entries)
 
 

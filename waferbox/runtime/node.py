@@ -20,10 +20,10 @@ from waferbox.links.listener import LinkListener
 from waferbox.links.socket_names import host_id
 from waferbox.roles import WAFER, Role
 from waferbox.rpc.address import bind, split_address
-from waferbox.rpc.async_server import make_async_channel
 from waferbox.rpc.bridge import LoopMethod
+from waferbox.rpc.loop_channel import LoopChannel
 from waferbox.rpc.loop_thread import LoopThread
-from waferbox.rpc.server import make_server
+from waferbox.rpc.server import make_channel, make_server
 from waferbox.runtime.logs import set_up_logging
 from waferbox.runtime.node_job import JobContext, NodeJob
 from waferbox.runtime.node_service import Emit, NodeService
@@ -126,7 +126,7 @@ class Node:
         self.listener = LinkListener(self.address, self._listener_failed)
         self.listener.add_to_server(self._server)
         self._loop = LoopThread(name="control", on_defect=lambda error: self._refused(f"a defect: {error!r}"))
-        self._registration = Registration(settings.management, self._hello, self._refused, make_async_channel)
+        self._registration = Registration(settings.management, self._hello, self._refused, _open_channel)
         self._make_job = make_job
         self._service = NodeService(
             self._make_attached_job, self.listener.endpoint, lambda: self._registration.instance, self._refused
@@ -196,6 +196,10 @@ class Node:
     def _refused(self, message: str) -> None:
         self.refusal = message
         self._over.set()
+
+
+def _open_channel(address: str) -> grpc.aio.Channel:
+    return LoopChannel(make_channel(address, ""))  # type: ignore[return-value]  # it has the methods that stubs use
 
 
 def run_node(

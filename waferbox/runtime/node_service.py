@@ -94,8 +94,8 @@ class NodeService:
         except TimeoutError:
             reason = f"this node works for job {self._attached_job.job}"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
-        outbox = Outbox()
-        serving = asyncio.create_task(self._serve(job, request_iterator, outbox))
+        outbox, commands = Outbox(), _Commands(request_iterator)
+        serving = asyncio.create_task(self._serve(job, commands, outbox))
         self._serving.add(serving)
         serving.add_done_callback(self._serving.discard)
         try:
@@ -105,7 +105,7 @@ class NodeService:
             logger.exception("a defect in what a node reports")
             yield node_pb2.AttachResponse(failed=failure_of(self._attached_job.node, error))
         finally:
-            serving.cancel()  # the coordinator has died
+            commands.end()  # the coordinator has died; the task goes on until the job is dropped
 
     async def close(self) -> None:
         """Waits until the job is dropped, after the server was stopped, which ends its stream."""
@@ -124,18 +124,20 @@ class NodeService:
         self._last_lease = int(number)
         return job
 
-    async def _serve(self, job: str, requests: AsyncIterator[node_pb2.AttachRequest], outbox: Outbox) -> None:
+    async def _serve(self, job: str, commands: "_Commands", outbox: Outbox) -> None:
         """Serves one job, from its first message to the end of its stream."""
         try:
-            first = await anext(requests, None)
-            if first is not None and first.WhichOneof("kind") == "attach" and first.attach.job == job:
-                self._attached_job = first.attach
-                with JobLogHandler(first.attach.node, from_any_thread(outbox.log)):
-                    await self._work(first.attach, _Commands(requests), outbox)
+            async for first, _ in commands:
+                if first.WhichOneof("kind") == "attach" and first.attach.job == job:
+                    self._attached_job = first.attach
+                    with JobLogHandler(first.attach.node, from_any_thread(outbox.log)):
+                        await self._work(first.attach, commands, outbox)
+                break
         except Exception as error:
             logger.exception("a defect in the service of job %s", job)
             outbox.put(node_pb2.AttachResponse(failed=failure_of(self._attached_job.node, error)))
         finally:
+            commands.end()
             self._attached_job = node_pb2.AttachJob()
             self._free.release()
             outbox.close()
@@ -155,7 +157,6 @@ class NodeService:
                     if answer is not None:
                         outbox.put(answer)
         finally:
-            commands.end()
             self._job = None
             try:
                 await job.close()
@@ -177,14 +178,15 @@ class _Commands:
         self._reading.add_done_callback(lambda _: self._cancel_tokens())
 
     async def __aiter__(self) -> AsyncIterator[tuple[node_pb2.AttachRequest, CancellationToken]]:
-        """Yields the commands, once. A token is cancelled when the answer is not needed any more.
+        """Yields the commands that were not yet yielded. A token is cancelled when the answer is not needed any more.
 
         This is at the end of the stream, and for a Load when its epoch is stopped or replaced by another.
         """
         while await self._changes.until(lambda: self._read or self._reading.done()) and self._read:
             yield self._read.popleft()
             self._changes.notify()
-        await self._reading
+        if not self._reading.cancelled():
+            self._reading.result()  # raises its exception
 
     def end(self) -> None:
         """Cancels all tokens, and reads no more."""

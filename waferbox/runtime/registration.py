@@ -10,6 +10,7 @@ from typing import Final
 import grpc
 
 from waferbox import deadlines
+from waferbox.rpc.server import status_of
 from waferbox.security.guard import bearer
 from waferbox.security.tokens import Kind, cluster_secret
 from wsc.v1 import management_pb2, management_pb2_grpc
@@ -82,13 +83,14 @@ class Registration:
         while True:
             try:
                 await self._hold()
-            except grpc.aio.AioRpcError as error:
-                if error.code() == grpc.StatusCode.UNIMPLEMENTED:
+            except grpc.RpcError as error:
+                status = status_of(error)
+                if status.code() == grpc.StatusCode.UNIMPLEMENTED:
                     return f"what listens at {self._management} is no management service: check the port"
-                if error.code() in REFUSALS:
-                    return f"{self._management} refuses this node: {error.details()}"
-                if reported != error.details():
-                    reported = error.details() or ""
+                if status.code() in REFUSALS:
+                    return f"{self._management} refuses this node: {status.details()}"
+                if reported != status.details():
+                    reported = status.details() or ""
                     logger.warning("no management at %s: %s; trying again", self._management, reported)
             await asyncio.sleep(deadlines.REGISTRATION.retry)
 

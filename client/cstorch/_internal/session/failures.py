@@ -17,14 +17,8 @@ from cstorch.errors import (
     VersionMismatchError,
 )
 from waferbox.links.link import LinkLost
-from waferbox.rpc.server import is_from_ingress
+from waferbox.rpc.server import is_from_ingress, status_of
 from wsc.v1 import node_pb2
-
-
-def status_of(error: grpc.RpcError) -> grpc.Call | grpc.aio.AioRpcError:
-    """Returns the error of a call, of either kind of channel, as the object that has its status."""
-    assert isinstance(error, grpc.Call | grpc.aio.AioRpcError)
-    return error
 
 
 def from_failure(failure: node_pb2.Failure) -> CstorchError:
@@ -83,8 +77,7 @@ def from_rpc_error(error: grpc.RpcError, doing: str) -> CstorchError:
 
 def is_management_away(error: grpc.RpcError) -> bool:
     """Whether an ingress answered, but has no management service to pass the call on to."""
-    status = status_of(error)
-    return status.code() == grpc.StatusCode.UNAVAILABLE and is_from_ingress(status)
+    return status_of(error).code() == grpc.StatusCode.UNAVAILABLE and is_from_ingress(error)
 
 
 def from_create_job_error(error: grpc.RpcError, management: str, version: str) -> CstorchError:

@@ -13,7 +13,7 @@ from cstorch._internal.session import failures
 from cstorch.errors import ClusterUnreachableError, CompileError, ConfigurationError, CstorchError, NodeLostError
 from waferbox import deadlines
 from waferbox.host.event_loop import Changes
-from waferbox.rpc.server import is_from_ingress, through
+from waferbox.rpc.server import is_from_ingress, status_of, through
 from wsc.v1 import coordinator_pb2, coordinator_pb2_grpc, management_pb2, management_pb2_grpc
 
 RETRY_SECONDS: Final = 0.2
@@ -197,10 +197,10 @@ class JobSession:
     async def _coordinator_lost(self, error: grpc.RpcError) -> CstorchError:
         if not is_unanswered(error):
             return failures.from_rpc_error(error, "the job was under way")
-        status = failures.status_of(error)
-        if self.gateway and not is_from_ingress(status):
+        if self.gateway and not is_from_ingress(error):
+            details = status_of(error).details()
             return NodeLostError(
-                f"the connection to the ingress at {self.gateway} broke ({status.details()}), and {self.job} ends "
+                f"the connection to the ingress at {self.gateway} broke ({details}), and {self.job} ends "
                 "with it: start the script again when the ingress is back"
             )
         cause = await self._cause_of_end()
@@ -216,7 +216,7 @@ class JobSession:
             timeout = deadlines.END.cause + deadlines.END.cause_answer
             job = (await self._management.GetJob(request, timeout=timeout)).job
         except grpc.RpcError as error:
-            if is_unanswered(error) and self.gateway and not is_from_ingress(failures.status_of(error)):
+            if is_unanswered(error) and self.gateway and not is_from_ingress(error):
                 return f"the connection to the ingress at {self.gateway} broke too, and nothing answers there"
             if is_unanswered(error):
                 return "the management service has ended too; where the cluster was started, `waferbox status` says why"
@@ -278,13 +278,12 @@ class JobSession:
                 job = await self._get_job(lost)
             except grpc.RpcError as refusal:
                 now = loop.time()
-                status = failures.status_of(refusal)
                 # The coordinators of a dead ingress die with it, and are restarted with it; the time for management
                 # begins only then.
-                is_ingress_away = bool(self.gateway) and not is_from_ingress(status)
+                is_ingress_away = bool(self.gateway) and not is_from_ingress(refusal)
                 # A restarted management service does not have the job until its coordinator has connected, and one that
                 # is stopped, or cut off, gives no answer.
-                is_late = status.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.NOT_FOUND)
+                is_late = status_of(refusal).code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.NOT_FOUND)
                 away_since = now if is_late or is_ingress_away or away_since is None else away_since
                 if not (is_late or is_unanswered(refusal)) or now - away_since > deadlines.COORDINATION.script_away:
                     return False
@@ -338,7 +337,7 @@ class JobSession:
             await anext(successor.session)  # the session is open, so its end will be noticed
         except grpc.RpcError as error:
             if is_unanswered(error):
-                details = failures.status_of(error).details()
+                details = status_of(error).details()
                 logger.info("The new coordinator of %s cannot be reached yet: %s", self.job, details)
                 await successor.channel.close(None)
                 return None
@@ -398,11 +397,11 @@ def is_unanswered(error: grpc.RpcError) -> bool:
 
     A server that stops cancels its calls, and so does a channel that is closed in favour of another.
     """
-    return failures.status_of(error).code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+    return status_of(error).code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
 def _is_refusal(error: Exception) -> bool:
     """Whether the error refuses a wrong request, and is therefore no consequence of the job's end."""
     if isinstance(error, grpc.RpcError):
-        return failures.status_of(error).code() == grpc.StatusCode.INVALID_ARGUMENT
+        return status_of(error).code() == grpc.StatusCode.INVALID_ARGUMENT
     return isinstance(error, CompileError | ConfigurationError)
