@@ -8,7 +8,7 @@ from typing import Final
 from appliance.compiler.core.errors import CompileError, WaferMemoryError
 from appliance.compiler.core.target import ExecutionStrategy, MicroBatching, Target
 from appliance.compiler.cost.machine_model import MachineModel
-from appliance.compiler.pipeline import CompiledStep
+from appliance.compiler.pipeline import CompiledStep, planned
 from appliance.compiler.pipelined.plan import check_target
 from appliance.compiler.pipelined.regions import NOMINAL
 from appliance.compiler.report.builder import make_report
@@ -25,20 +25,25 @@ Keep = Callable[[str, str], None]
 
 
 class _Candidate:
-    """A plan that may be chosen. It holds the texts of its stages until then. Raises as `CompiledStep.plan`."""
+    """A target that the step fits, whose plan may be chosen. Raises as `CompiledStep.fit`."""
 
-    def __init__(self, step: CompiledStep, target: Target, keep: Keep | None) -> None:
-        self._keep = keep
-        self._texts: list[tuple[str, str]] = []
-        take = None if keep is None else lambda name, stage: self._texts.append((name, stage))
-        self.plan = step.plan(target, take)
+    def __init__(self, step: CompiledStep, target: Target) -> None:
+        self._stages = step.fit(target)
 
-    def chosen(self) -> plan_pb2.Plan:
-        """Passes the texts on to `keep`, and returns the plan."""
-        if self._keep is not None:
-            for name, stage in self._texts:
-                self._keep(name, stage)
-        return self.plan
+    @property
+    def num_instructions(self) -> int:
+        """The length of a wafer's program, in weight streaming."""
+        assert self._stages.wafer is not None
+        return len(self._stages.wafer.schedule.plan.instructions)
+
+    @property
+    def plan(self) -> plan_pb2.Plan:
+        """The plan, made when it is first read. Raises as `planned`."""
+        return self._stages.plan
+
+    def chosen(self, keep: Keep | None) -> plan_pb2.Plan:
+        """Passes the texts of the stages on to `keep`, and returns the plan. Raises as `planned`."""
+        return planned(self._stages, keep)
 
 
 def compile_in_micro_batches(
@@ -138,7 +143,7 @@ def _fastest_pipeline(step: CompiledStep, target: Target, keep: Keep | None) -> 
     too_large: WaferMemoryError | None = None
     for count in (count for count in range(1, min(rows, _MOST_PER_CORE * target.wafer_cores) + 1) if rows % count == 0):
         try:
-            candidate = _Candidate(step, replace(target, micro_batches=count), keep)
+            candidate = _Candidate(step, replace(target, micro_batches=count))
         except WaferMemoryError as error:
             too_large = error
             continue
@@ -159,7 +164,7 @@ def _fastest_pipeline(step: CompiledStep, target: Target, keep: Keep | None) -> 
     if best is None:
         assert too_large is not None
         raise too_large
-    return best[1].chosen()
+    return best[1].chosen(keep)
 
 
 def _below(
@@ -177,21 +182,21 @@ def _below(
 
 def _in_slices(step: CompiledStep, target: Target, keep: Keep | None) -> plan_pb2.Plan:
     """Compiles with rows in as few slices as fit without more runs of layers and receptions of weights."""
-    most = _Candidate(step, replace(target, row_slices=_NUMBERS_OF_SLICES[-1]), keep)
+    most = _Candidate(step, replace(target, row_slices=_NUMBERS_OF_SLICES[-1]))
     fits = most
     begin, end = 0, len(_NUMBERS_OF_SLICES) - 1  # the numbers before `begin` do not fit, that of `end` does
     while begin < end:
         middle = (begin + end) // 2
         try:
-            candidate = _Candidate(step, replace(target, row_slices=_NUMBERS_OF_SLICES[middle]), keep)
-            is_good = len(candidate.plan.wafer.instructions) == len(most.plan.wafer.instructions)
+            candidate = _Candidate(step, replace(target, row_slices=_NUMBERS_OF_SLICES[middle]))
+            is_good = candidate.num_instructions == most.num_instructions
         except WaferMemoryError:
             is_good = False
         if is_good:
             fits, end = candidate, middle
         else:
             begin = middle + 1
-    return fits.chosen()
+    return fits.chosen(keep)
 
 
 def _largest(
@@ -233,7 +238,7 @@ def _largest(
             place = next(place for place in range(refused + 1, fitting) if sizes[place] <= estimate)
             is_estimated = True
         try:
-            fits = _Candidate(step, replace(target, micro_batches=rows // sizes[place]), keep)
+            fits = _Candidate(step, replace(target, micro_batches=rows // sizes[place]))
             fitting = place
             if is_estimated:
                 break
@@ -243,7 +248,7 @@ def _largest(
             raise CompileError(f"{too_large}; micro-batches do not help: {error}") from error
     if fits is None:
         raise last
-    return fits.chosen()
+    return fits.chosen(keep)
 
 
 def _fastest(
@@ -257,11 +262,12 @@ def _fastest(
         if not asked.min_size <= size <= (asked.max_size or rows):
             continue
         try:
-            candidate = _Candidate(step, replace(target, micro_batches=rows // size), keep)
+            candidate = _Candidate(step, replace(target, micro_batches=rows // size))
+            plan = candidate.plan
         except CompileError as error:
             tried.append(plan_pb2.ExploredSize(size=size, refusal=_first_part(error)))
             continue
-        report = make_report(candidate.plan, "", machine)
+        report = make_report(plan, "", machine)
         rate = report.totals.rows_per_second
         tried.append(plan_pb2.ExploredSize(size=size, rows_per_second=rate, wafer_bytes=report.memory.needed_bytes))
         if best is None or rate > best[0]:
@@ -270,7 +276,7 @@ def _fastest(
         bounds = f"from {max(asked.min_size, 1)} to {asked.max_size or rows}"
         why = f": {tried[-1].size} rows: {tried[-1].refusal}" if tried else f", as none divides a wafer's {rows} rows"
         raise CompileError(f"no micro-batch size {bounds} can be compiled{why}; explore others")
-    plan = best[1].chosen()
+    plan = best[1].chosen(keep)
     plan.explored.extend(tried)
     return plan
 

@@ -16,7 +16,7 @@ import torch
 from xdsl.dialects.builtin import ModuleOp
 
 from appliance.compiler.core.errors import CompileError, WaferMemoryError
-from appliance.compiler.core.target import Half, KernelLibrary, Precision, Target
+from appliance.compiler.core.target import ExecutionStrategy, Half, KernelLibrary, Precision, Target
 from appliance.compiler.partition.cut import Cut, make_cut
 from appliance.compiler.partition.precision import check_half_gradients, insert_casts, round_gradients
 from appliance.compiler.passes.canonicalise import canonicalise
@@ -39,7 +39,7 @@ from appliance.compiler.passes.vendor.replacements import (
     replace_uneven_pools,
 )
 from appliance.compiler.pipelined.plan import check_target
-from appliance.compiler.plan import make_plan
+from appliance.compiler.plan import FittedWafer, fit_wafer, make_plan
 from appliance.compiler.report.notes import (
     PLACEMENT,
     SEGMENT,
@@ -111,10 +111,19 @@ class Stages:
             return make_cut(self._module, sharding)
 
     @cached_property
-    def plan(self) -> plan_pb2.Plan:
+    def wafer(self) -> FittedWafer | None:
+        """The wafer's part of the plan; None in layer pipelined mode."""
+        if self._target.execution_strategy is ExecutionStrategy.PIPELINE:
+            return None
         cut = self.cut
         with self._dividing():
-            return make_plan(cut, self._target)
+            return fit_wafer(cut, self._target)
+
+    @cached_property
+    def plan(self) -> plan_pb2.Plan:
+        cut, wafer = self.cut, self.wafer
+        with self._dividing():
+            return make_plan(cut, self._target, wafer)
 
     def with_target(self, target: Target) -> "Stages":
         """The stages for another target that has the same cut."""
@@ -258,8 +267,7 @@ class CompiledStep:
 
         Args:
             target: the cluster to compile for.
-            keep: called with the name and the text of each stage, if there is a plan. Making the texts takes as long as
-                making the plan, and several targets may be refused before one is not.
+            keep: as of `planned`.
 
         Returns:
             The plan, which is the same for the same step and target.
@@ -267,17 +275,42 @@ class CompiledStep:
         Raises:
             CompileError: the step cannot run on the target.
         """
+        return planned(self.fit(target), keep)
+
+    def fit(self, target: Target) -> Stages:
+        """Runs the stages that show whether the step fits a wafer: all up to the wafer's part of the plan.
+
+        In layer pipelined mode the whole plan shows it.
+
+        Raises:
+            CompileError: the step cannot run on the target.
+        """
         refused = next((stages for stages in self._refused if stages.has_cut_of(target)), None)
         stages = Stages(self.module.clone(), target) if refused is None else refused.with_target(target)
         try:
-            plan = stages.plan
+            if stages.wafer is None:
+                stages.plan  # noqa: B018 - it is kept
         except WaferMemoryError:
             self._refused.append(stages)
             raise
-        if keep is not None:
-            for number, (name, stage) in enumerate(STAGES.items(), len(PASSES) + 1):
-                keep(f"{number:02}-{name}", stage.text(stages))
-        return plan
+        return stages
+
+
+def planned(stages: Stages, keep: Callable[[str, str], None] | None = None) -> plan_pb2.Plan:
+    """Makes the plan of stages that fit.
+
+    Args:
+        stages: the result of `CompiledStep.fit`.
+        keep: called with the name and the text of each stage. Making the texts takes as long as making the plan.
+
+    Raises:
+        CompileError: a role cannot be scheduled.
+    """
+    plan = stages.plan
+    if keep is not None:
+        for number, (name, stage) in enumerate(STAGES.items(), len(PASSES) + 1):
+            keep(f"{number:02}-{name}", stage.text(stages))
+    return plan
 
 
 def compile_module(text: str, target: Target, keep: Callable[[str, str], None] | None = None) -> plan_pb2.Plan:

@@ -6,7 +6,7 @@ from typing import Final
 
 from xdsl.ir import SSAValue
 
-from appliance.compiler.core.target import HALF_TYPES, ExecutionStrategy, Target
+from appliance.compiler.core.target import HALF_TYPES, Target
 from appliance.compiler.cost.kernel_profile import profile_kernels
 from appliance.compiler.cost.link_memory import set_link_bytes
 from appliance.compiler.memoryx_schedule.memory_plan import adding_node_bytes, shard_bytes
@@ -35,8 +35,28 @@ MOST_FLOPS: Final = (1 << 64) - 1
 _ROUNDS_TRIED: Final = 4
 
 
-def make_plan(cut: Cut, target: Target) -> plan_pb2.Plan:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedWafer:
+    """The wafer's part of a plan for weight streaming, which fits its memory.
+
+    Attributes:
+        sharing: the values of each shard.
+        numbers: the numbers of values and groups, to which those of the other roles are added.
+        schedule: the wafer's program.
+    """
+
+    sharing: Sharing
+    numbers: Numbers
+    schedule: WaferSchedule
+
+
+def make_plan(cut: Cut, target: Target, wafer: FittedWafer | None) -> plan_pb2.Plan:
     """Schedules all roles.
+
+    Args:
+        cut: the step, divided between wafers and MemoryX.
+        target: the cluster.
+        wafer: the result of `fit_wafer`, for this plan alone; None in layer pipelined mode.
 
     Raises:
         CompileError: the step does not fit a wafer, or cannot be scheduled.
@@ -47,19 +67,18 @@ def make_plan(cut: Cut, target: Target) -> plan_pb2.Plan:
         plan.precision.half = HALF_TYPES[target.precision.half]
         plan.precision.optimization_level = target.precision.level
         plan.precision.half_gradients = target.precision.half_gradients
-    if target.execution_strategy is ExecutionStrategy.PIPELINE:
+    if wafer is None:
         fill_pipeline(plan, cut, target)
     else:
-        _stream(plan, cut, target)
+        _stream(plan, cut, target, wafer)
     plan.worker.input_names.extend(argument.name for argument in cut.names.inputs)
     return plan
 
 
-def _stream(plan: plan_pb2.Plan, cut: Cut, target: Target) -> None:
+def _stream(plan: plan_pb2.Plan, cut: Cut, target: Target, fitted: FittedWafer) -> None:
     """Fills in the wafers, MemoryX and SwarmX, for weight streaming."""
     rows = cut.sharding.batch_rows
-    sharing = divide(cut, target)
-    numbers, wafer = _fit_wafer(cut, sharing, target)
+    sharing, numbers, wafer = fitted.sharing, fitted.numbers, fitted.schedule
     exchanges, output = find_exchanges(cut, sharing, numbers), find_output(cut, numbers)
     plan.wafer.CopyFrom(wafer.plan)
     for shard in range(target.num_shards):
@@ -93,11 +112,15 @@ class _Scheduled:
     memory: MemoryPlan
 
 
-def _fit_wafer(cut: Cut, sharing: Sharing, target: Target) -> tuple[Numbers, WaferSchedule]:
-    """The wafer's part, with as many micro-batches at once as fit its memory: weights are then streamed least often.
+def fit_wafer(cut: Cut, target: Target) -> FittedWafer:
+    """Schedules the wafer, with as many micro-batches at once as fit its memory: weights are then streamed least often.
 
     If no number fits, MemoryX adds the gradients of the rounds, so that the wafer needs no memory for their sums.
+
+    Raises:
+        CompileError: the step does not fit a wafer, or cannot be scheduled.
     """
+    sharing = divide(cut, target)
     work = make_wafer_work(cut, target)
     profiles = profile_kernels(work.kernels)
 
@@ -131,7 +154,7 @@ def _fit_wafer(cut: Cut, sharing: Sharing, target: Target) -> tuple[Numbers, Waf
     plan.flops = min(flops, MOST_FLOPS)
     plan.own_bytes, plan.recomputes = found.memory.own_bytes, target.recomputes
     plan.row_slices = target.row_slices
-    return found.numbers, found.wafer
+    return FittedWafer(sharing=sharing, numbers=found.numbers, schedule=found.wafer)
 
 
 def _fitting_order(work: WaferWork, scheduled: Callable[[StepOrder, Sequence[range]], _Scheduled]) -> _Scheduled:

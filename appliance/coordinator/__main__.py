@@ -1,13 +1,11 @@
 """The process of one job's coordinator, started by management or an ingress."""
 
 import asyncio
-import gc
 import logging
 import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Final
 
 from appliance.coordinator.compilation import cached_compiler
 from appliance.coordinator.process_host import ProcessHost
@@ -16,22 +14,19 @@ from appliance.coordinator.serving import CutOff, Event, serve_job
 from appliance.coordinator.settings import CUT_OFF_STATUS, CoordinatorSettings, read_settings
 from waferbox.host.clock import Clock
 from waferbox.host.event_loop import SteadyClock, SteadyEventLoop
+from waferbox.host.memory import collect_seldom
 from waferbox.launch.installation import begin_process
 from waferbox.launch.process import FIRST_FD, let_wafers_compute
 from waferbox.runtime.logs import set_up_logging
 
 logger = logging.getLogger(__name__)
 
-# New objects between two collections of garbage. A compile makes millions that stay until its end: with Python's 700,
-# collections take a quarter of its time. Its peak memory is the same with both.
-_COLLECTION_THRESHOLD: Final = 50_000
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serves one job until it is over."""
     set_up_logging()
     let_wafers_compute()
-    gc.set_threshold(_COLLECTION_THRESHOLD)
+    collect_seldom()
     settings = read_settings(FIRST_FD)
     try:
         clock = SteadyClock()

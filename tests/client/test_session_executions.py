@@ -3,18 +3,19 @@
 import logging
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from fake_cluster import FakeCluster
 from halved_weight import NAMES, Setup, run
+from torch.utils import _pytree as pytree
 
 import cstorch
-from cstorch.errors import (
-    StateError,
-)
+from cstorch.errors import StateError, TraceError
 from cstorch.utils.data import DataExecutor, DataLoader, Schedule
 from cstorch.utils.tracker import RateTracker
 from wsc.v1 import coordinator_pb2
@@ -291,20 +292,76 @@ def test_validate_only_traces_and_compile_only_compiles(
     assert setup.weight() == 1.0
 
 
-def test_the_values_of_the_first_batch_are_freed_before_the_first_step(cluster: FakeCluster, tmp_path: Path) -> None:
-    setup = Setup(cluster, tmp_path, compile_only=True)
+STAGES: tuple[dict[str, bool], ...] = ({"compile_only": True}, {"validate_only": True}, {})
+
+
+@pytest.mark.parametrize("settings", STAGES, ids=str)
+def test_the_values_of_the_first_batch_are_freed_before_the_step_is_traced(
+    cluster: FakeCluster, tmp_path: Path, settings: dict[str, bool]
+) -> None:
+    setup = Setup(cluster, tmp_path, **settings)
     made: list[weakref.ref[torch.Tensor]] = []
 
     class Loader:
-        def __iter__(self) -> Iterator[torch.Tensor]:
-            batch = torch.ones(4, 2)
-            made.append(weakref.ref(batch))
+        def __iter__(self) -> Iterator[Any]:
+            batch = {"rows": torch.ones(4, 2), "more": (torch.ones(4, dtype=torch.int64), [torch.ones(4, 3, 1)])}
+            made.extend(weakref.ref(leaf) for leaf in pytree.tree_leaves(batch))
             yield batch
 
+    @cstorch.trace
+    def step(batch: Any) -> torch.Tensor:
+        alive.append([values() is not None for values in made])
+        labels, (image,) = batch["more"]
+        loss: torch.Tensor = setup.compiled(batch["rows"]).mean() + labels.sum() + image.sum()
+        return loss
+
+    alive: list[list[bool]] = []
     for batch in DataExecutor(DataLoader(Loader), num_steps=1):
-        assert [values() for values in made] == [None]
-        setup.step(batch)
-    assert len(cluster.compiled) == 1
+        forms = pytree.tree_map(lambda leaf: (tuple(leaf.shape), leaf.dtype), batch)
+        assert forms == {"rows": ((4, 2), torch.float32), "more": (((4,), torch.int64), [((4, 3, 1), torch.float32)])}
+        step(batch)
+    assert alive == [[False] * 3]
+
+
+@pytest.mark.parametrize("settings", STAGES, ids=str)
+def test_what_lies_beside_the_tensors_of_the_first_batch_keeps_its_value(
+    cluster: FakeCluster, tmp_path: Path, settings: dict[str, bool]
+) -> None:
+    setup = Setup(cluster, tmp_path, **settings)
+    array = np.arange(3)
+    for batch in DataExecutor(
+        DataLoader(lambda: [{"rows": torch.ones(4, 2), "beside": (0.5, "a", array)}]), num_steps=1
+    ):
+        scale, text, numbers = batch["beside"]
+        assert (scale, text, numbers.tolist()) == (0.5, "a", [0, 1, 2])
+        setup.step(batch["rows"])
+
+
+READS: dict[str, Callable[[torch.Tensor], object]] = {
+    "a number": lambda batch: batch.sum().item(),
+    "a condition": lambda batch: bool((batch > 0).all()),
+    "a copy": lambda batch: batch.cpu(),
+    "an array": lambda batch: batch.numpy(),
+}
+
+
+@pytest.mark.parametrize("settings", STAGES, ids=str)
+@pytest.mark.parametrize("read", READS.values(), ids=READS.keys())
+def test_a_read_of_the_first_batch_is_refused_in_the_loop_and_in_the_step(
+    cluster: FakeCluster, tmp_path: Path, settings: dict[str, bool], read: Callable[[torch.Tensor], object]
+) -> None:
+    setup = Setup(cluster, tmp_path, **settings)
+    with pytest.raises(TraceError, match="a value of step 1 is read in the loop"):
+        run(setup.executor(1), read)
+
+    @cstorch.trace
+    def step(batch: torch.Tensor) -> torch.Tensor:
+        read(batch)
+        loss: torch.Tensor = setup.compiled(batch).mean()
+        return loss
+
+    with pytest.raises(TraceError, match="the value of a traced tensor is needed"):
+        run(setup.executor(1), step)
 
 
 @pytest.mark.parametrize("gateway", [False, True])

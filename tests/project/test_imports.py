@@ -45,7 +45,7 @@ MAY_IMPORT = {
     "vendor_gateway": {*RUNTIME, "cstorch", "vendor_wire", "waferbox.runtime"},  # towards the cluster it is a client
     "wafer": {*RUNTIME, "waferbox.cirh", "waferbox.lair", "waferbox.runtime", "waferbox.states"},
     "waferbox": {"wsc"},
-    "waferbox.__main__": {"waferbox.commands", "waferbox.launch"},
+    "waferbox.__main__": {"waferbox.commands", "waferbox.host", "waferbox.launch"},
     "waferbox.check": {
         *RUNTIME,
         "appliance",

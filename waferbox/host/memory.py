@@ -1,8 +1,9 @@
-"""The memory of a process: settings of the C library's allocator, exceptions for refused memory, and sizes as text."""
+"""The memory of a process: the C library's allocator, collections of garbage, refused memory, and sizes as text."""
 
 import ctypes
 import errno
 import functools
+import gc
 import re
 from typing import Final
 
@@ -50,6 +51,22 @@ def keep_freed_memory() -> None:
         return
     mallopt(_M_MMAP_MAX, 0)
     mallopt(_M_TRIM_THRESHOLD, -1)
+
+
+# --- Collections of garbage -------------------------------------------------------------------------------------------
+
+
+# New objects between two collections.
+_COLLECTION_THRESHOLD: Final = 50_000
+
+
+def collect_seldom() -> None:
+    """Lets Python collect garbage more seldom, for a process that compiles.
+
+    A compile makes millions of objects that stay until its end: with Python's threshold of 700, collections take a
+    quarter of its time. Its peak memory is the same with both.
+    """
+    gc.set_threshold(_COLLECTION_THRESHOLD)
 
 
 # --- Refused memory ---------------------------------------------------------------------------------------------------

@@ -168,7 +168,7 @@ def workers_in_process() -> Iterator[None]:
         if loader.num_workers == 0 or threading.get_ident() != thread:
             return original(loader)
         iterated.append(loader)
-        return _InProcessIterator(loader)
+        return InProcessIterator(loader)
 
     TorchLoader._get_iterator = get_iterator  # type: ignore[assignment, method-assign]
     try:
@@ -179,11 +179,12 @@ def workers_in_process() -> Iterator[None]:
             loader._iterator = None  # persistent_workers keeps it
 
 
-class _InProcessIterator(_BaseDataLoaderIter):
+class InProcessIterator(_BaseDataLoaderIter):
     """An iterator over batches of workers in turn, in the order of torch's iterator over processes."""
 
     def __init__(self, loader: TorchLoader[Any]) -> None:
         super().__init__(loader)  # draws the workers' seed
+        self.wrap_fetcher: Callable[[Any], Any] | None = None  # applied to the fetcher of each worker
         self._all = [_Worker(self, loader, number) for number in range(loader.num_workers)]
         self._working = deque(self._all)  # the next worker first; workers of an IterableDataset end one by one
         self._ahead = (loader.prefetch_factor or 1) * loader.num_workers
@@ -257,6 +258,8 @@ class _Worker:
                     iterator._collate_fn,
                     iterator._drop_last,
                 )
+                if iterator.wrap_fetcher is not None:
+                    self._fetcher = iterator.wrap_fetcher(self._fetcher)
             return self._fetcher.fetch(index)
         finally:
             self._random, self._own = random_state(), Snapshot(self._shared)

@@ -33,3 +33,13 @@ def set_random_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(torch.frombuffer(bytearray(state["torch"]), dtype=torch.uint8))
     np.random.set_state(state["numpy"])
     random.setstate(state["python"])
+
+
+def same_random_state(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Returns whether two states of `random_state` are equal."""
+    numpy = zip(one["numpy"], other["numpy"], strict=True)
+    return (
+        one["torch"] == other["torch"]
+        and one["python"] == other["python"]
+        and all(np.array_equal(part, another) for part, another in numpy)
+    )

@@ -3,6 +3,7 @@
 import re
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -127,14 +128,14 @@ def test_the_largest_size_is_found_whatever_refusals_estimate(
 ) -> None:
     plan = compiled(deep.text, MicroBatching(size=1))
 
-    def planned(step: CompiledStep, target: Target, keep: object = None) -> plan_pb2.Plan:
+    def fit(step: CompiledStep, target: Target) -> Any:
         rows = ROWS // target.micro_batches
         if rows > largest:
             raise WaferMemoryError(f"{rows} rows are too many", fitting_share=0)
         plan.wafer.micro_batches = target.micro_batches
-        return plan
+        return SimpleNamespace(plan=plan)
 
-    monkeypatch.setattr(CompiledStep, "plan", planned)
+    monkeypatch.setattr(CompiledStep, "fit", fit)
     target = Target(num_csx=1, num_shards=1)
     if not largest:
         with pytest.raises(WaferMemoryError, match="1 rows are too many"):
@@ -160,15 +161,15 @@ def test_below_a_size_only_those_are_tried_that_refusals_do_not_exclude(
     plan = compiled(deep.text, MicroBatching(size=1))
     tried: list[int] = []
 
-    def planned(step: CompiledStep, target: Target, keep: object = None) -> plan_pb2.Plan:
+    def fit(step: CompiledStep, target: Target) -> Any:
         rows = ROWS // target.micro_batches
         tried.append(rows)
         if rows > largest or not target.recomputes:
             raise WaferMemoryError(f"{rows} rows are too many", fitting_share=share)
         plan.wafer.micro_batches = target.micro_batches
-        return plan
+        return SimpleNamespace(plan=plan)
 
-    monkeypatch.setattr(CompiledStep, "plan", planned)
+    monkeypatch.setattr(CompiledStep, "fit", fit)
     with nullcontext() if largest else pytest.raises(WaferMemoryError):
         compile_in_micro_batches(deep.text, Target(num_csx=1, num_shards=1), MicroBatching(size=8), lambda: MACHINE)
     assert tried == sizes

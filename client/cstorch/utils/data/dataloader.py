@@ -15,6 +15,7 @@ from cstorch._internal.check.run import checked_run
 from cstorch._internal.execution import current_execution
 from cstorch._internal.loader_processes import workers_in_process
 from cstorch._internal.random_state import random_state, random_state_kept
+from cstorch._internal.sparing_fetcher import spare_samples
 from cstorch.distributed.worker import appliance_environ
 from cstorch.distributed.worker_state import DataLoaderCheckpoint, WorkerState
 from cstorch.errors import InputError, UsageError
@@ -303,13 +304,16 @@ class DataLoader:
                 "It must not hold open files, locks, or the model; make what it needs inside of it"
             ) from error
 
-    def first_batch(self) -> Any:
+    def first_batch(self, *, has_values: bool = True) -> Any:
         """Returns the first batch of the execution, made without other processes; the step has its shapes.
+
+        Args:
+            has_values: False: tensors of a large batch may be on the meta device; most of its samples are not made.
 
         Raises:
             InputError: The loader yields nothing.
         """
-        with workers_in_process(), closing(self._batches()) as batches:
+        with workers_in_process(), closing(self._batches(has_values=has_values)) as batches:
             return next(batches)
 
     def passes(self) -> Iterator[Any]:
@@ -321,7 +325,7 @@ class DataLoader:
         self._is_between = False
         yield from self._batches()
 
-    def _batches(self) -> Generator[Any]:
+    def _batches(self, *, has_values: bool = True) -> Generator[Any]:
         loader = self._make()
         may_be_empty = False
         if self._position is not None:
@@ -333,6 +337,8 @@ class DataLoader:
         while True:
             before = count
             iterator = iter(loader)
+            if not has_values:
+                spare_samples(iterator)
             for batch in iterator:
                 count += 1
                 yield batch

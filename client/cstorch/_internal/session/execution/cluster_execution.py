@@ -93,14 +93,15 @@ class ClusterExecution(Execution):
         The values, which may take gigabytes, are freed before the compile.
         """
         loader, session, config = self.executor.dataloader, self._target.session, self._target.config
+        runs = session is not None and not self._target.compile_only
         if session is not None:
             session.open_in_background()
-            if not self._target.compile_only:
+            if runs:
                 # The builder has the states of the random generators, which the first batch changes.
                 builder = loader.builder()
                 self._input = session.prepare_input(prepared_input(builder, config, self.executor.artifact_dir))
                 self._staged = Staged(state.named_getters(), session.stage)
-        batch = loader.first_batch()
+        batch = loader.first_batch(has_values=runs)
         self._rows = check_batch(batch, config.num_csx)
         return pytree.tree_map_only(torch.Tensor, _without_values, batch)
 
