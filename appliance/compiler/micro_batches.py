@@ -176,8 +176,15 @@ def _below(
 
 
 def _in_slices(step: CompiledStep, target: Target, keep: Keep | None) -> plan_pb2.Plan:
-    """Compiles with rows in as few slices as fit without more runs of layers and receptions of weights."""
-    most = _Candidate(step, replace(target, row_slices=_NUMBERS_OF_SLICES[-1]), keep)
+    """Compiles with rows in as few slices as fit without more runs of layers and receptions of weights.
+
+    Slices go through attention, too, only if nothing fits otherwise: each adds to the gradients of all keys.
+    """
+    try:
+        most = _Candidate(step, replace(target, row_slices=_NUMBERS_OF_SLICES[-1]), keep)
+    except WaferMemoryError:
+        target = replace(target, slices_attention=True)
+        most = _Candidate(step, replace(target, row_slices=_NUMBERS_OF_SLICES[-1]), keep)
     fits = most
     begin, end = 0, len(_NUMBERS_OF_SLICES) - 1  # the numbers before `begin` do not fit, that of `end` does
     while begin < end:

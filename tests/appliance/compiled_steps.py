@@ -68,8 +68,8 @@ def always_in_slices() -> Iterator[list[str]]:
     """Kernels are computed in slices also where this needs more memory. Yields the texts of those that are."""
     sliced: list[str] = []
 
-    def in_slices(text: str, rows: tuple[tuple[int, int], ...], most: int) -> str:
-        made = compute_in_slices(parse_module(text), dict(rows), most)
+    def in_slices(text: str, rows: tuple[tuple[int, int], ...], most: int, *, attends: bool) -> str:
+        made = compute_in_slices(parse_module(text), dict(rows), most, attends=attends)
         if made is None:
             return text
         sliced.append(print_module(made, locations=False))
