@@ -326,7 +326,7 @@ def schedule_wafer(
         rounds: the rounds of `order`; or some of them, whose program shows the memory that the wafer needs in all.
     """
     cut, target, localiser, waits = work.cut, work.target, work.localiser, work.waits
-    again = runs_again(work.segments, work.again, order.kept_every)
+    again = runs_again(work.segments, work.again, order)
     runs = order_segment_runs(work.segments, work.whole, order.micro_batches, rounds, work.closing, again)
     last_read = last_reads(runs)
     prefetch_layers = target.prefetch_layers if order.keeps_weights else 1
@@ -340,6 +340,7 @@ def schedule_wafer(
     assembler.assemble(batch, runs, loads, departures)
     assembler.plan.micro_batches, assembler.plan.micro_batches_at_once = order.micro_batches, order.at_once
     assembler.plan.kept_every.extend(order.kept_every)
+    assembler.plan.kept_at_most = order.kept_at_most
     return WaferSchedule(
         plan=assembler.plan,
         batch=batch.group,

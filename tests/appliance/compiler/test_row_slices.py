@@ -23,6 +23,7 @@ from appliance.compiler.micro_batches import compile_in_micro_batches
 from appliance.compiler.partition.row_slices import compute_in_slices
 from appliance.compiler.plan_check.check import check_plan
 from appliance.compiler.report.report import micro_batch_notes
+from appliance.compiler.wafer_schedule import arena
 from cstorch.errors import CompileError as LoweringError
 from waferbox.cirh.dialect import types
 from waferbox.cirh.dialect.operations import body_ops
@@ -264,6 +265,23 @@ def test_a_row_whose_attention_does_not_fit_is_computed_in_slices() -> None:
     plan = compile_in_micro_batches(step.text, target, MicroBatching(), lambda: pytest.fail("no time is predicted"))
     check_plan(plan)
     assert any("first_query" in kernel.cirh for kernel in plan.wafer.kernels)
+
+
+def test_layers_whose_attention_is_in_slices_keep_as_many_outputs_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arena, "SLACK_BYTES", 0)
+    step = traced(layers=12, tokens=1024, samples=1)
+    settings = {"recomputes": True, "row_slices": 2, "slices_attention": True}
+    memory, kept = step.plan(1, **settings).wafer.own_bytes, []
+    while True:
+        try:
+            plan = step.plan(1, wafer_memory_bytes=memory, **settings)
+        except WaferMemoryError:
+            break
+        kept.append(plan.wafer.kept_at_most)
+        memory = memory * 88 // 100
+    assert f"At most {kept[-1]} layers keep their outputs" in " ".join(micro_batch_notes(plan))
+    assert [each for each in kept if each] == sorted(filter(None, kept), reverse=True)
+    assert len(set(kept)) > 2
 
 
 def test_more_slices_need_less_memory() -> None:
