@@ -26,6 +26,8 @@ _PRODUCTS = frozenset(
     + [f"aten.{name}" for name in ("addmm", "bmm", "baddbmm", "mm", "convolution", "convolution_backward")]
 )
 
+_FLOAT32_BYTES: Final = 4
+
 
 def temporary_bytes(op: Operation) -> int:
     """The most temporary bytes of one call; 0 for operations that need little."""
@@ -51,11 +53,14 @@ def _library_bytes(op: Operation) -> int:
             return linear_cross_entropy.temporary_bytes(site_of(op))
         case "cirh.Attention" if is_in_parts(site_of(op)):
             query, key = op.operands[:2]
-            # The outputs of both calls for some heads, and these outputs multiplied.
-            return 4 * _some_heads_bytes(query, key)
+            # The outputs of both calls for some heads, these outputs multiplied, and their sum, both in float32.
+            return 8 * _some_heads_bytes(query, key)
         case "cirh.AttentionGrad" if is_in_parts(site_of(op)):
             query, key = op.operands[1:3]
-            return _some_heads_bytes(query, key) + 2 * types.nbytes(key)
+            # Halves are added in float32.
+            is_half = types.dtype(query).itemsize < _FLOAT32_BYTES
+            sums = 2 * types.nbytes(query) + 4 * types.nbytes(key) if is_half else 0
+            return _some_heads_bytes(query, key) + 2 * types.nbytes(key) + sums
         case "cirh.Attention" if choose(site_of(op)).kernel == "products":
             return 2 * block_bytes(site_of(op)) + types.nbytes(op.operands[0])
         case "cirh.AttentionGrad" if choose(site_of(op)).kernel == "products":
