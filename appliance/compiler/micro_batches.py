@@ -13,6 +13,8 @@ from appliance.compiler.pipelined.plan import check_target
 from appliance.compiler.pipelined.regions import NOMINAL
 from appliance.compiler.report.builder import make_report
 from appliance.compiler.sharding.propagate import batch_rows
+from waferbox.cirh.dialect.attributes import attrs
+from waferbox.cirh.dialect.operations import body_ops
 from waferbox.runtime.schedule import THREADED_FLOPS
 from wsc.v1 import plan_pb2
 
@@ -183,6 +185,8 @@ def _in_slices(step: CompiledStep, target: Target, keep: Keep | None) -> plan_pb
     try:
         most = _Candidate(step, replace(target, row_slices=_NUMBERS_OF_SLICES[-1]), keep)
     except WaferMemoryError:
+        if not any(op.name == "cirh.Attention" and attrs(op).get("is_causal") for op in body_ops(step.module)):
+            raise
         target = replace(target, slices_attention=True)
         most = _Candidate(step, replace(target, row_slices=_NUMBERS_OF_SLICES[-1]), keep)
     fits = most
