@@ -13,6 +13,8 @@ from appliance.compiler.pipelined.plan import check_target
 from appliance.compiler.pipelined.regions import NOMINAL
 from appliance.compiler.report.builder import make_report
 from appliance.compiler.sharding.propagate import batch_rows
+from waferbox.cirh.dialect.attributes import attrs
+from waferbox.cirh.dialect.operations import body_ops
 from waferbox.runtime.schedule import THREADED_FLOPS
 from wsc.v1 import plan_pb2
 
@@ -181,8 +183,17 @@ def _below(
 
 
 def _in_slices(step: CompiledStep, target: Target, keep: Keep | None) -> plan_pb2.Plan:
-    """Compiles with rows in as few slices as fit without more runs of layers and receptions of weights."""
-    most = _Candidate(step, replace(target, row_slices=_NUMBERS_OF_SLICES[-1]))
+    """Compiles with rows in as few slices as fit without more runs of layers and receptions of weights.
+
+    Slices go through attention, too, only if nothing fits otherwise: each adds to the gradients of all keys.
+    """
+    try:
+        most = _Candidate(step, replace(target, row_slices=_NUMBERS_OF_SLICES[-1]))
+    except WaferMemoryError:
+        if not any(op.name == "cirh.Attention" and attrs(op).get("is_causal") for op in body_ops(step.module)):
+            raise
+        target = replace(target, slices_attention=True)
+        most = _Candidate(step, replace(target, row_slices=_NUMBERS_OF_SLICES[-1]))
     fits = most
     begin, end = 0, len(_NUMBERS_OF_SLICES) - 1  # the numbers before `begin` do not fit, that of `end` does
     while begin < end:

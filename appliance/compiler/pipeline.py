@@ -133,7 +133,13 @@ class Stages:
 
     def has_cut_of(self, target: Target) -> bool:
         """Whether the cut is that of another target: only the plan depends on slices and on what is computed again."""
-        return replace(self._target, recomputes=target.recomputes, row_slices=target.row_slices) == target
+        alike = replace(
+            self._target,
+            recomputes=target.recomputes,
+            row_slices=target.row_slices,
+            slices_attention=target.slices_attention,
+        )
+        return alike == target
 
     def sharding_text(self) -> str:
         """The module with the placement of every value."""

@@ -194,6 +194,8 @@ def _running_again(work: WaferWork, best: _Scheduled, tried: Callable[[StepOrder
     Where rows are computed in slices, weights leave the wafer between the runs of a layer if nothing else fits.
     """
     layers, order = len(work.again) if work.target.recomputes else 0, best.order
+    if work.target.slices_attention:
+        return _keeping_most(layers, best, tried)
     depths: list[tuple[int, ...]] = []
     for depth in range(1, layers.bit_length()):
         # With the same factor between the numbers, each depth needs least memory.
@@ -212,6 +214,27 @@ def _running_again(work: WaferWork, best: _Scheduled, tried: Callable[[StepOrder
         if not found.memory.fits:
             return best if best.memory.fits else found
         best = found
+    return best
+
+
+def _keeping_most(layers: int, best: _Scheduled, tried: Callable[[StepOrder], _Scheduled]) -> _Scheduled:
+    """The order that keeps the outputs of the most layers and fits, or the one that needs the least memory.
+
+    Weights stay on the wafer between runs of a layer if there is room for as many outputs even so.
+    """
+    fewest, too_many = 1, layers.bit_length()  # more outputs would save few runs
+    while fewest < too_many:
+        kept = (fewest + too_many) // 2
+        found = tried(replace(best.order, kept_at_most=kept, keeps_weights=False))
+        if found.memory.fits or found.memory.needed_bytes < best.memory.needed_bytes:
+            best = found
+        if found.memory.fits:
+            fewest = kept + 1
+        else:
+            too_many = kept
+    if best.order.kept_at_most and best.memory.fits:
+        found = tried(replace(best.order, keeps_weights=True))
+        best = found if found.memory.fits else best
     return best
 
 

@@ -42,17 +42,26 @@ Build = Callable[[Any], "Step | tuple[Step, Getters]"]
 
 @contextlib.contextmanager
 def one_at_a_time(
-    *, adds_in_memoryx: bool = False, kept_every: tuple[int, ...] = (), keeps_weights: bool = True
+    *,
+    adds_in_memoryx: bool = False,
+    kept_every: tuple[int, ...] = (),
+    kept_at_most: int = 0,
+    keeps_weights: bool = True,
 ) -> Iterator[None]:
     """Micro-batches go through the layers one by one, though there is memory for all.
 
     adds_in_memoryx: gradients of any size leave the wafer in each round.
-    kept_every, keeps_weights: as of `StepOrder`.
+    kept_every, kept_at_most, keeps_weights: as of `StepOrder`.
     """
 
     def schedule(work: Any, sharing: Any, numbers: Any, order: StepOrder, rounds: Any) -> Any:
         order = replace(
-            order, at_once=1, adds_in_memoryx=adds_in_memoryx, kept_every=kept_every, keeps_weights=keeps_weights
+            order,
+            at_once=1,
+            adds_in_memoryx=adds_in_memoryx,
+            kept_every=kept_every,
+            kept_at_most=kept_at_most,
+            keeps_weights=keeps_weights,
         )
         return schedule_wafer(work, sharing, numbers, order, order.rounds)
 
@@ -68,8 +77,8 @@ def always_in_slices() -> Iterator[list[str]]:
     """Kernels are computed in slices also where this needs more memory. Yields the texts of those that are."""
     sliced: list[str] = []
 
-    def in_slices(text: str, rows: tuple[tuple[int, int], ...], most: int) -> str:
-        made = compute_in_slices(parse_module(text), dict(rows), most)
+    def in_slices(text: str, rows: tuple[tuple[int, int], ...], most: int, *, attends: bool) -> str:
+        made = compute_in_slices(parse_module(text), dict(rows), most, attends=attends)
         if made is None:
             return text
         sliced.append(print_module(made, locations=False))

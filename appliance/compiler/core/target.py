@@ -146,6 +146,7 @@ class Target:
         micro_batches: number of micro-batches of a wafer, or of each replica.
         recomputes: whether the backward pass computes a layer's activations again, instead of keeping them.
         row_slices: the most slices in which a kernel computes a row; 1: at once.
+        slices_attention: whether slices go through causal attention, too, where heads then share their keys.
         precision: mixed precision; None: float32 throughout.
         kernel_library: the library that runs the kernels of layers.
         execution_strategy: weight streaming or layer pipelined mode.
@@ -163,6 +164,7 @@ class Target:
     micro_batches: int = 1
     recomputes: bool = False
     row_slices: int = 1
+    slices_attention: bool = False
     precision: Precision | None = None
     kernel_library: KernelLibrary = KernelLibrary.ATEN
     execution_strategy: ExecutionStrategy = ExecutionStrategy.WEIGHT_STREAMING

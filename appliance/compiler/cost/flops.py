@@ -125,7 +125,8 @@ def _attention(first: int, products: int) -> Count:
         keys = operands[first + 1][2]
         pairs = queries * keys
         if attributes.get("is_causal"):
-            pairs = sum(min(query + 1, keys) for query in range(queries))
+            begin = attributes.get("first_query", 0)
+            pairs = sum(min(query + 1, keys) for query in range(begin, begin + queries))
         return products * 2 * batch * heads * pairs * features
 
     return count

@@ -11,7 +11,7 @@ from xdsl.ir import Operation, SSAValue
 from appliance.compiler.cost.flops import VIEWS, flops
 from appliance.compiler.cost.machine_model import MachineModel
 from waferbox.cirh.calls import linear_cross_entropy
-from waferbox.cirh.calls.attention import block_bytes, choose
+from waferbox.cirh.calls.attention import block_bytes, choose, is_in_parts
 from waferbox.cirh.calls.products import is_by_float32, is_large_product
 from waferbox.cirh.dialect import types
 from waferbox.cirh.dialect.operations import Const, body_ops, func_of, return_of
@@ -25,6 +25,8 @@ _PRODUCTS = frozenset(
     ["cirh.MatMul", "cirh.DotGeneral", "cirh.AttentionGrad", "cirh.LinearCrossEntropyGrad"]
     + [f"aten.{name}" for name in ("addmm", "bmm", "baddbmm", "mm", "convolution", "convolution_backward")]
 )
+
+_FLOAT32_BYTES: Final = 4
 
 
 def temporary_bytes(op: Operation) -> int:
@@ -49,12 +51,27 @@ def _library_bytes(op: Operation) -> int:
             return sum(map(types.nbytes, op.operands[-2:]))
         case "cirh.LinearCrossEntropy" | "cirh.LinearCrossEntropyGrad":
             return linear_cross_entropy.temporary_bytes(site_of(op))
+        case "cirh.Attention" if is_in_parts(site_of(op)):
+            query, key = op.operands[:2]
+            # The outputs of both calls for some heads, these outputs multiplied, and their sum, both in float32.
+            return 8 * _some_heads_bytes(query, key)
+        case "cirh.AttentionGrad" if is_in_parts(site_of(op)):
+            query, key = op.operands[1:3]
+            # Halves are added in float32.
+            is_half = types.dtype(query).itemsize < _FLOAT32_BYTES
+            sums = 2 * types.nbytes(query) + 4 * types.nbytes(key) if is_half else 0
+            return _some_heads_bytes(query, key) + 2 * types.nbytes(key) + sums
         case "cirh.Attention" if choose(site_of(op)).kernel == "products":
             return 2 * block_bytes(site_of(op)) + types.nbytes(op.operands[0])
         case "cirh.AttentionGrad" if choose(site_of(op)).kernel == "products":
             query, key = op.operands[1:3]
             return 3 * block_bytes(site_of(op)) + types.nbytes(query) + types.nbytes(key)
     return 0
+
+
+def _some_heads_bytes(query: SSAValue, key: SSAValue) -> int:
+    """The bytes of the queries of heads that have different keys."""
+    return types.nbytes(query) * types.shape(key)[1] // types.shape(query)[1]
 
 
 # --- Profiles ---------------------------------------------------------------------------------------------------------

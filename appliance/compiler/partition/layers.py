@@ -9,6 +9,7 @@ from xdsl.ir import Block, Operation, SSAValue, Use
 
 from appliance.compiler.core.rewriter import layer_of
 from appliance.compiler.partition.cut import Cut, is_constant
+from waferbox.cirh.dialect import types
 from waferbox.cirh.dialect.locations import source_of
 from waferbox.cirh.dialect.operations import Const
 from waferbox.cirh.table.lookup import spec
@@ -131,12 +132,14 @@ class Segment:
         return f"{self.layer or 'model'}{BACKWARD if self.backward else ''}"
 
 
-def partition(cut: Cut, waits: Waits, *, in_slices: bool = False) -> list[Segment]:
+def partition(cut: Cut, waits: Waits, *, in_slices: bool = False, gradients_apart: bool = False) -> list[Segment]:
     """The wafer's segments in order of execution, without sunk operations, which are repeated where they are read.
 
     in_slices: whether kernels compute rows in slices. What one kernel passes on to another exists for all slices, so
         operations without weights, such as a loss, then belong to the segment of the values that they read. A list of
         models has a segment for each layer of each model then.
+    gradients_apart: whether a segment that sends the gradient of a matrix, such as that of an embedding, belongs to no
+        other in any case, so that there is room for the gradients of one of the two at a time.
     """
     paths = {source_of(op).module for op in cut.wafer_ops}
     layers = _small_layers(paths) if in_slices else {path: layer_of(path) for path in paths}
@@ -161,7 +164,8 @@ def partition(cut: Cut, waits: Waits, *, in_slices: bool = False) -> list[Segmen
         assert current is not None
         current.ops.append(op)
         inside.update(closure([op], cut.sunk))
-    return _absorb(cut, waits, _join(cut, waits, runs), in_slices=in_slices)
+    joined = _join(cut, waits, runs)
+    return _absorb(cut, waits, joined, in_slices=in_slices, gradients_apart=gradients_apart)
 
 
 def _small_layers(paths: Collection[str]) -> dict[str, str]:
@@ -182,7 +186,7 @@ def _small_layers(paths: Collection[str]) -> dict[str, str]:
     return found
 
 
-def _absorb(cut: Cut, waits: Waits, runs: list[Segment], *, in_slices: bool) -> list[Segment]:
+def _absorb(cut: Cut, waits: Waits, runs: list[Segment], *, in_slices: bool, gradients_apart: bool) -> list[Segment]:
     """Joins segments that neither wait for weights nor send gradients, such as activation functions, to those before.
 
     Alone, such a segment would only be one more kernel to call. Those that send something are joined for slices.
@@ -191,8 +195,11 @@ def _absorb(cut: Cut, waits: Waits, runs: list[Segment], *, in_slices: bool) -> 
 
     def stands_alone(run: Segment) -> bool:
         reads_weights = any(value in streamed for value in inputs_of(closure(run.ops, cut.sunk)))
-        sends = any(result in cut.sharding.reduced for op in run.ops for result in op.results)
-        return reads_weights or (sends and not in_slices) or any(waits.awaited(op) for op in run.ops)
+        sent = [result for op in run.ops for result in op.results if result in cut.sharding.reduced]
+        sends_apart = bool(sent) and not in_slices
+        if gradients_apart:
+            sends_apart |= any(len(types.shape(value)) > 1 for value in sent)
+        return reads_weights or sends_apart or any(waits.awaited(op) for op in run.ops)
 
     kept: list[Segment] = []
     for run in runs:

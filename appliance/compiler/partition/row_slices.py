@@ -19,6 +19,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation, SSAValue
 
 from appliance.compiler.core.errors import refuse
+from appliance.compiler.partition.shared_keys import share_keys
 from appliance.compiler.passes.dce import eliminate_dead_code
 from appliance.compiler.sharding.propagate import by_rule
 from appliance.compiler.sharding.rules.rule import SUM, Decompose, Mixes, Outcome, Placement, Query, R, sharded
@@ -41,17 +42,22 @@ _SLOW: Final = frozenset(
 )
 
 
-def compute_in_slices(module: ModuleOp, rows: Mapping[int, int], most: int) -> ModuleOp | None:
+def compute_in_slices(
+    module: ModuleOp, rows: Mapping[int, int], most: int, *, attends: bool = False
+) -> ModuleOp | None:
     """Makes a kernel that computes in slices what another computes at once, up to the order of additions.
 
     Args:
-        module: the other kernel.
+        module: the other kernel. It changes if causal attention is divided.
         rows: by number of an argument that has rows of the batch in its first dimension, how many.
         most: the most slices of a row; of fewer that divide its tokens, the largest number is taken.
+        attends: whether causal attention is divided, too, along its queries; heads then share their keys.
 
     Returns:
         The kernel; None if no operation can be divided so.
     """
+    if attends:
+        share_keys(module)
     found: dict[SSAValue, tuple[int, Placement]] = {}
     for index, count in rows.items():
         argument = func_of(module).block.args[index]
@@ -66,7 +72,7 @@ def compute_in_slices(module: ModuleOp, rows: Mapping[int, int], most: int) -> M
     if num_slices == 1:
         return None
     cut = {value: placement for value, (number, placement) in found.items() if number == tokens}
-    stages = _Stages(module, cut, num_slices)
+    stages = _Stages(module, cut, num_slices, attends=attends)
     return _Builder(module, stages, num_slices).build() if stages.outcomes else None
 
 
@@ -98,11 +104,14 @@ class _Stages:
         outcomes: the placements of each operation of the regions.
         placements: by value, its placement where it is made; or, of a value that is made whole, the one in which it is
             offered to the regions.
+        sums: by value that is a sum over slices of queries, and has rows of tokens: the placement in which it is
+            offered to later regions.
         readers: by value, its readers.
     """
 
-    def __init__(self, module: ModuleOp, cut: Mapping[SSAValue, Placement], num_slices: int) -> None:
+    def __init__(self, module: ModuleOp, cut: Mapping[SSAValue, Placement], num_slices: int, *, attends: bool) -> None:
         self._num_slices = num_slices
+        self._attends = attends
         self._ops = [op for op in body_ops(module) if not isinstance(op, Const)]
         self._returned = set(return_of(module).operands)
         self._cut = cut
@@ -110,6 +119,7 @@ class _Stages:
         self._earliest: dict[Operation, int] = {}
         self.outcomes: dict[Operation, Outcome] = {}
         self.placements: dict[SSAValue, Placement] = {}
+        self.sums: dict[SSAValue, Placement] = {}
         while not (self._place() and self._find_earliest()):
             pass
         self._kept_bytes = self._find_kept_bytes()
@@ -126,12 +136,15 @@ class _Stages:
     def _place(self) -> bool:
         """Places all values. Returns whether no operation turned out to be undivided."""
         self.outcomes.clear()
+        self.sums.clear()
         self.placements = dict(self._cut)
         for op in self._ops:
             outcome = None if op in self._undivided else self._outcome(op)
             if outcome is not None:
                 self.outcomes[op] = outcome
                 self.placements.update(zip(op.results, outcome.results, strict=True))
+                if outcome.position:
+                    self.sums.update((v, p) for v, p in self._offered(op) if self.placements[v] == SUM)
             else:
                 self.placements.update(self._offered(op))
         self._divide_wanted()
@@ -155,7 +168,7 @@ class _Stages:
 
     def _outcome(self, op: Operation) -> Outcome | None:
         """The placements of an operation that is divided; None if it is not."""
-        have = [self.placements.get(operand, R) for operand in op.operands]
+        have = [self.sums.get(operand, self.placements.get(operand, R)) for operand in op.operands]
         if spec(op.name).random or all(placement == R for placement in have):
             return None
         outcome = self._by_rule(op, have)
@@ -181,7 +194,7 @@ class _Stages:
     def _by_rule(self, op: Operation, have: Sequence[Placement]) -> Outcome | None:
         """The outcome by the rule of an operation; None if its rule does not hold."""
         try:
-            return by_rule(Query(op, have, self._num_slices))
+            return by_rule(Query(op, have, self._num_slices, over_time=self._attends))
         except (Mixes, Decompose):
             return None
 
@@ -380,7 +393,7 @@ class _Builder:
                     self._at_once(operand) if want == R else self._slice(operand, want, number, local)
                     for operand, want in zip(op.operands, outcome.operands, strict=True)
                 ]
-                results = self._copy(op, operands, outcome)
+                results = self._copy(op, operands, outcome, number)
                 for value, placement, result in zip(op.results, outcome.results, results, strict=True):
                     local[value, placement] = result
                     if value in kept and placement.is_partial:
@@ -465,14 +478,19 @@ class _Builder:
 
     # --- Operations
 
-    def _copy(self, op: Operation, operands: Sequence[SSAValue], outcome: Outcome | None) -> tuple[SSAValue, ...]:
-        """Adds an operation with other operands. outcome: the placements of a slice; None: for all tokens."""
+    def _copy(
+        self, op: Operation, operands: Sequence[SSAValue], outcome: Outcome | None, number: int = 0
+    ) -> tuple[SSAValue, ...]:
+        """Adds an operation with other operands. outcome: the placements of slice `number`; None: for all tokens."""
         placements = [R] * len(op.results) if outcome is None else outcome.results
         given = [
             types.tensor_type(self._local_shape(value, placement), types.dtype(value))
             for value, placement in zip(op.results, placements, strict=True)
         ]
         attributes: dict[str, AttrValue] = {**attrs(op), **({} if outcome is None else outcome.attributes)}
+        if outcome is not None and outcome.position:
+            cut = outcome.results[0]
+            attributes[outcome.position] = number * types.shape(given[0])[cut.dim]
         typed = spec(op.name).typed is not Typed.NEVER
         results = self._builder.op(op.name, operands, attributes, op.location, types=given if typed else None)
         for result, expected in zip(results, given, strict=True):

@@ -65,6 +65,11 @@ def micro_batch_notes(plan: plan_pb2.Plan) -> list[str]:
                 else ""
             )
         )
+    if plan.wafer.kept_at_most:
+        notes.append(
+            f"At most {plan.wafer.kept_at_most} layers keep their outputs at once; the forward passes of the others "
+            "are run again before their backward passes, each as few times as that allows"
+        )
     if plan.wafer.row_slices > 1:
         notes.append(
             f"Each row is computed in at most {plan.wafer.row_slices} slices, one after the other, wherever its tokens "

@@ -129,7 +129,13 @@ class WaferWork:
 def make_wafer_work(cut: Cut, target: Target) -> WaferWork:
     """Divides the wafers' operations into segments, and makes their kernels."""
     localiser, waits = Localiser(cut.sharding), Waits(cut)
-    segments = make_segment_runs(cut, waits, recomputes=target.recomputes, in_slices=target.row_slices > 1)
+    segments = make_segment_runs(
+        cut,
+        waits,
+        recomputes=target.recomputes,
+        in_slices=target.row_slices > 1,
+        gradients_apart=target.slices_attention,
+    )
     # Parts of several micro-batches are added in float32 and rounded once: see `partition/precision.py`.
     rounding = [op for op in cut.wafer_ops if target.micro_batches > 1 and op.results[0] in cut.sharding.rounded]
     closing = take_out_rounding(segments, rounding)
@@ -142,7 +148,8 @@ def make_wafer_work(cut: Cut, target: Target) -> WaferWork:
     for run in [*order_segment_runs(segments, 0, 1, [range(1)], closing, {}), *others]:
         text = print_module(localiser.kernel(run.ops, run.inputs, run.outputs), locations=False)
         if target.row_slices > 1:
-            text = _in_slices(text, _rows(cut.sharding, run.inputs), target.row_slices)
+            rows = _rows(cut.sharding, run.inputs)
+            text = _in_slices(text, rows, target.row_slices, attends=target.slices_attention)
         kernel_of[run.segment] = table.number(text)
         returned[run.segment] = [value for op in run.ops for value in waits.returned(op)]
     return WaferWork(
@@ -224,16 +231,18 @@ def _rows(sharding: Sharding, inputs: Sequence[SSAValue]) -> tuple[tuple[int, in
 
 # Layers that are alike have the same kernel.
 @lru_cache(maxsize=256)
-def _in_slices(text: str, rows: tuple[tuple[int, int], ...], most: int) -> str:
+def _in_slices(text: str, rows: tuple[tuple[int, int], ...], most: int, *, attends: bool) -> str:
     """A kernel that computes a row in slices where this needs less memory."""
-    sliced = compute_in_slices(parse_module(text), dict(rows), most)
+    sliced = compute_in_slices(parse_module(text), dict(rows), most, attends=attends)
     if sliced is None:
         return text
     other = print_module(sliced, locations=False)
     return other if profile_kernel(other).working_bytes < profile_kernel(text).working_bytes else text
 
 
-def make_segment_runs(cut: Cut, waits: Waits, *, recomputes: bool = False, in_slices: bool = False) -> list[SegmentRun]:
+def make_segment_runs(
+    cut: Cut, waits: Waits, *, recomputes: bool = False, in_slices: bool = False, gradients_apart: bool = False
+) -> list[SegmentRun]:
     """One segment run for each segment, with the values that it reads, and those that it makes for others.
 
     Args:
@@ -241,8 +250,9 @@ def make_segment_runs(cut: Cut, waits: Waits, *, recomputes: bool = False, in_sl
         waits: the reduced values that each operation waits for.
         recomputes: whether the backward pass computes a layer's activations again, from what the layer reads.
         in_slices: as of `partition`.
+        gradients_apart: as of `partition`.
     """
-    segments = partition(cut, waits, in_slices=in_slices)
+    segments = partition(cut, waits, in_slices=in_slices, gradients_apart=gradients_apart)
     forward = _repeatable(cut, waits, segments) if recomputes else {}
     work = []
     for segment in segments:
@@ -316,7 +326,7 @@ def schedule_wafer(
         rounds: the rounds of `order`; or some of them, whose program shows the memory that the wafer needs in all.
     """
     cut, target, localiser, waits = work.cut, work.target, work.localiser, work.waits
-    again = runs_again(work.segments, work.again, order.kept_every)
+    again = runs_again(work.segments, work.again, order)
     runs = order_segment_runs(work.segments, work.whole, order.micro_batches, rounds, work.closing, again)
     last_read = last_reads(runs)
     prefetch_layers = target.prefetch_layers if order.keeps_weights else 1
@@ -330,6 +340,7 @@ def schedule_wafer(
     assembler.assemble(batch, runs, loads, departures)
     assembler.plan.micro_batches, assembler.plan.micro_batches_at_once = order.micro_batches, order.at_once
     assembler.plan.kept_every.extend(order.kept_every)
+    assembler.plan.kept_at_most = order.kept_at_most
     return WaferSchedule(
         plan=assembler.plan,
         batch=batch.group,

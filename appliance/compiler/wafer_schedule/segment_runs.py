@@ -10,8 +10,9 @@ precision are rounded when all micro-batches have added their parts: by a segmen
 reads only the sums.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 from xdsl.ir import Operation, SSAValue
 
@@ -30,6 +31,8 @@ class StepOrder:
         kept_every: of so many layers in a row, the outputs of one are kept for the backward pass, before which the
             forward passes of the others are run again. Each further number divides those in the same way. None: the
             outputs of all are kept.
+        kept_at_most: 0, or how many outputs of layers are kept at most, beside what the running layer reads. It
+            replaces `kept_every`.
         keeps_weights: whether weights that are read again after a few segments stay on the wafer until then.
     """
 
@@ -37,6 +40,7 @@ class StepOrder:
     at_once: int
     adds_in_memoryx: bool = False
     kept_every: tuple[int, ...] = ()
+    kept_at_most: int = 0
     keeps_weights: bool = True
 
     @property
@@ -140,31 +144,72 @@ def _segment_runs(
 
 
 def runs_again(
-    segments: Sequence[SegmentRun], repeatable: Mapping[int, SegmentRun], kept_every: Sequence[int]
+    segments: Sequence[SegmentRun], repeatable: Mapping[int, SegmentRun], order: StepOrder
 ) -> dict[int, list[SegmentRun]]:
     """By the place of a segment, the runs that run earlier segments again before it, in order.
 
     Args:
         segments: one run for each segment, in order.
         repeatable: by the place of a segment of the forward pass that may be run again, the run that does.
-        kept_every: of so many repeatable segments in a row, all but the last are run again; further numbers are of
-            those in such a row.
+        order: says which of them are run again.
     """
     again: dict[int, list[SegmentRun]] = {}
+    rows = _consecutive(repeatable)
+    if order.kept_at_most:
+        repeated_rows = [part for row in rows for part in _rows_keeping_at_most(row, order.kept_at_most)]
+    else:
+        repeated_rows = _rows_keeping_every(rows, order.kept_every)
+    for row in repeated_rows:
+        repeated = [repeatable[place] for place in row[:-1]]
+        reader = _first_reader(segments, row[-1], repeated)
+        if reader is not None:
+            again.setdefault(reader, []).extend(repeated)
+    return again
+
+
+def _rows_keeping_every(rows: Iterable[Sequence[int]], kept_every: Sequence[int]) -> list[Sequence[int]]:
+    """The rows of which all but the last are run again, outer ones first.
+
+    kept_every: how many are in a row; further numbers are of those in such a row.
+    """
+    found: list[Sequence[int]] = []
     # Outputs of the last row within another are there when it is run backwards, since the whole of that one was run.
-    rows = [(row, True) for row in _consecutive(repeatable)]
+    outer = [(row, True) for row in rows]
     for most in kept_every:
         inner = []
-        for row, is_new in rows:
+        for row, is_new in outer:
             parts = [row[begin : begin + most] for begin in range(0, len(row), most)]
             inner += [(part, is_new or part is not parts[-1]) for part in parts]
-        for row, is_new in inner:
-            repeated = [repeatable[place] for place in row[:-1]]
-            reader = _first_reader(segments, row[-1], repeated) if is_new else None
-            if reader is not None:
-                again.setdefault(reader, []).extend(repeated)
-        rows = [(row, False) for row, _ in inner]
-    return again
+        found += [row for row, is_new in inner if is_new]
+        outer = [(row, False) for row, _ in inner]
+    return found
+
+
+def _rows_keeping_at_most(row: Sequence[int], kept: int) -> Iterator[Sequence[int]]:
+    """Yields the rows of which all but the last are run again, outer ones first, for a row that was just run.
+
+    The output in front of the second part of a row is kept until that part was run backwards; then the first part is
+    run again. The parts are as long as binomial checkpointing has them, so that no layer is run more often than needed.
+    """
+    times = 0
+    while _most_in_row(kept, times) < len(row):
+        times += 1
+    if not times:
+        return
+    # With nothing kept, the first part is run again for the last of the row alone.
+    behind = _most_in_row(kept - 1, times) if kept else 1
+    middle = len(row) - min(behind, len(row) - 1)
+    yield from _rows_keeping_at_most(row[middle:], kept - 1) if kept else ()
+    yield row[:middle]
+    yield from _rows_keeping_at_most(row[:middle], kept)
+
+
+@cache
+def _most_in_row(kept: int, times: int) -> int:
+    """The most layers that can be run backwards with so many kept outputs, if each is run again so many times."""
+    if not times:
+        return kept + 2
+    return _most_in_row(kept, times - 1) + (_most_in_row(kept - 1, times) if kept else 1)
 
 
 def _consecutive(places: Iterable[int]) -> list[list[int]]:

@@ -566,6 +566,7 @@ class WaferPlan(_message.Message):
     RECOMPUTES_FIELD_NUMBER: _builtins.int
     KEPT_EVERY_FIELD_NUMBER: _builtins.int
     ROW_SLICES_FIELD_NUMBER: _builtins.int
+    KEPT_AT_MOST_FIELD_NUMBER: _builtins.int
     memory_bytes: _builtins.int
     """of the wafer that this was made for; the plan never exceeds it"""
     kernel_library: Global___KernelLibrary.ValueType
@@ -581,6 +582,8 @@ class WaferPlan(_message.Message):
     """for display: whether the backward pass computes activations again"""
     row_slices: _builtins.int
     """for display: the most slices in which a kernel computes a row; 1: at once"""
+    kept_at_most: _builtins.int
+    """For display: so many layers at most keep their outputs for the backward pass; others are run again. 0: see above."""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___Group]: ...
     @_builtins.property
@@ -624,10 +627,11 @@ class WaferPlan(_message.Message):
         recomputes: _builtins.bool = ...,
         kept_every: _abc.Iterable[_builtins.int] | None = ...,
         row_slices: _builtins.int = ...,
+        kept_at_most: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "flops", b"flops", "groups", b"groups", "instructions", b"instructions", "joined", b"joined", "kept_every", b"kept_every", "kernel_library", b"kernel_library", "kernels", b"kernels", "link_bytes", b"link_bytes", "memory_bytes", b"memory_bytes", "micro_batches", b"micro_batches", "micro_batches_at_once", b"micro_batches_at_once", "number_values", b"number_values", "own_bytes", b"own_bytes", "recomputes", b"recomputes", "row_slices", b"row_slices"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "flops", b"flops", "groups", b"groups", "instructions", b"instructions", "joined", b"joined", "kept_at_most", b"kept_at_most", "kept_every", b"kept_every", "kernel_library", b"kernel_library", "kernels", b"kernels", "link_bytes", b"link_bytes", "memory_bytes", b"memory_bytes", "micro_batches", b"micro_batches", "micro_batches_at_once", b"micro_batches_at_once", "number_values", b"number_values", "own_bytes", b"own_bytes", "recomputes", b"recomputes", "row_slices", b"row_slices"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -26,6 +26,7 @@ MEANING = {
     "WaferPlan.kernel_library": "one library or the other: both give the same",
     "WaferPlan.recomputes": "told in reports",
     "WaferPlan.kept_every": "told in reports",
+    "WaferPlan.kept_at_most": "told in reports",
     "WaferPlan.row_slices": "told in reports",
     "Run.layer": "told in reports and messages",
     "StateSlot.name": "a state by another name is another state; the client finds none of that name",

@@ -89,6 +89,12 @@ def test_attention_forward(name: str) -> None:
     assert square * 2 * 12 == sdpa_flop_count(KEY, KEY, KEY) * 13
 
 
+def test_parts_of_the_queries_attend_as_all_do() -> None:
+    part = (KEY[0], KEY[1], 4, KEY[3])
+    parts = [attention("cirh.Attention", [part, KEY, KEY], 2, is_causal=True, first_query=n) for n in (0, 4, 8)]
+    assert sum(map(flops, parts)) == flops(attention("cirh.Attention", [KEY, KEY, KEY], 2, is_causal=True))
+
+
 @pytest.mark.parametrize("name", ["cirh.AttentionGrad", "aten._scaled_dot_product_flash_attention_for_cpu_backward"])
 def test_attention_backward(name: str) -> None:
     op = attention(name, [QUERY, QUERY, KEY, KEY, QUERY], 3, is_causal=False)

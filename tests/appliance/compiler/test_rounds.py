@@ -1,6 +1,7 @@
 """A wafer that goes through a step in rounds: gradients that MemoryX adds, and activations that are computed again."""
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from appliance.compiler import plan
 from appliance.compiler.core.errors import WaferMemoryError
 from appliance.compiler.core.target import MicroBatching, Target
 from appliance.compiler.micro_batches import compile_in_micro_batches
+from appliance.compiler.partition.layers import BACKWARD
 from appliance.compiler.pipeline import CompiledStep
 from appliance.compiler.plan_check.check import PlanError, check_plan
 from appliance.compiler.report.report import micro_batch_notes
@@ -138,6 +140,31 @@ def test_layers_that_are_run_again_make_what_they_made(micro_batches: int, recom
     assert num_again(again) == 4 * micro_batches
     assert num_again(kept) == 0
     assert again.wafer.own_bytes < kept.wafer.own_bytes
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize(("kept", "times"), [(1, 14), (2, 11), (3, 6), (5, 4)])
+def test_so_many_layers_keep_their_outputs_at_most(kept: int, times: int, micro_batches: int) -> None:
+    traced = deep(layers=12)
+    settings = {"micro_batches": micro_batches, "recomputes": True}
+    with one_at_a_time(adds_in_memoryx=micro_batches > 1, kept_at_most=kept, keeps_weights=False):
+        plan = traced.plan(1, **settings)
+        traced.check(rows(), [(1, 1), (1, 2), (2, 2)], seeds=[0, 3], **settings)
+    assert num_again(plan) == times * micro_batches
+    # Beside these are those that the last layer reads, which is not run again, and the one before it.
+    assert max(outputs_at_once(plan)) == kept + 2
+
+
+def outputs_at_once(plan: plan_pb2.Plan) -> Iterator[int]:
+    """By run of the backward pass: the outputs of layers but the last that are there, one of which it reads."""
+    held: set[int] = set()
+    for run in (i.run for i in plan.wafer.instructions if i.HasField("run")):
+        if run.layer.endswith(BACKWARD):
+            yield len(held)
+        elif run.layer.startswith("layers.") and run.layer != "layers.11":
+            held.update(run.outputs)
+        held.difference_update(run.drops)
 
 
 class Balance(nn.Module):

@@ -23,6 +23,7 @@ from appliance.compiler.micro_batches import compile_in_micro_batches
 from appliance.compiler.partition.row_slices import compute_in_slices
 from appliance.compiler.plan_check.check import check_plan
 from appliance.compiler.report.report import micro_batch_notes
+from appliance.compiler.wafer_schedule import arena
 from cstorch.errors import CompileError as LoweringError
 from waferbox.cirh.dialect import types
 from waferbox.cirh.dialect.operations import body_ops
@@ -30,7 +31,12 @@ from waferbox.cirh.execution.kernel import Kernel
 from waferbox.cirh.text.parser import parse_module
 from wsc.v1 import plan_pb2
 
-SAMPLES, TOKENS, WIDTH, HEADS = 6, 8, 8, 2
+SAMPLES, TOKENS, WIDTH, HEADS, KEYS = 6, 8, 8, 4, 2
+
+
+def repeated(keys: torch.Tensor) -> torch.Tensor:
+    """A key for each head, of those that heads share."""
+    return keys.transpose(1, 2)[:, :, None].expand(-1, -1, HEADS // KEYS, -1, -1).flatten(1, 2)
 
 
 class Layer(nn.Module):
@@ -44,17 +50,16 @@ class Layer(nn.Module):
         self.window = window
         self.norms = nn.ModuleList([nn.RMSNorm(width), nn.LayerNorm(width)])
         self.query, self.output = (nn.Linear(width, width, bias=False) for _ in range(2))
-        self.key, self.value = (nn.Linear(width, width // HEADS, bias=False) for _ in range(2))
+        self.key, self.value = (nn.Linear(width, width // HEADS * KEYS, bias=False) for _ in range(2))
         self.gate, self.up = (nn.Linear(width, wide) for _ in range(2))
         self.down = nn.Linear(wide, width)
 
     def attend(self, x: torch.Tensor) -> torch.Tensor:
         angles = torch.arange(x.shape[1], dtype=x.dtype, device=x.device)[:, None] * 0.1
         query = self.query(x).unflatten(2, (HEADS, -1))
-        key = self.key(x).unflatten(2, (1, -1))
-        value = self.value(x).unflatten(2, (1, -1)).expand(-1, -1, HEADS, -1)
+        key, value = (make(x).unflatten(2, (KEYS, -1)) for make in (self.key, self.value))
         query, key = (heads * angles.cos()[:, None] + heads.flip(-1) * angles.sin()[:, None] for heads in (query, key))
-        heads = [each.transpose(1, 2) for each in (query, key.expand(-1, -1, HEADS, -1), value)]
+        heads = [query.transpose(1, 2), repeated(key), repeated(value)]
         if self.window:
             places = torch.arange(x.shape[1], dtype=x.dtype, device=x.device)
             before = places[:, None] - places[None, :]
@@ -109,14 +114,18 @@ def always() -> Iterator[list[str]]:
 @pytest.mark.parity
 @pytest.mark.parametrize("recomputes", [False, True])
 @pytest.mark.parametrize("micro_batches", [1, 2])
-@pytest.mark.parametrize(("row_slices", "window"), [(2, 0), (4, 3), (8, 0)])
+@pytest.mark.parametrize(
+    ("row_slices", "window", "slices_attention"),
+    [(2, 0, False), (4, 3, False), (8, 0, False), (2, 0, True), (4, 3, True), (8, 0, True)],
+)
 def test_slices_compute_what_rows_compute(
-    always: list[str], row_slices: int, window: int, micro_batches: int, recomputes: bool
+    always: list[str], row_slices: int, window: int, slices_attention: bool, micro_batches: int, recomputes: bool
 ) -> None:
     batches = [words() for _ in range(2)]
     settings = {"row_slices": row_slices, "micro_batches": micro_batches, "recomputes": recomputes}
-    traced(window=window).check(batches, [(1, 1), (3, 2)], **settings)
+    traced(window=window).check(batches, [(1, 1), (3, 2)], slices_attention=slices_attention, **settings)
     assert always
+    assert any("first_query" in text for text in always) == (slices_attention and not window)
 
 
 @pytest.mark.parity
@@ -181,11 +190,13 @@ def test_random_programs_in_slices(number: int, cut: tuple[int, int], row_slices
 
 @pytest.mark.parity
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
-@pytest.mark.parametrize("name", ["bert", "llama", "vit"])
-def test_errors_of_slices_are_within_those_of_autocast(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "slices_attention"), [("bert", False), ("llama", False), ("llama", True), ("vit", False)]
+)
+def test_errors_of_slices_are_within_those_of_autocast(name: str, slices_attention: bool) -> None:
     """Parts of a gradient are added in float32."""
     with always_in_slices() as sliced:
-        settings = {"row_slices": 4, "recomputes": True}
+        settings = {"row_slices": 4, "slices_attention": slices_attention, "recomputes": True}
         ours = errors(name, [simulated(name, Precision(half=Half.BFLOAT16), 1, each, **settings) for each in SEEDS])
     theirs = errors(name, [plain(name, torch.bfloat16, each) for each in SEEDS])
     assert sliced
@@ -236,12 +247,49 @@ def test_a_row_that_does_not_fit_in_slices_is_refused(tokens: int, why: str) -> 
         compile_in_micro_batches(step.text, target, MicroBatching(), lambda: pytest.fail("no time is predicted"))
 
 
+def test_attention_in_slices_needs_less_memory() -> None:
+    """Of what attention reads and makes, only keys and values exist whole, and once for the heads that share them."""
+    step = traced(layers=1, wide=WIDTH, width=16 * WIDTH, **LONG)
+    settings = {"micro_batches": 2, "recomputes": True, "row_slices": 64}
+    whole, sliced = (largest_kernel(step.plan(1, slices_attention=attends, **settings)) for attends in (False, True))
+    assert sliced * 4 < whole * 3
+
+
+def test_a_row_whose_attention_does_not_fit_is_computed_in_slices() -> None:
+    step = traced(layers=1, wide=WIDTH, width=16 * WIDTH, **LONG)
+    settings = {"micro_batches": 2, "recomputes": True, "row_slices": 64}
+    memory = step.plan(1, slices_attention=True, **settings).wafer.own_bytes * 9 // 10
+    with pytest.raises(WaferMemoryError, match="even in slices"):
+        step.plan(1, wafer_memory_bytes=memory, **settings)
+    target = Target(num_csx=1, num_shards=1, wafer_memory_bytes=memory)
+    plan = compile_in_micro_batches(step.text, target, MicroBatching(), lambda: pytest.fail("no time is predicted"))
+    check_plan(plan)
+    assert any("first_query" in kernel.cirh for kernel in plan.wafer.kernels)
+
+
+def test_layers_whose_attention_is_in_slices_keep_as_many_outputs_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arena, "SLACK_BYTES", 0)
+    step = traced(layers=12, tokens=1024, samples=1)
+    settings = {"recomputes": True, "row_slices": 2, "slices_attention": True}
+    memory, kept = step.plan(1, **settings).wafer.own_bytes, []
+    while True:
+        try:
+            plan = step.plan(1, wafer_memory_bytes=memory, **settings)
+        except WaferMemoryError:
+            break
+        kept.append(plan.wafer.kept_at_most)
+        memory = memory * 88 // 100
+    assert f"At most {kept[-1]} layers keep their outputs" in " ".join(micro_batch_notes(plan))
+    assert [each for each in kept if each] == sorted(filter(None, kept), reverse=True)
+    assert len(set(kept)) > 2
+
+
 def test_more_slices_need_less_memory() -> None:
-    step = traced(layers=1, wide=16 * WIDTH, **LONG)
+    step = traced(layers=1, wide=32 * WIDTH, **LONG)
     plans = [step.plan(1, micro_batches=2, recomputes=True, row_slices=count) for count in (1, 2, 4, 16)]
     needed = [largest_kernel(plan) for plan in plans]
     assert needed == sorted(needed, reverse=True)
-    # The gated product alone makes a dozen values of 16 times the width.
+    # The gated product alone makes a dozen values of 32 times the width.
     assert needed[-1] * 8 < needed[0]
 
 

@@ -20,8 +20,11 @@ def heads(dtype: torch.dtype, queries: int = 6, keys: int = 6) -> list[torch.Ten
     return [torch.randn(2, 3, n, 8, generator=generator, dtype=F64).to(dtype) for n in (queries, keys, keys)]
 
 
-def site(name: str, operands: list[torch.Tensor], causal: bool = False, scale: float | None = None) -> Site:
+def site(
+    name: str, operands: list[torch.Tensor], causal: bool = False, scale: float | None = None, first: int = 0
+) -> Site:
     scales = () if scale is None else (("scale", scale),)
+    scales += (("first_query", first),) if first else ()
     infos = tuple(TensorInfo(tuple(t.shape), t.dtype) for t in operands)
     tensors = 6 if name == "cirh.AttentionGrad" else 3
     segments = (*[1] * tensors, len(operands) - tensors, 0)
@@ -61,6 +64,33 @@ def test_both_kernels_equal_torch(
     if causal:
         scores = scores.masked_fill(torch.ones(queries, keys, dtype=torch.bool).tril().logical_not(), -torch.inf)
     torch.testing.assert_close(logsumexp.double(), scores.logsumexp(-1), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("shared", [1, 3])
+@pytest.mark.parametrize(
+    ("causal", "first", "queries"),
+    [(True, 0, 6), (True, 2, 3), (True, 4, 2), (True, 5, 4), (True, 6, 3), (True, 0, 8), (False, 2, 3)],
+)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(F64, 1e-12), (F32, 1e-5), (BF16, 3e-2)])
+def test_heads_share_keys_and_queries_begin_behind_keys(
+    shared: int, causal: bool, first: int, queries: int, dtype: torch.dtype, tolerance: float
+) -> None:
+    query, *_ = heads(dtype, queries)
+    key, value = (each[:, : 3 // shared] for each in heads(dtype)[1:])
+    operands = [query, key, value]
+    exact = [t.double().clone().requires_grad_() for t in operands]
+    seen = torch.arange(6) <= torch.arange(queries)[:, None] + first if causal else torch.ones(queries, 6).bool()
+    repeated = [each.repeat_interleave(shared, 1) for each in exact[1:]]
+    expected = F.scaled_dot_product_attention(exact[0], *repeated, attn_mask=seen)
+    gradient = torch.ones_like(expected).cos().cumsum(-1) * 0.1
+    expected.backward(gradient)
+    output, logsumexp = forward(operands, causal=causal, first=first).function(*operands)
+    saved = [gradient.to(dtype), *operands, output, logsumexp]
+    gradients = backward(saved, causal=causal, first=first).function(*saved)
+    torch.testing.assert_close(output.double(), expected.detach(), rtol=tolerance, atol=tolerance)
+    for actual, leaf in zip(gradients, exact, strict=True):
+        assert actual.dtype is dtype
+        torch.testing.assert_close(actual.double(), leaf.grad, rtol=tolerance, atol=tolerance * 4)
 
 
 def test_a_query_without_keys_gives_zeros() -> None:
@@ -120,7 +150,8 @@ def test_the_choice_goes_by_type_and_shape() -> None:
     "operands",
     [
         [torch.zeros(2, 3, 4)] * 3,
-        [torch.zeros(2, 3, 4, 8), torch.zeros(2, 1, 4, 8), torch.zeros(2, 1, 4, 8)],
+        [torch.zeros(2, 3, 4, 8), torch.zeros(2, 2, 4, 8), torch.zeros(2, 2, 4, 8)],
+        [torch.zeros(2, 3, 4, 8), torch.zeros(2, 1, 4, 8), torch.zeros(2, 1, 4, 8), torch.zeros(4, 4)],
         [torch.zeros(2, 3, 4, 8), torch.zeros(2, 3, 4, 8), torch.zeros(2, 3, 5, 8)],
         [torch.zeros(2, 3, 4, 8), *[torch.zeros(2, 3, 4, 8, dtype=F64)] * 2],
         [torch.zeros(2, 3, 4, 8, dtype=torch.int64)] * 3,
@@ -132,6 +163,11 @@ def test_the_choice_goes_by_type_and_shape() -> None:
 def test_operands_that_do_not_fit_are_refused(operands: list[torch.Tensor]) -> None:
     with pytest.raises(CirhError, match=r"cirh\.Attention"):
         forward(operands)
+
+
+def test_a_first_query_before_all_keys_is_refused() -> None:
+    with pytest.raises(CirhError, match="at key -1"):
+        forward(heads(F32), causal=True, first=-1)
 
 
 def test_saved_values_that_do_not_fit_are_refused() -> None:

@@ -9,7 +9,8 @@ thread, batch 4, 256 tokens, 12 heads of 64, causal, on a CPU with AVX-512 and b
     bfloat16          11.3       7.4              25.0      10.6
     float16           40.8     238.9             320.3     353.3
 
-The fused kernel has no dropout, adds one mask, and makes no gradient of it.
+The fused kernel has no dropout, adds one mask, and makes no gradient of it. In parts (`attention_parts.py`) it attends
+where heads share keys, and where queries are a part of a row.
 """
 
 import math
@@ -19,6 +20,7 @@ from functools import cache
 import torch
 
 from waferbox.cirh import CirhError
+from waferbox.cirh.calls import attention_parts
 from waferbox.cirh.calls.attention_products import BLOCK_BYTES, Terms, backward, forward
 from waferbox.cirh.dialect.spec import Call, Site
 from waferbox.cirh.dialect.types import TensorInfo
@@ -39,6 +41,8 @@ def choose(site: Site) -> Choice:
     operands = _operands(site)
     query, key = operands.query, operands.key
     dtype = str(query.dtype).removeprefix("torch.")
+    if is_in_parts(site):
+        return Choice("fused", "the products have a key for each head, and all queries of a row")
     if operands.kept is not None:
         return Choice("products", "the fused kernel has no dropout")
     if len(operands.masks) > 1:
@@ -57,6 +61,12 @@ def choose(site: Site) -> Choice:
     if nbytes > BLOCK_BYTES:
         return Choice("fused", f"{nbytes >> 20} MiB of scores are more than {BLOCK_BYTES >> 20} MiB")
     return Choice("products", "in bfloat16 batched products are faster while the scores are few")
+
+
+def is_in_parts(site: Site) -> bool:
+    """Whether heads share keys, or the queries are a part of a row."""
+    operands = _operands(site)
+    return operands.query.shape[1] != operands.key.shape[1] or bool(site.get("first_query"))
 
 
 @cache
@@ -129,10 +139,16 @@ def _check(site: Site) -> None:
     if len(query.shape) != 4 or len(key.shape) != 4 or key != operands.value or 0 in (*query.shape, *key.shape):
         raise CirhError(f"{site.name}: query, key and value of shapes {shapes} do not fit together")
     batch, heads, _, features = query.shape
-    if (*key.shape[:2], key.shape[3], key.dtype) != (batch, heads, features, query.dtype):
+    if (key.shape[0], key.shape[3], key.dtype) != (batch, features, query.dtype) or heads % key.shape[1]:
         raise CirhError(f"{site.name}: query, key and value of shapes {shapes} do not fit together")
     if not query.dtype.is_floating_point:
         raise CirhError(f"{site.name}: works on floating point numbers, not {query.dtype}")
+    if is_in_parts(site) and (operands.masks or operands.kept is not None):
+        raise CirhError(
+            f"{site.name}: with a mask or dropout, each head has keys, and the first query is the first key"
+        )
+    if site.get("first_query", 0) < 0:
+        raise CirhError(f"{site.name}: the first query is at key {site.get('first_query')}")
     if operands.saved not in ((), (query, query, _logsumexp(query))):
         raise CirhError(f"{site.name}: gradient, output and logsumexp of shapes {shapes} do not fit the query")
     whole = (batch, heads, query.shape[2], key.shape[2])
@@ -152,10 +168,13 @@ def _check(site: Site) -> None:
 
 def prepare_attention(site: Site) -> Call:
     """Operands: query, key, value of shape (batch, heads, tokens, features), masks that are added to the scores, and
-    which weights dropout keeps.
+    which weights dropout keeps. Heads in a row may share a key and a value. `first_query`: the key at which the first
+    query stands, if the mask is causal.
     """
     _check(site)
     terms = _terms(site)
+    if is_in_parts(site):
+        return Call(lambda *tensors: attention_parts.forward(terms, *_by_rows(*tensors)))
     if choose(site).kernel == "products":
         return Call(lambda q, k, v, *others: forward(q, k, v, others, terms))
     fused = aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -167,6 +186,8 @@ def prepare_attention_grad(site: Site) -> Call:
     """Operands: the output's gradient, query, key, value, output and logsumexp of the forward pass, then as there."""
     _check(site)
     terms = _terms(site)
+    if is_in_parts(site):
+        return Call(lambda *tensors: attention_parts.backward(terms, *_by_rows(*tensors)))
     if choose(site).kernel == "products":
         return Call(lambda grad, q, k, v, _output, _logsumexp, *others: backward(grad, q, k, v, others, terms))
     fused = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
@@ -191,4 +212,5 @@ def _terms(site: Site) -> Terms:
         has_dropout=_operands(site).kept is not None,
         dropout=site.get("dropout", 1.0),
         mask_grad=site.get("mask_grad"),
+        first_query=site.get("first_query", 0),
     )

@@ -25,6 +25,7 @@ class Terms:
         has_dropout: whether there is dropout: the last operand says which weights are kept.
         dropout: factor of the weights that dropout keeps.
         mask_grad: number of the mask whose gradient is made; None: none.
+        first_query: the key at which the first query stands, for a causal mask.
     """
 
     is_causal: bool
@@ -32,6 +33,7 @@ class Terms:
     has_dropout: bool = False
     dropout: float = 1.0
     mask_grad: int | None = None
+    first_query: int = 0
 
 
 def _blocks(query: torch.Tensor, key: torch.Tensor) -> Iterator[Block]:

@@ -232,7 +232,7 @@ row(
     results=3,
     result_names="result beta_grad gamma_grad",
 )
-_ATTENTION = "is_causal=BOOL scale=FLOAT? dropout=FLOAT?"
+_ATTENTION = "is_causal=BOOL scale=FLOAT? dropout=FLOAT? first_query=INT?"
 row(
     "Attention",
     "query key value mask* kept?",

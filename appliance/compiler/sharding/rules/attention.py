@@ -8,7 +8,7 @@ _FIRST_TOKENS = 2  # query, key and value: (batch, heads, tokens, features)
 @rule("cirh.Attention")
 def attention(query: Query) -> Outcome:
     cut, *others = query.placements[:3]
-    if cut.is_sharded and cut.dim == _FIRST_TOKENS and others == [R, R] and not query.get("is_causal"):
+    if cut.is_sharded and cut.dim == _FIRST_TOKENS and others == [R, R] and _can_be_cut(query, cut, 3):
         return _along_queries(query, cut)
     return _along_samples(query, 3, 2)
 
@@ -18,7 +18,7 @@ def attention_grad(query: Query) -> Outcome:
     number = query.get("mask_grad")
     cut, *others = query.placements[:4]
     are_queries = cut.is_sharded and cut.dim == _FIRST_TOKENS and others[0] in (R, cut) and others[1:] == [R, R]
-    if are_queries and number is None and not query.get("is_causal"):
+    if are_queries and number is None and _can_be_cut(query, cut, 6):
         return _gradient_along_queries(query, cut)
     outcome = _along_samples(query, 6, 3)
     if number is None or not query.sharded:
@@ -28,15 +28,26 @@ def attention_grad(query: Query) -> Outcome:
     return Outcome(operands=outcome.operands, results=[*outcome.results, placement if placement.is_sharded else SUM])
 
 
+def _can_be_cut(query: Query, cut: Placement, tensors: int) -> bool:
+    """Whether a part of the queries can attend alone. A causal mask depends on where the part begins."""
+    return not query.get("is_causal") or (query.over_time and cut.outer == 1 and len(query.operands) == tensors)
+
+
+def _position(query: Query) -> str:
+    return "first_query" if query.get("is_causal") else ""
+
+
 def _along_queries(query: Query, cut: Placement) -> Outcome:
     """The samples are the query's tokens; keys and values are the same for all of them."""
-    return Outcome(operands=[cut, R, R, *_masks_along_queries(query, cut, 3)], results=[cut, cut])
+    operands = [cut, R, R, *_masks_along_queries(query, cut, 3)]
+    return Outcome(operands=operands, results=[cut, cut], position=_position(query))
 
 
 def _gradient_along_queries(query: Query, cut: Placement) -> Outcome:
     """As `_along_queries`. Each part of the queries adds to the gradients of all keys and values."""
     masks = _masks_along_queries(query, cut, 6)
-    return Outcome(operands=[cut, cut, R, R, cut, cut, *masks], results=[cut, SUM, SUM])
+    operands = [cut, cut, R, R, cut, cut, *masks]
+    return Outcome(operands=operands, results=[cut, SUM, SUM], position=_position(query))
 
 
 def _masks_along_queries(query: Query, cut: Placement, first: int) -> list[Placement]:

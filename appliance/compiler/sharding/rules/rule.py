@@ -102,20 +102,27 @@ class Outcome:
             made of a replicated one, a sharded one is gathered if it is needed whole; anything else is an error.
         results: the placement of each result.
         attributes: the operation's attributes that have another value for a part of the batch.
+        position: the attribute whose value is where the part begins in the dimension that is cut; "" if there is none.
+            Only parts that are computed one after the other may differ so.
     """
 
     operands: Sequence[Placement]
     results: Sequence[Placement]
     attributes: Mapping[str, AttrValue] = field(default_factory=dict)
+    position: str = ""
 
 
 class Query:
     """An operation with the placements of its operands: the input of a rule."""
 
-    def __init__(self, op: Operation, placements: Sequence[Placement], num_parts: int) -> None:
+    def __init__(
+        self, op: Operation, placements: Sequence[Placement], num_parts: int, *, over_time: bool = False
+    ) -> None:
+        """over_time: whether the parts are computed one after the other, so that they may have other attributes."""
         self.op = op
         self.placements = placements
         self.num_parts = num_parts
+        self.over_time = over_time
 
     @cached_property
     def attributes(self) -> dict[str, AttrValue]:
