@@ -11,8 +11,8 @@ import grpc
 import pytest
 
 from waferbox.host.threads import SerialThread
-from waferbox.rpc.bridge import CallContext, LoopMethod
 from waferbox.rpc.loop_channel import LoopChannel
+from waferbox.rpc.loop_method import CallContext, LoopMethod
 from waferbox.rpc.loop_thread import LoopThread
 
 PATH = "/test.Service/Method"

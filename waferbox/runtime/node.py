@@ -20,8 +20,8 @@ from waferbox.links.listener import LinkListener
 from waferbox.links.socket_names import host_id
 from waferbox.roles import WAFER, Role
 from waferbox.rpc.address import bind, split_address
-from waferbox.rpc.bridge import LoopMethod
 from waferbox.rpc.loop_channel import LoopChannel
+from waferbox.rpc.loop_method import LoopMethod
 from waferbox.rpc.loop_thread import LoopThread
 from waferbox.rpc.server import make_channel, make_server
 from waferbox.runtime.logs import set_up_logging

@@ -11,7 +11,7 @@ import grpc
 from waferbox import deadlines
 from waferbox.host.event_loop import Changes, from_any_thread
 from waferbox.host.threads import CancellationToken
-from waferbox.rpc.bridge import CallContext
+from waferbox.rpc.loop_method import CallContext
 from waferbox.runtime.outbox import JobLogHandler, Outbox
 from waferbox.runtime.role_job import StepThreadHangs, failure_of
 from waferbox.security.guard import caller_of

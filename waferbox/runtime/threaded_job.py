@@ -1,7 +1,6 @@
 """A role's job for the event loop of its node: a thread executes the commands, which may block."""
 
 import logging
-from collections.abc import Callable
 from functools import partial
 
 from waferbox.host.threads import CancellationToken, SerialThread
@@ -17,8 +16,12 @@ class ThreadedJob:
     def __init__(self, job: NodeJob) -> None:
         self._job = job
         self._thread = SerialThread("commands")
-        self.report: Callable[[], observation_pb2.NodeReport | None] = job.report
-        self.check_progress: Callable[[], None] = job.check_progress
+
+    def report(self) -> observation_pb2.NodeReport | None:
+        return self._job.report()
+
+    def check_progress(self) -> None:
+        self._job.check_progress()
 
     async def execute(
         self, command: node_pb2.AttachRequest, cancellation: CancellationToken

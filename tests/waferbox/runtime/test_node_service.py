@@ -10,7 +10,7 @@ import pytest
 from tokens_shown import shown
 
 from waferbox.host.threads import CancellationToken
-from waferbox.rpc.bridge import CallAborted, CallContext
+from waferbox.rpc.loop_method import CallAborted, CallContext
 from waferbox.runtime.node_service import Emit, NodeService
 from waferbox.security.tokens import Kind
 from wsc.v1 import node_pb2, observation_pb2

@@ -1,4 +1,4 @@
-"""Methods of an event loop, served by a gRPC server with threads: one port for the messages of both."""
+"""A gRPC method of an event loop at a server with threads: one port has the methods of both."""
 
 import queue
 from collections.abc import AsyncIterator, Callable, Iterator
