@@ -46,6 +46,12 @@ class Network:
         """Returns the time until which no message passes between two hosts; a time in the past: they pass."""
         return max((end for a, b, end in self._partitions if {a, b} == {one, other}), default=0.0)
 
+    def return_host(self, host: str) -> None:
+        """Lets a host that had vanished answer again: it refuses connections to the processes that it had."""
+        for address, server in list(self.servers.items()):
+            if server.process.has_vanished and server.process.host == host:
+                del self.servers[address]
+
     def _break_if_cut(self, connection: "Connection") -> None:
         if self.cut_until(connection.client.host, connection.server.process.host) > self.world.now:
             connection.break_()
@@ -116,6 +122,9 @@ class Connection:
     def _ended(self) -> None:
         """A process has ended. What it had sent before still arrives, unless it crashed or was killed."""
         world = self.network.world
+        if self.client.has_vanished or self.server.process.has_vanished:
+            world.after(KEEPALIVE_SECONDS, self.break_)
+            return
         is_orderly = all(process.status in (None, 0, 1) for process in (self.client, self.server.process))
         in_flight = max(0.0, max(self._last.values()) - world.now) if is_orderly else 0.0
         world.after(in_flight + self.network.latency(), lambda: self.break_(by_death=True))
@@ -137,7 +146,8 @@ class Server:
         process.on_end.append(self.close)
 
     def close(self) -> None:
-        if self.network.servers.get(self.address) is self:
+        """Refuses connections from now on; a host that has vanished does not answer at all."""
+        if self.network.servers.get(self.address) is self and not self.process.has_vanished:
             del self.network.servers[self.address]
 
     def add_generic_rpc_handlers(self, handlers: Sequence[object]) -> None:
@@ -266,7 +276,8 @@ class Channel:
             server = self._network.servers.get(self._address)
             if server is not None:
                 cut = self._network.cut_until(self._process.host, server.process.host)
-                if cut <= self._network.world.now and server.process.stalled_until <= self._network.world.now:
+                is_reached = server.process.is_alive and server.process.stalled_until <= self._network.world.now
+                if cut <= self._network.world.now and is_reached:
                     self._connection = Connection(self._network, self._process, server)
                     return self._connection
                 if self._network.world.now < silent_end:

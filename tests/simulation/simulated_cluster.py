@@ -274,6 +274,30 @@ class SimulatedCluster:
             node.process.kill()
             self.nodes.remove(node)
 
+    def lose_host(self, random: Random) -> None:
+        """A host vanishes with all its processes, as by a power cut, and comes back with its disk."""
+        host = f"host-{random.randrange(NUM_HOSTS)}"
+        lost = [process for process in self.world.processes if process.host == host and process.is_alive]
+        self.world.note(f"{host} vanishes")
+        for client in self.clients:
+            client.is_cancelled |= client.process in lost
+        nodes = [node for node in self.nodes if node.process in lost]
+        for process in lost:
+            process.vanish()
+        for node in nodes:
+            self.nodes.remove(node)
+        self.world.after(random.uniform(5.0, 20.0), self._return_host, host, lost, nodes)
+
+    def _return_host(self, host: str, lost: Sequence[Process], nodes: Sequence[NodeModel]) -> None:
+        self.world.note(f"{host} is back")
+        self.network.return_host(host)
+        if self.process in lost:
+            self.start_management()
+        if self.ingress in lost:
+            self.start_ingress()
+        for node in nodes:
+            self.add_node(node.role, host)
+
     def stall_node(self, random: Random) -> None:
         self._stall(random.choice(self.nodes).process, random)
 
@@ -445,6 +469,7 @@ FAULTS: dict[str, Callable[[SimulatedCluster, Random], None]] = {
     "stall a coordinator": SimulatedCluster.stall_coordinator,
     "kill a node": SimulatedCluster.kill_node,
     "lose a node": SimulatedCluster.lose_node,
+    "lose a host": SimulatedCluster.lose_host,
     "stall a node": SimulatedCluster.stall_node,
     "kill management": SimulatedCluster.kill_management,
     "stall management": SimulatedCluster.stall_management,
@@ -460,7 +485,14 @@ FAULTS: dict[str, Callable[[SimulatedCluster, Random], None]] = {
 
 
 # The faults by which no job may be created: a script waits for management for a few seconds.
-CREATION_FAULTS = {"kill management", "stall management", "partition", "break a connection", "stall a client"}
+CREATION_FAULTS = {
+    "kill management",
+    "stall management",
+    "partition",
+    "break a connection",
+    "stall a client",
+    "lose a host",
+}
 # The ends of jobs that a fault explains: a part of the message, and the faults.
 EXPLANATIONS: dict[str, set[str]] = {
     "did not start": {"refuse processes", "kill the ingress", "stall the ingress", "break a connection", "partition"},
@@ -474,11 +506,11 @@ EXPLANATIONS: dict[str, set[str]] = {
     },
     "no recovery point has the states": {"fill a disk"},
     # A job of the queue has got the nodes meanwhile.
-    "there was no replacement": {"kill management", "stall management", "partition", "lose a node"},
+    "there was no replacement": {"kill management", "stall management", "partition", "lose a node", "lose a host"},
     "and none is free": {"kill a node", "stall a node", "partition", "break a connection", "stall management"},
     "the job needs": {"lose a node"},
     # The host that has it is out of reach.
-    "finds no share": {"partition", "stall a node"},
+    "finds no share": {"partition", "stall a node", "lose a host"},
 }
 
 

@@ -121,6 +121,7 @@ class Process:
         self.host = host or name
         self.pid = len(world.processes) + 1
         self.is_alive = True
+        self.has_vanished = False  # with its host, which closes no connection
         self.status: int | None = None  # after its end
         self.ended_at = 0.0
         self.stalled_until = 0.0
@@ -167,6 +168,11 @@ class Process:
             self.world.after(0.0, callback)
 
     def kill(self) -> None:
+        self.exit(-9)
+
+    def vanish(self) -> None:
+        """Ends the process with its host, as by a power cut: its peers are not notified."""
+        self.has_vanished = True
         self.exit(-9)
 
     def stall(self, seconds: float) -> None:
