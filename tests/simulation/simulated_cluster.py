@@ -495,6 +495,7 @@ CREATION_FAULTS = {
 }
 # The ends of jobs that a fault explains: a part of the message, and the faults.
 EXPLANATIONS: dict[str, set[str]] = {
+    "no coordinator of job": {*CREATION_FAULTS, "stall a coordinator", "kill the ingress", "stall the ingress"},
     "did not start": {"refuse processes", "kill the ingress", "stall the ingress", "break a connection", "partition"},
     "failed to connect to management": {"kill management", "partition", "break a connection"},
     "the connection broke": {
