@@ -505,6 +505,8 @@ EXPLANATIONS: dict[str, set[str]] = {
         "partition",
         "break a connection",
     },
+    # A script on another host that is stopped again, or cut off, before it has come back.
+    "the client did not open a session within": {"stall a client", "partition"},
     "no recovery point has the states": {"fill a disk"},
     # A job of the queue has got the nodes meanwhile.
     "there was no replacement": {"kill management", "stall management", "partition", "lose a node", "lose a host"},
