@@ -86,7 +86,6 @@ def server_options(max_message_bytes: int, *, for_scripts: bool = False) -> list
     ]
     largest = ("grpc.max_receive_message_length", max_message_bytes)
     # Without so_reuseport=0 a second process could listen at the same port.
-    # Without so_reuseport=0 a second process could listen at the same port.
     return [*_OPTIONS, *keepalive, *unseen, largest, ("grpc.so_reuseport", 0)]
 
 

@@ -51,21 +51,6 @@ class JobContext:
     listener: LinkListener
     emit: Callable[[node_pb2.AttachResponse], None]  # to the coordinator; from any thread, never blocks
 
-    def fail(
-        self,
-        kind: "node_pb2.Failure.Kind.ValueType",
-        message: str,
-        traceback: str = "",
-        peer: str = "",
-        *,
-        is_unfit: bool = False,
-    ) -> None:
-        """Reports to the coordinator that the job cannot continue, or, if `is_unfit`, not with this node."""
-        failure = node_pb2.Failure(
-            kind=kind, node=self.node, message=message, traceback=traceback, peer=peer, is_unfit=is_unfit
-        )
-        self.emit(node_pb2.AttachResponse(failed=failure))
-
     def open_links(self, specs: Iterable[node_pb2.LinkSpec], cancellation: CancellationToken) -> dict[LinkKey, Link]:
         """Opens all links of a Load. Raises LinkLost, with the peer: a link does not open in time, or is cancelled."""
         specs = list(specs)

@@ -258,12 +258,10 @@ class RoleJob(ABC):
         )
         if hang:
             self._watchdog, self._hangs = None, True
-            self.context.fail(
-                node_pb2.Failure.KIND_INTERNAL,
-                f"{self.context.node} hangs in step {program.progress.step + 1}: {hang}",
-                execution.stack(),
-                is_unfit=True,
-            )
+            message = f"{self.context.node} hangs in step {program.progress.step + 1}: {hang}"
+            kind = node_pb2.Failure.KIND_INTERNAL
+            failure = JobFailure(kind, message, traceback=execution.stack(), is_unfit=True)
+            report_failure(self.context, failure)
 
     def trace(self, request: observation_pb2.Trace) -> None:
         recorder = Recorder(self.context.node, request, self.context.emit)

@@ -15,6 +15,7 @@ from appliance.coordinator.reporting import JobReporter
 from waferbox import deadlines
 from waferbox.links.link import LinkLost
 from waferbox.runtime.node_job import JobContext, JobFailure
+from waferbox.runtime.role_job import report_failure
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2
 
 FULL = {"memoryx": 1, "swarmx": 1, "wafer": 2, "workers": 2}
@@ -67,7 +68,7 @@ def test_a_lost_link_is_blamed_on_the_peer_that_died(cluster: Any, client: Calla
     reported = threading.Event()
 
     def lose(context: JobContext, step: int) -> None:
-        context.fail(Failure.KIND_NODE, "the link to wafer-1 is lost", peer="wafer-1")
+        report_failure(context, JobFailure(Failure.KIND_NODE, "the link to wafer-1 is lost", peer="wafer-1"))
         reported.set()
 
     cluster.behaviour.on_step["wafer-0"] = lose

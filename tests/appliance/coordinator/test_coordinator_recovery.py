@@ -17,6 +17,8 @@ from appliance.coordinator.nodes.topology import Member
 from appliance.coordinator.recovery import recovery
 from waferbox import deadlines, settings
 from waferbox.runtime import outbox
+from waferbox.runtime.node_job import JobFailure
+from waferbox.runtime.role_job import report_failure
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, observation_pb2
 
 FULL = {"memoryx": 1, "swarmx": 1, "wafer": 1, "workers": 1}
@@ -381,7 +383,9 @@ def test_a_lost_link_needs_no_replacement(cluster: Any, client: Callable[..., An
     def lose(context: Any, step: int) -> None:
         if step == 30 and not failed.is_set():
             failed.set()
-            context.fail(node_pb2.Failure.KIND_NODE, "the link to wafer-0 is lost: reset", peer="wafer-0")
+            report_failure(
+                context, JobFailure(node_pb2.Failure.KIND_NODE, "the link to wafer-0 is lost: reset", peer="wafer-0")
+            )
 
     cluster.behaviour.on_step["swarmx-0"] = lose
     one.begin(NUM_STEPS)

@@ -15,7 +15,8 @@ from appliance.coordinator.execution.results import ScalarSampler
 from appliance.job_history import KINDS, JobHistory, TooSlow
 from waferbox.runtime import outbox
 from waferbox.runtime.logs import advise
-from waferbox.runtime.node_job import JobContext
+from waferbox.runtime.node_job import JobContext, JobFailure
+from waferbox.runtime.role_job import report_failure
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, plan_pb2
 from wsc.v1.observation_pb2 import JobEvent, LogRecord, NodeReport, Scalar, Span, TraceJobRequest, WatchJobRequest
 
@@ -103,7 +104,10 @@ def test_the_first_cause_is_the_last_line_of_the_log(cluster: Any, client: Calla
     running = Running(cluster, client, 6)
 
     def break_down(context: JobContext, step: int) -> None:
-        context.fail(node_pb2.Failure.KIND_INPUT, "sample 30 is not a picture", "the user's\ntraceback")
+        report_failure(
+            context,
+            JobFailure(node_pb2.Failure.KIND_INPUT, "sample 30 is not a picture", traceback="the user's\ntraceback"),
+        )
         raise ValueError("a consequence")
 
     cluster.behaviour.on_step["wafer-0"] = break_down

@@ -16,7 +16,9 @@ from appliance.coordinator.service import CoordinatorService
 from waferbox import deadlines
 from waferbox.host.threads import GuardedThread
 from waferbox.runtime import outbox
+from waferbox.runtime.node_job import JobFailure
 from waferbox.runtime.node_service import NodeService, _Commands
+from waferbox.runtime.role_job import report_failure
 from wsc.v1 import coordinator_pb2, coordinator_pb2_grpc, management_pb2, node_pb2
 
 FULL = {"memoryx": 1, "swarmx": 1, "wafer": 1, "workers": 1}
@@ -151,7 +153,7 @@ def test_a_defect_in_the_timer_of_the_verdict_ends_the_job(
         reach(verdict, failure)
 
     def lose(context: Any, step: int) -> None:
-        context.fail(node_pb2.Failure.KIND_NODE, "the link to swarmx-0 is lost", peer="swarmx-0")
+        report_failure(context, JobFailure(node_pb2.Failure.KIND_NODE, "the link to swarmx-0 is lost", peer="swarmx-0"))
 
     monkeypatch.setattr(Verdict, "_reach", fail)
     cluster.behaviour.on_step["wafer-0"] = lose
