@@ -211,9 +211,6 @@ class StateTransferDeadlines:
 class RecoveryDeadlines:
     """A job after a death; `waferbox.settings.REPLACEMENT_SECONDS` limits the wait for other nodes.
 
-    grace: for a better cause than the first that is reported.
-    end_grace: the same, where a stream only ended.
-    deaths: the time in which the deaths of a node and of management are one event.
     launcher: how long a launcher may take to start a node again, before the job reports that it waits for one, and
         takes a MemoryX node on another host.
     one_restart: the time in which several lost nodes count as one restart.
@@ -222,9 +219,6 @@ class RecoveryDeadlines:
     copy: a copy of a recovery point to another host, without the time for its bytes; a slower source hangs.
     """
 
-    grace: float = 1.0
-    end_grace: float = 0.3
-    deaths: float = 0.2
     launcher: float = 3.0
     one_restart: float = 10.0
     fewer_wafers: float = 60.0

@@ -168,18 +168,10 @@ class JobDriver:
 
     async def _interrupted(self) -> JobState:
         """Returns the state after a death or a lost link."""
+        self._recovery.failed()
         if self._job.recovers:
-            self._recovery.failed()
             return JobState.RECOVERING
-        # The cause, such as the death of a node, follows soon, and comes before this one.
-        failure = node_pb2.Failure(
-            kind=node_pb2.Failure.KIND_NODE,
-            node=roles.COORDINATOR.name,
-            peer=roles.COORDINATOR.name,
-            message="links between nodes could not be opened",
-        )
-        self._verdict.report(failure)
-        await self._changes.until(lambda: self._verdict.failure)
+        await self._recovery.fail()
         return JobState.ENDED
 
     def _execution(self) -> CoordinatedExecution:

@@ -367,10 +367,10 @@ class CoordinatedJob:
         self._record.started(execution)
 
     def link_failed(self, failure: node_pb2.Failure) -> None:
-        """Handles a failure: a death or a lost link interrupts a job that recovers, and all else ends it."""
+        """Handles a failure: a lost link, or a death in a job that recovers, interrupts the job. All else ends it."""
         if self._over:
             return
-        if failure.kind == node_pb2.Failure.KIND_NODE and self.recovers:
+        if failure.kind == node_pb2.Failure.KIND_NODE and (self.recovers or failure.peer):
             self._recovery.lost(failure)
         else:
             self.verdict.report(failure)
@@ -401,14 +401,7 @@ class CoordinatedJob:
     def terminate(self) -> None:
         """Ends the job, as this process must end."""
         self._terminated = True
-
-        async def report() -> None:
-            if lost := await self._management.lost_within(deadlines.RECOVERY.deaths):
-                self._management_lost(lost)
-            message = f"{self.name} ended: {self._on_terminate}"
-            self.verdict.report_end(node_pb2.Failure(kind=node_pb2.Failure.KIND_CANCELLED, message=message))
-
-        self.begin_task(report())
+        self._cancelled(f"{self.name} ended: {self._on_terminate}")
 
     async def close(self) -> None:
         """Releases all nodes and reports the job's end."""
@@ -504,17 +497,5 @@ class CoordinatedJob:
             self.link_failed(failure)
 
     def _node_lost(self, member: Member, reason: str) -> None:
-        message = f"{self._nodes.describe(member.name)} died or was cut off: {reason}"
-        if self.recovers:
-            self._lose(member, message)
-        else:
-            self.begin_task(self._lose_with_cause(member, message))
-
-    async def _lose_with_cause(self, member: Member, message: str) -> None:
-        """Ends the job for a lost node. The end of a cluster takes all nodes down, and management with them."""
-        lost = await self._management.lost_within(deadlines.RECOVERY.deaths)
-        self._lose(member, f"{message}; {lost}" if lost else message)
-
-    def _lose(self, member: Member, message: str) -> None:
         if self._nodes.has(member):
-            self.died(member.name, message)
+            self.died(member.name, f"{self._nodes.describe(member.name)} died or was cut off: {reason}")

@@ -209,10 +209,6 @@ class ManagementLink:
         self._report = report
         self._put(management_pb2.CoordinateRequest(report=report))
 
-    async def lost_within(self, seconds: float) -> str:
-        """Waits up to this many seconds for the loss of management; returns its reason, or an empty text."""
-        return await self._changes.until(lambda: self._lost, seconds)
-
     async def close(self, *, wait: bool) -> None:
         """Ends the stream after all reports were sent. wait: for management, if it is away."""
         self._closing = True

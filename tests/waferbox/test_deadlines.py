@@ -17,7 +17,6 @@ from waferbox.deadlines import (
     KEEPALIVE,
     LINKS,
     QUERIES,
-    RECOVERY,
     REGISTRATION,
     START,
     STATE_TRANSFER,
@@ -155,8 +154,12 @@ WAITS: Sequence[Wait] = (
         working=STATE_TRANSFER.open,
     ),
     # Failures and ends
-    Wait(what="script: verdict / coordinator: grace", waiting=END.verdict, working=RECOVERY.grace + RECOVERY.end_grace),
-    Wait(what="script: cause / coordinator: grace", waiting=END.cause, working=RECOVERY.grace + RECOVERY.end_grace),
+    Wait(
+        what="script: verdict / coordinator: stop, after a lost link",
+        waiting=END.verdict,
+        working=ATTACHMENT.stop,
+        fails="meant: nodes answer at once unless one hangs as well; the script then reports the call that broke",
+    ),
     Wait(
         what="management: coordinator ends / its detach and its report",
         waiting=END.coordinator,

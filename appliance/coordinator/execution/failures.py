@@ -1,37 +1,29 @@
 """Causes of failures and replacements: the verdict of a job, the text for the user, and the watch for silent nodes."""
 
-import asyncio
 import re
 import traceback
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from waferbox import deadlines, roles
+from waferbox import roles
 from wsc.v1 import node_pb2
 
 # --- The verdict ------------------------------------------------------------------------------------------------------
 
 
 class Verdict:
-    """The reason why a job ends, which is set once. Used in one event loop.
-
-    When a node dies, its neighbours report lost links, often before the death itself is noticed. A lost link therefore
-    becomes the verdict only if no other failure is reported within deadlines.RECOVERY.grace.
-    """
+    """The reason why a job ends, which is set once. Used in one event loop."""
 
     def __init__(self, on_reached: Callable[[], None]) -> None:
         """on_reached: called once, when there is a reason."""
         self.failure: node_pb2.Failure | None = None
         self._on_reached = on_reached
-        self._timer: asyncio.TimerHandle | None = None
 
     def report(self, failure: node_pb2.Failure) -> None:
-        """Makes this failure the verdict, unless there is one; a lost link only after the grace time."""
-        is_lost_link = failure.kind == node_pb2.Failure.KIND_NODE and failure.peer
-        if is_lost_link:
-            self._reach_after(deadlines.RECOVERY.grace, failure)
-        else:
-            self._reach(failure)
+        """Makes this failure the verdict, unless there is one."""
+        if self.failure is None:
+            self.failure = failure
+            self._on_reached()
 
     def fail(self, failure: node_pb2.Failure) -> "JobFailed":
         """Reports a fatal failure, and returns the exception to raise."""
@@ -40,30 +32,12 @@ class Verdict:
 
     def report_defect(self, error: Exception) -> None:
         """Reports an unexpected exception in the coordinator."""
-        self._reach(internal_failure(error))
-
-    def report_end(self, failure: node_pb2.Failure) -> None:
-        """Reports an order to end this process, after a grace time: a death reported meanwhile is the verdict."""
-        self._reach_after(deadlines.RECOVERY.end_grace, failure)
-
-    def _reach_after(self, seconds: float, failure: node_pb2.Failure) -> None:
-        if self._timer is None and self.failure is None:
-            self._timer = asyncio.get_running_loop().call_later(seconds, self._reach, failure)
+        self.report(internal_failure(error))
 
     def close(self) -> None:
         """Ignores all later reports."""
-        if self._timer is not None:
-            self._timer.cancel()
         if self.failure is None:
             self.failure = node_pb2.Failure(kind=node_pb2.Failure.KIND_CANCELLED, message="the job has ended")
-
-    def _reach(self, failure: node_pb2.Failure) -> None:
-        if self.failure is not None:
-            return
-        self.failure = failure
-        if self._timer is not None:
-            self._timer.cancel()
-        self._on_reached()
 
 
 def internal_failure(error: Exception) -> node_pb2.Failure:

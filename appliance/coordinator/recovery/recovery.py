@@ -1,12 +1,14 @@
 """Recovery of a job: after a death replacements are attached, and a new epoch runs from the last recovery point."""
 
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeAlias
 
 from appliance.coordinator.execution.execution import CoordinatedExecution
-from appliance.coordinator.execution.failures import Verdict
+from appliance.coordinator.execution.failures import JobFailed, Verdict
 from appliance.coordinator.execution.recovery_points import NoRecoveryPoint, RecoveryPoints
+from appliance.coordinator.execution.waiting import Abandoned
 from appliance.coordinator.nodes.inputs import Inputs
 from appliance.coordinator.nodes.job_nodes import JobMembers
 from appliance.coordinator.nodes.topology import Member
@@ -158,16 +160,9 @@ class Recovery:
         Raises JobFailed, Abandoned, EpochOver, NodesDied, NodesRefused.
         """
         self.is_incomplete = True
-        if self._lost and not self._dead and all(failure.peer for failure in self._lost):
-            # Most links are lost because a node has died, which is reported soon.
-            await self._changes.until(lambda: self._dead, deadlines.RECOVERY.grace)
-        self._count_restart()
         self._points.give_up()
-        execution = self._executions.current
-        if execution is not None:
-            live = [member for member in self._nodes.live_members() if member.name not in self._dead]
-            for member in await execution.end_epoch(live):
-                self.died(member, f"{self._nodes.describe(member.name)} does not answer")
+        await self._end_epoch()
+        self._count_restart()
         await self._replace_dead()
         execution = self._executions.current  # it may have begun meanwhile
         from_step = await self._resume(execution)
@@ -178,6 +173,27 @@ class Recovery:
             if self._causes:
                 self._report_restart(from_step, execution)
             self._interrupted_at = None
+
+    async def fail(self) -> None:
+        """Ends a job that does not recover, after a lost link: for the death of a node, if that is why it was lost."""
+        with contextlib.suppress(Abandoned, JobFailed):
+            await self._end_epoch()
+        failure = self._lost[0]
+        for name, (_, message) in self._dead.items():
+            failure = node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, node=name, message=message)
+        self._verdict.report(failure)
+
+    async def _end_epoch(self) -> None:
+        """Ends the epoch on all living members. Raises JobFailed, Abandoned.
+
+        Each member answers, or is found dead: neighbours of a node that dies lose their links to it, often before the
+        end of its process is noticed.
+        """
+        execution = self._executions.current
+        if execution is not None:
+            live = [member for member in self._nodes.live_members() if member.name not in self._dead]
+            for member in await execution.end_epoch(live):
+                self.died(member, f"{self._nodes.describe(member.name)} does not answer")
 
     def _interrupt(self) -> None:
         """Ends the epoch, if there is one."""

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from appliance.coordinator.driver import JobDriver
-from appliance.coordinator.execution.failures import Verdict
 from appliance.coordinator.job import CoordinatedJob
 from appliance.coordinator.management_link import ManagementLink
 from appliance.coordinator.nodes.job_nodes import Attachment
@@ -16,9 +15,7 @@ from appliance.coordinator.service import CoordinatorService
 from waferbox import deadlines
 from waferbox.host.threads import GuardedThread
 from waferbox.runtime import outbox
-from waferbox.runtime.node_job import JobFailure
 from waferbox.runtime.node_service import NodeService, _Commands
-from waferbox.runtime.role_job import report_failure
 from wsc.v1 import coordinator_pb2, coordinator_pb2_grpc, management_pb2, node_pb2
 
 FULL = {"memoryx": 1, "swarmx": 1, "wafer": 1, "workers": 1}
@@ -138,30 +135,6 @@ def test_a_defect_in_the_timeout_of_the_session_ends_the_job(cluster: Any, monke
     )
     cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_FAILED, DEADLINE)
     assert "Defect: in the timeout" in cluster.jobs()[0].message
-
-
-@pytest.mark.defects
-def test_a_defect_in_the_timer_of_the_verdict_ends_the_job(
-    cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cluster.add(**FULL)
-    reach = Verdict._reach
-
-    def fail(verdict: Verdict, failure: node_pb2.Failure) -> None:
-        if failure.peer:
-            raise Defect("in the verdict")
-        reach(verdict, failure)
-
-    def lose(context: Any, step: int) -> None:
-        report_failure(context, JobFailure(node_pb2.Failure.KIND_NODE, "the link to swarmx-0 is lost", peer="swarmx-0"))
-
-    monkeypatch.setattr(Verdict, "_reach", fail)
-    cluster.behaviour.on_step["wafer-0"] = lose
-    one = client()
-    one.compile()
-    one.begin(1000)
-    one.start()
-    assert "Defect: in the verdict" in failure_of(one).message
 
 
 def test_a_defect_in_what_is_done_every_second_ends_the_job(
