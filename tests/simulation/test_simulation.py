@@ -22,6 +22,7 @@ from appliance.coordinator.recovery.fewer_wafers import FewerWafers
 from appliance.management import supervision
 from appliance.management.coordination import Coordination
 from appliance.management.nodes.registry import NodeRegistry
+from appliance.management.nodes.replacements import Admission, Replacements
 from appliance.management.supervision import Disconnected, Exited, Supervision
 from waferbox import settings
 from wsc.v1 import management_pb2
@@ -97,6 +98,15 @@ def _admit_nobody_again(self: NodeRegistry) -> None:
     """A job that requests the nodes that it has gets no answer."""
 
 
+def _drop_acknowledgements(self: CoordinatedExecution, step: int) -> None:
+    """The coordinator does not note which outputs the client has consumed."""
+
+
+def _forget_spares(self: Replacements, infos: Sequence[management_pb2.NodeInfo], now: float) -> Sequence[Admission]:
+    """Free nodes do not replace dead ones."""
+    return ()
+
+
 # With the kinds of faults that they need; empty: all kinds.
 MUTATIONS: dict[str, tuple[type, str, Callable[..., object], Sequence[str]]] = {
     "an ended job keeps its nodes": (NodeRegistry, "release", _keep_nodes, ()),
@@ -108,6 +118,8 @@ MUTATIONS: dict[str, tuple[type, str, Callable[..., object], Sequence[str]]] = {
         _complete_early,
         ("kill a coordinator", "stall a client"),
     ),
+    "acknowledgements are dropped": (CoordinatedExecution, "consumed", _drop_acknowledgements, ()),
+    "spares are forgotten": (Replacements, "admit", _forget_spares, ()),
     "replacements get no inputs": (Inputs, "prepare_again", _prepare_nobody, ()),
 }
 TRANSITION_MUTATIONS: dict[str, tuple[type, Callable[..., object], str]] = {
