@@ -23,6 +23,7 @@ class JobState(enum.Enum):
     WRITING = "writing"  # the client writes states
     STARTING = "starting"  # the states that were written become a recovery point
     RUNNING = "running"  # the nodes run steps
+    GOING_BACK = "going back"  # steps beyond the one after which the script left its loop are undone
     STOPPING = "stopping"  # the nodes end the execution, because its steps are done or the client has left it
     RECOVERING = "recovering"  # dead nodes are replaced, and the states are restored or the execution is resumed
     ENDED = "ended"  # there is a reason to end the job
@@ -34,7 +35,8 @@ TRANSITIONS: Final[Mapping[JobState, frozenset[JobState]]] = {
     JobState.LOADING: frozenset({JobState.WRITING, JobState.STOPPING, JobState.RECOVERING, JobState.ENDED}),
     JobState.WRITING: frozenset({JobState.STARTING, JobState.STOPPING, JobState.RECOVERING, JobState.ENDED}),
     JobState.STARTING: frozenset({JobState.RUNNING, JobState.STOPPING, JobState.RECOVERING, JobState.ENDED}),
-    JobState.RUNNING: frozenset({JobState.STOPPING, JobState.RECOVERING, JobState.ENDED}),
+    JobState.RUNNING: frozenset({JobState.GOING_BACK, JobState.STOPPING, JobState.RECOVERING, JobState.ENDED}),
+    JobState.GOING_BACK: frozenset({JobState.RUNNING, JobState.STOPPING, JobState.RECOVERING, JobState.ENDED}),
     JobState.STOPPING: frozenset({JobState.IDLE, JobState.ENDED}),
     JobState.RECOVERING: frozenset(
         {JobState.IDLE, JobState.LOADING, JobState.RUNNING, JobState.STOPPING, JobState.RECOVERING, JobState.ENDED}
@@ -79,6 +81,7 @@ class JobDriver:
             JobState.WRITING: self._writing,
             JobState.STARTING: self._starting,
             JobState.RUNNING: self._running,
+            JobState.GOING_BACK: self._going_back,
             JobState.STOPPING: self._stopping,
             JobState.RECOVERING: self._recovering,
         }
@@ -144,8 +147,13 @@ class JobDriver:
         return JobState.RUNNING
 
     async def _running(self) -> JobState:
-        await self._execution().wait_for_end()
-        return JobState.STOPPING
+        execution = self._execution()
+        await execution.wait_for_end()
+        return JobState.GOING_BACK if execution.is_too_far else JobState.STOPPING
+
+    async def _going_back(self) -> JobState:
+        await self._recovery.go_back()
+        return JobState.RUNNING
 
     async def _stopping(self) -> JobState:
         if (execution := self._job.execution) is not None:

@@ -89,7 +89,7 @@ class ExecutionSlot:
         if self._current is not execution:
             return False
         self._current = None
-        self._record.ended(execution.index, left=execution.is_abandoned_by_client)
+        self._record.ended(execution.index, left=execution.is_left)
         return True
 
     def next_epoch(self) -> int:

@@ -118,7 +118,9 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be begin")
         await self._check(first.begin.token, context)
         try:
-            check_steps(first.begin.num_steps, first.begin.activation_steps, first.begin.checkpoint_steps)
+            # A script that has left its loop may have wanted none of the steps.
+            least = 0 if first.begin.HasField("resumption") else 1
+            check_steps(first.begin.num_steps, first.begin.activation_steps, first.begin.checkpoint_steps, least)
         except ValueError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         try:
@@ -161,6 +163,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                     execution.consumed(request.consumed.step)
                 case "checkpoint_released":
                     execution.checkpoint_released(request.checkpoint_released.step)
+                case "stop_after":
+                    execution.stop_after(request.stop_after.step)
         if execution.waits_for_client:
             self.job.client_left_execution(execution)
 

@@ -40,7 +40,7 @@ class Execution:
         activation_steps: the interval of outputs.
         checkpoint_steps: after which the states are saved.
         changes: whether the script has changed the weights before.
-        leaves_after: the step after which the script leaves it; 0: it does not.
+        leaves_after: the step after which the script leaves its loop; 0: it does not.
     """
 
     step: str
@@ -51,13 +51,13 @@ class Execution:
     leaves_after: int
 
 
-def draw_script(random: Random) -> list[Execution]:
-    """Draws the executions of a script."""
+def draw_script(random: Random, *, recovers: bool) -> list[Execution]:
+    """Draws the executions of a script. recovers: whether the job survives a death."""
     script = []
     for _ in range(random.randint(1, 4)):
         num_steps = random.choice([1, 5, 20, 60])
         saves = sorted(random.sample(range(1, num_steps + 1), min(num_steps, random.choice([0, 0, 1, 2]))))
-        leaves = random.random() < 0.1
+        leaves = random.random() < (0.2 if recovers else 0.1)
         execution = Execution(
             step=random.choice([TRAIN, TRAIN, EVALUATE]),
             num_steps=num_steps,
@@ -67,7 +67,7 @@ def draw_script(random: Random) -> list[Execution]:
             leaves_after=random.randint(1, num_steps) if leaves else 0,
         )
         script.append(execution)
-        if leaves:
+        if leaves and not recovers:
             break  # the states are those of no step: a script goes on in another job
     return script
 
@@ -90,7 +90,7 @@ class ClientModel:
         self._fabric = fabric
         self._network: Network = fabric.network
         self._random = random
-        self._script = draw_script(random)
+        self._script = draw_script(random, recovers=request.max_num_restarts > 0)
         self._cancels_after = random.uniform(0.0, 20.0) if random.random() < 0.1 else None
         self._begins_after = random.uniform(0.0, 5.0)
         self._think_seconds = random.choice([0.0, 0.0, 0.1, 2.0])  # between executions
@@ -200,10 +200,10 @@ class ClientModel:
             await run.run()
         finally:
             await run.call.close()
-        if execution.leaves_after:
+        if run.last is None:
             self._states = {}
             return
-        self._states = run.states_at(execution.num_steps)
+        self._states = run.states_at(run.last)
         for name in names:
             self._held.pop(name, None)
 
@@ -253,6 +253,8 @@ class _Run:
         self._loader = loader
         self._wants_input_states = begin.wants_input_states
         self._is_started = False
+        self.last: int | None = None  # the step with which it ended; None: none that is known
+        self._stops_after: int | None = None  # the step after which the script has left its loop
         self._checkpoints: list[int] = []
         self._step = 0  # the last whose output has come
         self._history: list[States] = [{}]  # the states as they must be, by step
@@ -293,11 +295,13 @@ class _Run:
                     self._send(state_sent=sent)
             case "started":
                 self._is_started = True
+            case "outputs" | "checkpoint" if self._stops_after is not None:
+                pass  # was on its way
             case "outputs":
                 for outputs in response.outputs.steps:
                     self._receive(outputs)
                     if self._execution.leaves_after and self._step >= self._execution.leaves_after:
-                        return True
+                        return self._leave()
                 await asyncio.sleep(client._random.choice([0.0, 0.0, 0.05]))
                 self._send(consumed=coordinator_pb2.Consumed(step=self._step))
             case "checkpoint":
@@ -307,13 +311,29 @@ class _Run:
                 await client._read(self.states_at(step), step)
                 self._send(checkpoint_released=coordinator_pb2.CheckpointReleased(step=step))
             case "finished":
-                last = self._execution.num_steps
+                last = self._execution.num_steps if self._stops_after is None else self._stops_after
                 assert self._step == last or self._execution.activation_steps > 1, "outputs are missing"
-                assert self._checkpoints == list(self._execution.checkpoint_steps)
+                assert self._checkpoints == [step for step in self._execution.checkpoint_steps if step <= last]
                 self._check_input_states(response.finished.input_states, last)
+                self.last = last
                 return True
             case "failed":
                 raise JobEnded(str(failures.from_failure(response.failed)))
+        return False
+
+    def _leave(self) -> bool:
+        """Leaves the loop; returns whether the script does not wait for the end of the execution."""
+        execution, request = self._execution, self._client.request
+        if not request.max_num_restarts:
+            return True
+        random = self._client._random
+        ahead = random.randrange(execution.activation_steps)  # the script counts steps without outputs at once
+        self._stops_after = last = min(self._step + ahead, execution.num_steps)
+        for step in execution.checkpoint_steps:
+            if step <= last and step not in self._checkpoints:
+                self._checkpoints.append(step)
+                self._send(checkpoint_released=coordinator_pb2.CheckpointReleased(step=step))
+        self._send(stop_after=coordinator_pb2.StopAfter(step=last))
         return False
 
     def _send(self, **kind: object) -> None:

@@ -20,10 +20,10 @@ MAX_RUN_AHEAD_STEPS: Final = 1 << 16
 MAX_GROUPS: Final = 1 << 20
 
 
-def check_steps(num_steps: int, activation_steps: int, checkpoint_steps: Sequence[int]) -> None:
-    """Raises ValueError: an execution exceeds the limits. activation_steps: 0 stands for 1."""
-    if not 1 <= num_steps <= MAX_STEPS:
-        raise ValueError(f"an execution has at least one step and at most {MAX_STEPS}, not {num_steps}")
+def check_steps(num_steps: int, activation_steps: int, checkpoint_steps: Sequence[int], least: int = 1) -> None:
+    """Raises ValueError: an execution exceeds the limits. activation_steps: 0 stands for 1. least: number of steps."""
+    if not least <= num_steps <= MAX_STEPS:
+        raise ValueError(f"an execution has {least} to {MAX_STEPS} steps, not {num_steps}")
     if not 0 <= activation_steps <= MAX_STEPS:
         raise ValueError(f"activation_steps is at most {MAX_STEPS}, not {activation_steps}")
     if len(checkpoint_steps) > MAX_CHECKPOINTS:
@@ -65,7 +65,7 @@ class StepSchedule:
     @classmethod
     def from_start(cls, start: node_pb2.Start) -> "StepSchedule":
         """Returns the schedule of a Start. Raises ValueError: it exceeds the limits."""
-        check_steps(max(1, start.num_steps), start.activation_steps, start.checkpoint_steps)
+        check_steps(start.num_steps, start.activation_steps, start.checkpoint_steps, least=0)
         if start.run_ahead_steps > MAX_RUN_AHEAD_STEPS:
             raise ValueError(f"run_ahead_steps is at most {MAX_RUN_AHEAD_STEPS}, not {start.run_ahead_steps}")
         if start.done_steps > start.num_steps:

@@ -10,7 +10,7 @@ from wsc.v1 import coordinator_pb2
 class ClientProgress:
     """The client's progress in an execution: the steps that were sent to it, and those that it has acknowledged.
 
-    Guarded by the lock of its execution. Steps are those of the execution.
+    Steps are those of the execution.
     """
 
     is_started: bool = False  # the steps run, and nothing that the client has sent can be lost

@@ -1,9 +1,10 @@
 """An execution as the coordinator runs it, which is a sequence of epochs."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from appliance.coordinator.execution.client_progress import ClientProgress
 from appliance.coordinator.execution.epoch import Epoch
@@ -24,6 +25,12 @@ from waferbox.runtime.schedule import StepSchedule
 from wsc.v1 import coordinator_pb2, node_pb2, plan_pb2
 
 PROGRESS_SECONDS = 0.5
+
+_Result = TypeVar("_Result")
+
+
+class _StopsEarlier(Exception):
+    """Raised where results are awaited that the client does not take, as it has left its loop."""
 
 
 class ExecutionOwner(Protocol):
@@ -115,7 +122,8 @@ class CoordinatedExecution:
         self._owner = parts.owner
         self._nodes = parts.nodes
         self._changes = parts.changes
-        self._begin = begin
+        self._begin = coordinator_pb2.Begin()
+        self._begin.CopyFrom(begin)  # stop_after changes it
         self._client = progress
         self._schedule = StepSchedule.from_start(self._start_from(0))
         self._points: ExecutionPoints | None = None
@@ -171,28 +179,54 @@ class CoordinatedExecution:
                 yield coordinator_pb2.ExecuteResponse(state_wanted=wanted)
         if not self._begin.resumption.started:
             yield coordinator_pb2.ExecuteResponse(started=coordinator_pb2.Started())
-        shown = self._parts.clock.monotonic()
-        has_outputs = bool(self._plan().coordinator.outputs)
-        for step in self._schedule.steps_for_client(has_outputs=has_outputs):
-            if has_outputs and self._schedule.outputs_leave(step) and step > self._client.shown_step:
-                outputs = await self._waiting.until(self._take_outputs)
-                yield coordinator_pb2.ExecuteResponse(outputs=outputs)
-                if self._parts.clock.monotonic() - shown > PROGRESS_SECONDS:
-                    shown = self._parts.clock.monotonic()
-                    self._owner.progressed(step, self._schedule.num_steps)
-            if self._schedule.keeps_snapshot(step) and step not in self._client.announced:
-                await self._waiting.until(lambda step=step: self.has_snapshot(step))  # type: ignore[misc]
-                ready = coordinator_pb2.CheckpointReady(step=step, input_states=await self._input_states(step))
-                self._client.announced.add(step)
-                yield coordinator_pb2.ExecuteResponse(checkpoint=ready)
+        with contextlib.suppress(_StopsEarlier):
+            async for response in self._results():
+                yield response
         self._has_all = True
         self._changes.notify()
-        await self._waiting.until(lambda: self.is_stopped)
+
+        def is_over() -> bool:
+            self._take_outputs()  # of steps that run again
+            return self.is_stopped
+
+        await self._waiting.until(is_over)
         epoch = self._current()
         # A worker sends the state of its loader after the last step before it sends Finished.
         states = epoch.input_states(self._schedule.num_steps) if self._begin.wants_input_states else ()
         finished = coordinator_pb2.ExecutionFinished(seconds=epoch.seconds, input_states=states)
         yield coordinator_pb2.ExecuteResponse(finished=finished)
+
+    async def _results(self) -> AsyncIterator[coordinator_pb2.ExecuteResponse]:
+        """Yields the outputs and the checkpoints of all steps. Raises _StopsEarlier, JobFailed, Abandoned."""
+        schedule = self._schedule
+        has_outputs = bool(self._plan().coordinator.outputs)
+        shown = self._parts.clock.monotonic()
+        for step in schedule.steps_for_client(has_outputs=has_outputs):
+            if has_outputs and schedule.outputs_leave(step) and step > self._client.shown_step:
+                outputs = await self._until_result(self._take_outputs)
+                yield coordinator_pb2.ExecuteResponse(outputs=outputs)
+                if self._parts.clock.monotonic() - shown > PROGRESS_SECONDS:
+                    shown = self._parts.clock.monotonic()
+                    self._owner.progressed(step, schedule.num_steps)
+            if schedule.keeps_snapshot(step) and step not in self._client.announced:
+                await self._until_result(lambda step=step: self.has_snapshot(step))  # type: ignore[misc]
+                ready = coordinator_pb2.CheckpointReady(step=step)
+                if self._begin.wants_input_states:
+                    states = await self._until_result(lambda step=step: self._current().input_states(step))  # type: ignore[misc]
+                    ready.input_states.extend(states)
+                self._client.announced.add(step)
+                yield coordinator_pb2.ExecuteResponse(checkpoint=ready)
+
+    async def _until_result(self, ready: Callable[[], _Result]) -> _Result:
+        """As Waiting.until, for a result of a step. Raises _StopsEarlier as well."""
+        num_steps = self._begin.num_steps
+
+        def checked() -> _Result:
+            if self._begin.num_steps < num_steps:
+                raise _StopsEarlier
+            return ready()
+
+        return await self._waiting.until(checked)
 
     def state_sent(self, sent: coordinator_pb2.StateSent) -> None:
         """Notes that the client has written the states, or had none to write."""
@@ -218,6 +252,21 @@ class CoordinatedExecution:
         self._changes.notify()
         self._nodes.release_snapshot(step)
 
+    def stop_after(self, step: int) -> None:
+        """Makes this the last step, as the client has left its loop after it; see StopAfter."""
+        if step < self._begin.num_steps and self.is_started:
+            self._begin.num_steps = step
+            self._schedule = StepSchedule.from_start(self._start_from(0))
+            if self._points is not None:
+                self._points.stop_after(step)
+        self.consumed(step)
+
+    @property
+    def is_too_far(self) -> bool:
+        """Whether the epoch has more steps than the client wants."""
+        epoch = self._epoch
+        return epoch is not None and epoch.schedule.global_step(epoch.schedule.num_steps) > self._begin.num_steps
+
     async def wait_for_snapshot(self, step: int) -> None:
         """Waits until all state keepers have the snapshot of a step that was announced. Raises JobFailed, Abandoned."""
         if step in self._client.announced and step not in self._client.released:
@@ -226,6 +275,11 @@ class CoordinatedExecution:
     def has_snapshot(self, step: int) -> bool:
         """Whether all state keepers have the snapshot of a step."""
         return self._epoch is not None and self._epoch.has_snapshot(step)
+
+    @property
+    def is_left(self) -> bool:
+        """Whether the states at the end are those of the last recovery point, after whichever step that is."""
+        return self.is_abandoned_by_client or (self._points is not None and self._points.stopped_at_point())
 
     def abandon(self) -> None:
         """Ends all waits with Abandoned, as the client has left. Has no effect on an execution that ends already."""
@@ -276,17 +330,21 @@ class CoordinatedExecution:
         self._changes.notify()
 
     async def wait_for_end(self) -> None:
-        """Waits until all steps are done, and the client has all outputs and has released all checkpoints.
+        """Waits until all steps are done, and the client has consumed all outputs and has released all checkpoints.
 
-        A death before the last recovery point is complete reverts that. Raises JobFailed, Abandoned, EpochOver.
+        A death before the last recovery point is complete reverts that. Returns earlier if the epoch goes too far.
+        Raises JobFailed, Abandoned, EpochOver.
         """
-        # State keepers keep the last snapshot until Stop, so the client must have released it.
-        await self._waiting.until(
-            lambda: self._has_all and self._schedule.checkpoint_steps <= self._client.released and self._has_ended(),
-            epoch=self._current(),
-        )
-        self._owner.progressed(self._schedule.num_steps, self._schedule.num_steps)
-        self._is_ending = True
+
+        def is_over() -> bool:
+            # State keepers keep the last snapshot until Stop. Until the last step the client may leave its loop.
+            has_all = self._has_all and self._is_received(self._schedule.num_steps)
+            return self.is_too_far or (has_all and self._has_ended())
+
+        await self._waiting.until(is_over, epoch=self._current())
+        if not self.is_too_far:
+            self._owner.progressed(self._schedule.num_steps, self._schedule.num_steps)
+            self._is_ending = True
 
     async def stop(self) -> Sequence[Member]:
         """Ends the execution on all nodes, at any step. The states stay. Raises JobFailed.
@@ -477,8 +535,3 @@ class CoordinatedExecution:
         self._client.shown_step = steps[-1].step
         return coordinator_pb2.OutputBatch(steps=steps)
 
-    async def _input_states(self, step: int) -> list[bytes]:
-        """The states of all workers' loaders after a step; waits for them."""
-        if not self._begin.wants_input_states:
-            return []
-        return await self._waiting.until(lambda: [] if self._epoch is None else self._epoch.input_states(step))

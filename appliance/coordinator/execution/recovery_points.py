@@ -241,6 +241,11 @@ class ExecutionPoints:
         self._next = 0  # number of the last point that was requested while steps ran
         self._requested_at = 0.0  # its time, as of Clock.monotonic
 
+    def stop_after(self, step: int) -> None:
+        """Makes this the last step; points of an epoch that goes further are given up."""
+        self._num_steps = step
+        self._points.give_up()
+
     def usable(self) -> RecoveryPoint:
         """The point to resume from: one of this execution, or the end of the previous one.
 
@@ -274,6 +279,15 @@ class ExecutionPoints:
         """Whether the states after the last step of this execution are kept."""
         point = self._points.complete
         return point is not None and point.is_last and point.execution == self._execution
+
+    def stopped_at_point(self) -> bool:
+        """Whether the client left its loop after a step that had a recovery point, so that there is none for the end."""
+        point = self._points.complete
+        return (
+            point is not None
+            and not point.is_last
+            and (point.execution, point.step) == (self._execution, self._num_steps)
+        )
 
     def forget_before(self, number: int) -> None:
         """Discards points before this one, as the states have changed."""

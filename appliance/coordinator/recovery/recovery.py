@@ -174,6 +174,14 @@ class Recovery:
                 self._report_restart(from_step, execution)
             self._interrupted_at = None
 
+    async def go_back(self) -> None:
+        """Runs the execution up to the step after which the client has left its loop, from a recovery point before it.
+
+        Raises JobFailed, Abandoned, EpochOver.
+        """
+        await self._end_epoch()
+        await self._resume(self._executions.current)
+
     async def fail(self) -> None:
         """Ends a job that does not recover, after a lost link: for the death of a node, if that is why it was lost."""
         with contextlib.suppress(Abandoned, JobFailed):
@@ -246,8 +254,8 @@ class Recovery:
             elif not self._executions.is_awaited:
                 await self._executions.restore()
         except NoRecoveryPoint as error:
-            causes = "; ".join(self._causes)
-            failure = node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, message=f"{causes}; {error}")
+            message = "; ".join([*self._causes, str(error)])
+            failure = node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, message=message)
             raise self._verdict.fail(failure) from error
         return None  # the client writes the states again, or reports its progress
 

@@ -501,6 +501,30 @@ class CheckpointReleased(_message.Message):
 Global___CheckpointReleased: _TypeAlias = CheckpointReleased  # noqa: Y015
 
 @_typing.final
+class StopAfter(_message.Message):
+    """The script has left its loop after this step, whose outputs and checkpoints, and those of all steps before, it has
+    taken. The execution ends with the states after this step: steps that the nodes have run beyond it are undone.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    """1-based; 0: before the first"""
+    def __init__(
+        self,
+        *,
+        step: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StopAfter: _TypeAlias = StopAfter  # noqa: Y015
+
+@_typing.final
 class ExecuteRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -508,6 +532,7 @@ class ExecuteRequest(_message.Message):
     STATE_SENT_FIELD_NUMBER: _builtins.int
     CONSUMED_FIELD_NUMBER: _builtins.int
     CHECKPOINT_RELEASED_FIELD_NUMBER: _builtins.int
+    STOP_AFTER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def begin(self) -> Global___Begin: ...
     @_builtins.property
@@ -516,6 +541,10 @@ class ExecuteRequest(_message.Message):
     def consumed(self) -> Global___Consumed: ...
     @_builtins.property
     def checkpoint_released(self) -> Global___CheckpointReleased: ...
+    @_builtins.property
+    def stop_after(self) -> Global___StopAfter:
+        """only after Started, once; the answer is ExecutionFinished"""
+
     def __init__(
         self,
         *,
@@ -523,12 +552,13 @@ class ExecuteRequest(_message.Message):
         state_sent: Global___StateSent | None = ...,
         consumed: Global___Consumed | None = ...,
         checkpoint_released: Global___CheckpointReleased | None = ...,
+        stop_after: Global___StopAfter | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "checkpoint_released", b"checkpoint_released", "consumed", b"consumed", "kind", b"kind", "state_sent", b"state_sent"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "checkpoint_released", b"checkpoint_released", "consumed", b"consumed", "kind", b"kind", "state_sent", b"state_sent", "stop_after", b"stop_after"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "checkpoint_released", b"checkpoint_released", "consumed", b"consumed", "kind", b"kind", "state_sent", b"state_sent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "checkpoint_released", b"checkpoint_released", "consumed", b"consumed", "kind", b"kind", "state_sent", b"state_sent", "stop_after", b"stop_after"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["begin", "state_sent", "consumed", "checkpoint_released"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["begin", "state_sent", "consumed", "checkpoint_released", "stop_after"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 

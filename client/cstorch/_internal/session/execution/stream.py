@@ -61,6 +61,9 @@ class ExecutionCall:
                 self._resumption.consumed_step = request.consumed.step
             case "checkpoint_released":
                 self._resumption.released_checkpoints.append(request.checkpoint_released.step)
+            case "stop_after":
+                self._resumption.consumed_step = request.stop_after.step
+                self._begin.num_steps = request.stop_after.step
         self._requests.put_nowait(request)
 
     async def close(self) -> None:
