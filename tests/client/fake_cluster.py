@@ -65,6 +65,7 @@ class FakeCluster:
     written: list[list[str]] = field(default_factory=list)
     created: list[management_pb2.CreateJobRequest] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
+    stopped_after: list[int] = field(default_factory=list)  # the steps after which the script left its loops
     finished: list[bool] = field(default_factory=list)  # whether the script cancelled the job
     sessions_ended: threading.Event = field(default_factory=threading.Event)
     steps_run: int = 0
@@ -238,6 +239,7 @@ class Coordinator(coordinator_pb2_grpc.CoordinatorServicer):
         threading.Thread(target=read, daemon=True).start()
         consumed = cluster.steps_run = 0
         sent: list[int] = []
+        after = {0: {name: value.clone() for name, value in cluster.live.items()}}  # the states, by step
         for step in range(1, begin.num_steps + 1):
             if cluster.fail_at is not None and cluster.fail_at[0] == step:
                 yield response(failed=cluster.fail_at[1])
@@ -252,12 +254,19 @@ class Coordinator(coordinator_pb2_grpc.CoordinatorServicer):
             if step in begin.checkpoint_steps:
                 cluster.snapshots[step] = {name: value.clone() for name, value in cluster.live.items()}
                 yield response(checkpoint=coordinator_pb2.CheckpointReady(step=step))
-            while sum(step > consumed for step in sent) >= cluster.run_ahead_steps:
+            after[step] = {name: value.clone() for name, value in cluster.live.items()}
+            while sum(each > consumed for each in sent) >= (1 if step == begin.num_steps else cluster.run_ahead_steps):
                 request = inbox.get(timeout=30)
                 if request is None:
                     return
-                if request.WhichOneof("kind") == "consumed":
-                    consumed = request.consumed.step
+                match request.WhichOneof("kind"):
+                    case "consumed":
+                        consumed = request.consumed.step
+                    case "stop_after":
+                        cluster.stopped_after.append(request.stop_after.step)
+                        cluster.live.update(after[request.stop_after.step])
+                        yield response(finished=coordinator_pb2.ExecutionFinished())
+                        return
         yield response(finished=coordinator_pb2.ExecutionFinished(seconds={"wafer-0.compute": 1.0}))
 
 

@@ -245,7 +245,79 @@ def test_evaluation_uses_the_trained_weights(cluster: FakeCluster, tmp_path: Pat
     assert setup.weight() == 0.25
 
 
-def test_leaving_early_loses_the_state_and_says_so(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_the_states_after_a_loop_that_was_left_are_those_of_its_step(
+    cluster: FakeCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "cstorch")
+    setup = Setup(cluster, tmp_path)
+    closures: list[float] = []
+
+    @cstorch.step_closure
+    def note(loss: float) -> None:
+        closures.append(float(loss))
+
+    for number, batch in enumerate(setup.executor(20)):
+        note(setup.step(batch))
+        if number == 2:
+            break
+    assert closures == [1.0, 2.0, 3.0]
+    assert cluster.stopped_after == []  # nothing needs the states yet
+    assert setup.weight() == 1 / 8
+    assert cluster.stopped_after == [3]
+    assert "The loop was left after step 3 of 20" in caplog.text
+    for batch in setup.executor(1):
+        setup.step(batch)
+    assert setup.weight() == 1 / 16
+    assert cluster.cancelled == []
+
+
+@pytest.mark.parametrize("where", ["the body", "a closure"])
+def test_an_executor_stops_its_loop(cluster: FakeCluster, tmp_path: Path, where: str) -> None:
+    setup = Setup(cluster, tmp_path)
+    executor = setup.executor(20)
+    seen: list[int] = []
+
+    @cstorch.step_closure
+    def note(loss: float) -> None:
+        seen.append(executor.user_iteration)
+        if where == "a closure" and len(seen) == 3:
+            executor.stop()
+
+    for batch in executor:
+        note(setup.step(batch))
+        if where == "the body" and executor.user_iteration == 3:
+            executor.stop()
+    assert seen == [1, 2, 3]
+    assert setup.weight() == 1 / 8
+    assert cluster.stopped_after == [3]
+
+
+def test_an_interrupted_script_goes_on_from_its_last_step(cluster: FakeCluster, tmp_path: Path) -> None:
+    setup = Setup(cluster, tmp_path)
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+        for number, batch in enumerate(setup.executor(20)):
+            if number == 2:
+                raise KeyboardInterrupt
+            setup.step(batch)
+    for batch in setup.executor(1):
+        setup.step(batch)
+    assert cluster.stopped_after == [2]
+    assert setup.weight() == 1 / 8
+
+
+def test_a_script_that_leaves_its_loop_and_ends_cancels_the_job(cluster: FakeCluster, tmp_path: Path) -> None:
+    setup = Setup(cluster, tmp_path)
+    for batch in setup.executor(20):
+        setup.step(batch)
+        break
+    setup.backend.close()
+    assert (cluster.stopped_after, cluster.cancelled) == ([], ["job-1"])
+
+
+def test_leaving_early_without_recovery_loses_the_state_and_says_so(
+    cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cstorch.backends.csx.cluster, "max_num_restarts", 0)
     setup = Setup(cluster, tmp_path)
     for number, batch in enumerate(setup.executor(20)):
         setup.step(batch)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import torch
 from fake_cluster import FakeCluster, State
@@ -215,11 +216,20 @@ def test_state_used_before_the_step_is_refused(script: Script) -> None:
         script.loop(body, [ROWS] * 2, 2)
 
 
-def test_a_loop_left_in_its_first_step_has_no_state(script: Script) -> None:
+def test_a_loop_left_in_its_first_step_has_done_it(script: Script, cluster: FakeCluster) -> None:
     for rows in DataExecutor(DataLoader(lambda: [ROWS]), num_steps=2):
         script.step(rows)
         break
-    with pytest.raises(StateError, match="left before its last step"):
+    script.model.weight.detach().cpu()
+    assert cluster.stopped_after == [1]
+
+
+def test_a_loop_left_in_its_first_step_has_no_state_if_that_cannot_begin(script: Script, cluster: FakeCluster) -> None:
+    cluster.refuse_compile = (grpc.StatusCode.INVALID_ARGUMENT, "the step needs 3 GiB")
+    for rows in DataExecutor(DataLoader(lambda: [ROWS]), num_steps=2):
+        script.step(rows)
+        break
+    with pytest.raises(StateError, match="the step needs 3 GiB"):
         script.model.weight.detach().cpu()
     script.model.load_state_dict(torch.nn.Linear(2, 2).state_dict())
     assert isinstance(script.model.weight, LazyTensor)

@@ -1,6 +1,7 @@
 """Several executions over one job: training, evaluation, training, and a change in between, beside plain PyTorch."""
 
 import copy
+import itertools
 import logging
 from pathlib import Path
 
@@ -91,3 +92,80 @@ def test_weights_stay_on_the_cluster_from_execution_to_execution(
     backend.cluster_config.num_csx = 1
     with pytest.raises(UsageError, match="locked in on the first compile job"):
         loop(train)
+
+
+LENGTH = 40  # steps of a loop that is left
+
+
+def long_input_fn() -> DataLoader:
+    rows = torch.randn(8 * LENGTH, 6, generator=torch.Generator().manual_seed(1))
+    return DataLoader(TensorDataset(rows, rows.sum(1, keepdim=True)), batch_size=8)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("activation_steps", [1, 4])
+def test_a_loop_that_is_left_gives_the_states_of_a_shorter_one(
+    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, activation_steps: int
+) -> None:
+    """Left by break, by an exception and by a closure, then saved, and trained on: equal to the bit."""
+    monkeypatch.setenv("WAFERBOX_MANAGEMENT", cluster.management)
+    config = cstorch.distributed.ClusterConfig(num_csx=2, changes_need_checkpoint=False)
+    backend = cstorch.backend("CSX", artifact_dir=tmp_path, cluster_config=config)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+    initial = copy.deepcopy(model.state_dict())
+    compiled = cstorch.compile(model, backend)
+    optimizer = cstorch.optim.SGD(model.parameters(), lr=0.05)
+    closures: list[int] = []
+    numbers = itertools.count()
+
+    @cstorch.trace
+    def train(batch: list[torch.Tensor]) -> torch.Tensor:
+        rows, wanted = batch
+        loss = (compiled(rows) - wanted).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    def executor(num_steps: int = LENGTH) -> DataExecutor:
+        loader = cstorch.utils.data.DataLoader(long_input_fn)
+        return DataExecutor(loader, num_steps, checkpoint_steps=8, activation_steps=activation_steps)
+
+    def saved() -> dict[str, torch.Tensor]:
+        path = tmp_path / f"{next(numbers)}.mdl"
+        cstorch.save(model.state_dict(), path)
+        return {name: value.clone() for name, value in cstorch.load(path).items()}
+
+    for batch in (running := executor()):
+        train(batch)
+        if running.user_iteration == 2:
+            break
+    left = [saved()]
+    with pytest.raises(KeyError):  # noqa: PT012
+        for batch in (running := executor()):
+            train(batch)
+            if running.user_iteration == 5:
+                raise KeyError
+    stopping = executor()  # not saved before: this one begins where the last one is left
+
+    @cstorch.step_closure
+    def stop(loss: torch.Tensor) -> None:
+        closures.append(stopping.user_iteration)
+        if len(closures) == 3:
+            stopping.stop()
+
+    for batch in stopping:
+        stop(train(batch))
+    assert closures == [activation_steps, 2 * activation_steps, 3 * activation_steps]
+    left.append(saved())
+
+    model.load_state_dict(initial)
+    shorter = []
+    for num_steps in (2, 5, closures[-1]):
+        for batch in executor(num_steps):
+            train(batch)
+        if num_steps != 5:
+            shorter.append(saved())
+    for one, other in zip(left, shorter, strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in initial)

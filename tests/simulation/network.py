@@ -218,6 +218,7 @@ class ServerCall:
         if handler.response_streaming:
             async for response in function(requests, self.context):
                 self._respond(response)
+                await asyncio.sleep(self._connection.network.latency())  # until the transport takes another
         else:
             self._respond(await function(requests, self.context))
 

@@ -512,6 +512,8 @@ EXPLANATIONS: dict[str, set[str]] = {
     "there was no replacement": {"kill management", "stall management", "partition", "lose a node", "lose a host"},
     "and none is free": {"kill a node", "stall a node", "partition", "break a connection", "stall management"},
     "the job needs": {"lose a node"},
+    # A node that was leased and cannot be reached.
+    "did not answer within": {"partition", "stall a node", "lose a host"},
     # The host that has it is out of reach.
     "finds no share": {"partition", "stall a node", "lose a host"},
 }

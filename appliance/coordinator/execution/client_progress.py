@@ -21,12 +21,15 @@ class ClientProgress:
 
     @classmethod
     def of(cls, resumption: coordinator_pb2.Resumption) -> "ClientProgress":
-        """The progress that the client reports to a coordinator that has taken over the job."""
+        """The progress that the client reports to a coordinator that has taken over the job.
+
+        A client that has left its loop takes nothing more of the steps before, whether it was sent or not.
+        """
         return cls(
             is_started=resumption.started,
-            shown_step=resumption.shown_step,
+            shown_step=max(resumption.shown_step, resumption.consumed_step),
             consumed_step=resumption.consumed_step,
-            announced=set(resumption.announced_checkpoints),
+            announced={*resumption.announced_checkpoints, *resumption.released_checkpoints},
             released=set(resumption.released_checkpoints),
         )
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -198,35 +198,33 @@ class CoordinatedExecution:
 
     async def _results(self) -> AsyncIterator[coordinator_pb2.ExecuteResponse]:
         """Yields the outputs and the checkpoints of all steps. Raises _StopsEarlier, JobFailed, Abandoned."""
-        schedule = self._schedule
+        schedule = self._schedule  # stop_after makes another
+
+        def until(ready: Callable[[], _Result]) -> Awaitable[_Result]:
+            def checked() -> _Result:
+                if self._schedule is not schedule:
+                    raise _StopsEarlier
+                return ready()
+
+            return self._waiting.until(checked)
+
         has_outputs = bool(self._plan().coordinator.outputs)
         shown = self._parts.clock.monotonic()
         for step in schedule.steps_for_client(has_outputs=has_outputs):
             if has_outputs and schedule.outputs_leave(step) and step > self._client.shown_step:
-                outputs = await self._until_result(self._take_outputs)
+                outputs = await until(self._take_outputs)
                 yield coordinator_pb2.ExecuteResponse(outputs=outputs)
                 if self._parts.clock.monotonic() - shown > PROGRESS_SECONDS:
                     shown = self._parts.clock.monotonic()
                     self._owner.progressed(step, schedule.num_steps)
             if schedule.keeps_snapshot(step) and step not in self._client.announced:
-                await self._until_result(lambda step=step: self.has_snapshot(step))  # type: ignore[misc]
+                await until(lambda step=step: self.has_snapshot(step))  # type: ignore[misc]
                 ready = coordinator_pb2.CheckpointReady(step=step)
                 if self._begin.wants_input_states:
-                    states = await self._until_result(lambda step=step: self._current().input_states(step))  # type: ignore[misc]
+                    states = await until(lambda step=step: self._current().input_states(step))  # type: ignore[misc]
                     ready.input_states.extend(states)
                 self._client.announced.add(step)
                 yield coordinator_pb2.ExecuteResponse(checkpoint=ready)
-
-    async def _until_result(self, ready: Callable[[], _Result]) -> _Result:
-        """As Waiting.until, for a result of a step. Raises _StopsEarlier as well."""
-        num_steps = self._begin.num_steps
-
-        def checked() -> _Result:
-            if self._begin.num_steps < num_steps:
-                raise _StopsEarlier
-            return ready()
-
-        return await self._waiting.until(checked)
 
     def state_sent(self, sent: coordinator_pb2.StateSent) -> None:
         """Notes that the client has written the states, or had none to write."""
@@ -534,4 +532,3 @@ class CoordinatedExecution:
             return None
         self._client.shown_step = steps[-1].step
         return coordinator_pb2.OutputBatch(steps=steps)
-

@@ -281,7 +281,7 @@ class ExecutionPoints:
         return point is not None and point.is_last and point.execution == self._execution
 
     def stopped_at_point(self) -> bool:
-        """Whether the client left its loop after a step that had a recovery point, so that there is none for the end."""
+        """Whether the client left its loop after a step that has a recovery point, which is no last one."""
         point = self._points.complete
         return (
             point is not None

@@ -258,7 +258,7 @@ class JobMembers:
         await self._detach([self._attachments[member.name] for member in lost if self.has(member)])
         if lost:
             acquired = await replace([member.node for member in lost])
-            self._topology = self.topology.with_nodes(acquired.nodes)
+            self._topology = self.topology.with_nodes(acquired.nodes, self._attachments)
         await self._attach([member for member in self.topology.members() if member.name not in self._attachments])
 
     async def reduce(
@@ -276,7 +276,7 @@ class JobMembers:
         stays = {member.name: member for member in topology.members()}
         await self._detach([each for name, each in self._attachments.items() if stays.get(name) is not each.member])
         acquired = await reduce([member.node for member in topology.members()])
-        self._topology = topology.with_nodes(acquired.nodes)
+        self._topology = topology.with_nodes(acquired.nodes, self._attachments)
         await self._attach([member for member in self.topology.members() if member.name not in self._attachments])
 
     async def _detach(self, attachments: Sequence[Attachment]) -> None:

@@ -62,14 +62,18 @@ class Topology:
             num_workers_per_wafer=num_workers_per_wafer,
         )
 
-    def with_nodes(self, nodes: Iterable[management_pb2.NodeInfo]) -> "Topology":
-        """Returns the same topology with these nodes, each at the member that it names."""
+    def with_nodes(self, nodes: Iterable[management_pb2.NodeInfo], attached: Collection[str]) -> "Topology":
+        """Returns the same topology with these nodes, each at the member that it names.
+
+        Attached members stay as they are while they have the same node. The others get a new lease in any case: the
+        node may have worked for another job meanwhile, and accepts no earlier one.
+        """
         by_name = {node.member: node for node in nodes}
 
         def renewed(members: tuple[Member, ...]) -> tuple[Member, ...]:
             return tuple(
                 member
-                if _is_same(node := by_name.get(member.name, member.node), member.node)
+                if _is_same(node := by_name.get(member.name, member.node), member.node) and member.name in attached
                 else replace(member, node=node)
                 for member in members
             )

@@ -34,7 +34,14 @@ def test_a_node_with_the_id_of_another_is_another_where_management_has_been_star
         management_pb2.NodeInfo(node_id="n0", instance="b", member="wafer-0"),
         management_pb2.NodeInfo(node_id="n0", instance="a", member="worker-0"),
     ]
-    (wafer, worker), (wafer_before, worker_before) = before.with_nodes(nodes).members(), before.members()
+    (wafer, worker), (_, worker_before) = before.with_nodes(nodes, ["wafer-0", "worker-0"]).members(), before.members()
     assert worker is worker_before
-    assert wafer is not wafer_before
     assert wafer.node.instance == "b"
+
+
+def test_a_member_that_is_not_attached_gets_its_new_lease() -> None:
+    """Its node may have worked for another job meanwhile, with a later lease than the one that the member had."""
+    before = Topology.build([management_pb2.NodeInfo(role=node_pb2.ROLE_WORKER, node_id="n0", lease="first")], 1)
+    node = management_pb2.NodeInfo(node_id="n0", member="worker-0", lease="second")
+    assert [member.node.lease for member in before.with_nodes([node], []).members()] == ["second"]
+    assert [member.node.lease for member in before.with_nodes([node], ["worker-0"]).members()] == ["first"]

@@ -177,6 +177,15 @@ class ClusterSession:
         self._state = ClusterState(lane=self._config.lane, job=job, gateway=job.gateway)
         return job
 
+    def end_left_execution(self) -> None:
+        """Ends the execution whose loop the script has left, before another begins.
+
+        Raises:
+            ClusterError: The cluster failed.
+        """
+        if self._state is not None:
+            self._state.end_left()
+
     @property
     def state(self) -> ClusterState:
         """The states of the job that `job` returned last."""
@@ -184,7 +193,7 @@ class ClusterSession:
         return self._state
 
     def abandon_job(self, reason: str) -> None:
-        """Cancels the job after an unfinished execution, whose states are of no known step.
+        """Cancels the job after an execution that failed, whose states are of no known step.
 
         Args:
             reason: The error message of later reads of these states.
@@ -211,11 +220,15 @@ class ClusterSession:
         self._drop_job()
 
     def _drop_job(self) -> None:
+        is_left = self._state is not None and self._state.is_left
         if self._state is not None:
             self._lose_state("the job that held it has ended")
             self._state = None
         if self._job is not None:
-            self._job.close()
+            if is_left:
+                self._job.cancel()
+            else:
+                self._job.close()
             self._job = None
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol
 
 import torch
 
@@ -43,6 +44,20 @@ class _Entry:
     shards: list[int] = field(default_factory=list)
 
 
+class LeftExecution(Protocol):
+    """An execution whose loop the script has left before its last step."""
+
+    def end(self) -> None:
+        """Ends it after the last step that the script has done, and settles the states.
+
+        Raises:
+            ClusterError: The cluster failed; the states are lost.
+        """
+
+    def give_up(self) -> None:
+        """Ends it at any step, as its states are not needed."""
+
+
 class ClusterState:
     """The states of one job. Used by the script's thread.
 
@@ -63,6 +78,7 @@ class ClusterState:
         self._addresses: dict[int, coordinator_pb2.StateShard] = {}
         self._connections: dict[int, ShardConnection] = {}
         self._running: frozenset[str] = frozenset()
+        self._left: LeftExecution | None = None
         self._snapshot: int | None = None
         self._lost: str | None = None
         self._is_unsaved = False
@@ -203,6 +219,21 @@ class ClusterState:
         self._running = frozenset()
         self._is_unsaved = not is_saved
 
+    @property
+    def is_left(self) -> bool:
+        """Whether the script has left the loop of the running execution."""
+        return self._left is not None
+
+    def leave(self, execution: LeftExecution) -> None:
+        """Marks the running execution as left; it ends when the values of its states are needed."""
+        self._left = execution
+
+    def end_left(self) -> None:
+        """Ends the execution whose loop the script has left, if there is one. Raises as LeftExecution.end."""
+        left, self._left = self._left, None
+        if left is not None:
+            left.end()
+
     @contextmanager
     def at_checkpoint(self, step: int) -> Iterator[None]:
         """Directs reads within the context to the snapshot after a step.
@@ -244,6 +275,9 @@ class ClusterState:
             reason: The error message of later reads.
         """
         self._lost = self._lost or reason
+        left, self._left = self._left, None
+        if left is not None:
+            left.give_up()
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()
@@ -263,6 +297,7 @@ class ClusterState:
         """
         if self._lost is not None:
             raise StateError(f"the value of {name!r} is not available: {self._lost}")
+        self.end_left()
         if self._running and self._snapshot is None:
             raise StateError(f"the value of {name!r} cannot be read now: {STATE_NOT_READABLE}")
         entry = self._entries[name]

@@ -66,6 +66,7 @@ class ClientJob:
         try:
             token = user_token(management) if token is None else token
             request = self._request(compile_dir)
+            self.recovers = request.max_num_restarts > 0
             self._session, self._management = self.run(self._open(management, token, request, log))
         except BaseException:
             self._loop.stop()
@@ -107,7 +108,7 @@ class ClientJob:
                 stub,
                 _connect,
                 gateway=management if created.gateway else "",
-                may_be_replaced=request.max_num_restarts > 0,
+                may_be_replaced=self.recovers,
                 log=log,
             )
             await session.open()

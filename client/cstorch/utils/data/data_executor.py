@@ -87,6 +87,7 @@ class DataExecutor:
         self._activities = _activities(profiler_activities)
         self._profiler = Profiler(self.backend.artifact_dir, self._activities)
         self._iteration = -1
+        self._is_stopped = False
         self._artifact_dir: Path | None = None
         if micro_batch_size is not None:
             backends.csx.performance.micro_batch_size = None if micro_batch_size == "disable" else micro_batch_size
@@ -102,14 +103,40 @@ class DataExecutor:
         self._profiler = Profiler(self._artifact_dir, self._activities)
         execution = self.make_execution()
         self._iteration = -1
-        with enter(execution), closing(execution.batches()) as batches:
-            for iteration, batch in zip(range(self.num_steps), batches, strict=True):
-                self._iteration = iteration
-                if iteration == 0:
-                    self.dataloader.batch_size = num_samples(batch)
-                yield batch
-        self._iteration = self.num_steps
-        self._profiler.write()
+        self._is_stopped = False
+        try:
+            with enter(execution), closing(execution.batches()) as batches:
+                for iteration, batch in zip(range(self.num_steps), batches, strict=True):
+                    if self._is_stopped:
+                        return
+                    self._iteration = iteration
+                    if iteration == 0:
+                        self.dataloader.batch_size = num_samples(batch)
+                    yield batch
+            self._iteration = self.num_steps
+        finally:
+            if self._iteration >= 0:
+                self._profiler.write()
+
+    def stop(self) -> None:
+        """Ends the loop after the current step, as `break` does; in a closure, after the step of the closure.
+
+        The states are those after this step: they can be saved, read, and trained on. A Cerebras system runs an
+        execution to its last step.
+
+        Example:
+            ::
+
+                @cstorch.step_closure
+                def stop_when_good(loss):
+                    if loss < 0.3:
+                        executor.stop()
+
+                for batch in executor:
+                    stop_when_good(training_step(batch))
+                cstorch.save(model.state_dict(), "model.mdl")
+        """
+        self._is_stopped = True
 
     def make_execution(self) -> Execution:
         """Returns the execution that runs the steps."""

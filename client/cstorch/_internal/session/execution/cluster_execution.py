@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,18 @@ from wsc.v1 import coordinator_pb2, plan_pb2
 
 logger = logging.getLogger("cstorch.execution")
 
-EXECUTION_LEFT_UNFINISHED = (
-    "the loop of the execution that changed it was left before its last step, so the cluster was stopped some steps "
-    "ahead of the script. Let the executor run to its end, or load a checkpoint"
+NO_STEP = (
+    "the execution that changed it did not come to an end, and the cluster was some steps ahead of the script: its "
+    "states are those of no known step. Load a checkpoint"
+)
+NOT_RECOVERABLE = (
+    "the loop of the execution that changed it was left before its last step, and the cluster was some steps ahead of "
+    "the script. It can undo such steps only with recovery points, which cstorch.backends.csx.cluster.max_num_restarts "
+    "= 0 turns off. Let the executor run to its end, or load a checkpoint"
+)
+LEFT_EARLY = (
+    "On a Cerebras system a loop must run to its last step, and the states would be lost now: run several executions "
+    "in a row, and decide between them whether to go on (docs/patterns.md)"
 )
 
 
@@ -68,7 +78,9 @@ class ClusterExecution(Execution):
         self._began = 0.0  # the begin of the first step, as of time.monotonic
         self._seconds = 0.0  # from the begin of the first step to the newest outputs, by the cluster's clock
         self._last_ended: float | None = None  # the end of the last step whose closures ran, as of time.monotonic
-        self._is_finished = False
+        self._job: ClientJob | None = None  # None if the execution ends before its first step
+        self._is_running = False  # from the first step to the end of the last
+        self._done = 0  # the last step that the script has done
         self._is_in_closure = False
         self._input_states: list[bytes] | None = None  # at the checkpoint step whose closures run
 
@@ -95,6 +107,7 @@ class ClusterExecution(Execution):
         loader, session, config = self.executor.dataloader, self._target.session, self._target.config
         runs = session is not None and not self._target.compile_only
         if session is not None:
+            session.end_left_execution()
             session.open_in_background()
             if runs:
                 # The builder has the states of the random generators, which the first batch changes.
@@ -170,7 +183,8 @@ class ClusterExecution(Execution):
             checkpoint_steps=self.snapshot_steps,
             wants_input_states=executor.dataloader.is_restartable,
         )
-        self._stream = stream = ExecutionStream(job, begin)
+        self._job, self._stream = job, ExecutionStream(job, begin)
+        stream = self._stream
         self._outputs = compiled.outputs
         pipelined = job.strategy == plan_pb2.EXECUTION_STRATEGY_PIPELINE
         shards = staged.current(cells)
@@ -195,6 +209,7 @@ class ClusterExecution(Execution):
             response = stream.receive("started", "state_wanted")
             shards = {}  # the staged values are used up, or were lost with a shard
         states.begin(cells)
+        self._is_running = True
         self._began = time.monotonic()
 
     def _end_step(self, step: int) -> None:
@@ -204,9 +219,10 @@ class ClusterExecution(Execution):
             return
         executor.profiler.step(self._rows)
         has_snapshot = step in self.snapshot_steps
+        values = self._receive_outputs(stream) if executor.on_activation_step else {}
+        self._done = step
         if not executor.on_activation_step and not has_snapshot:
             return
-        values = self._receive_outputs(stream) if executor.on_activation_step else {}
         if values:
             executor.profiler.record_elapsed(self._seconds)
         calls = [call for call in self._step.calls if not call.at_checkpoint]
@@ -257,21 +273,49 @@ class ClusterExecution(Execution):
 
     def _finish(self) -> None:
         if self._stream is not None:
-            input_states = self._stream.finish()
-            self._session.state.settle(is_saved=self.executor.num_steps in self.executor.checkpoint_steps)
-            if input_states:
-                self.executor.dataloader.completed([read_state(each) for each in input_states])
+            self._settle(self._stream.finish())
             kind = "Training" if self._step.trains else "Evaluation"
             logger.info("%s of %d steps completed successfully!", kind, self.executor.num_steps)
-        self._is_finished = True
+
+    def _settle(self, input_states: list[bytes]) -> None:
+        """Marks the end of the execution after the last step that the script has done."""
+        self._is_running = False
+        self._session.state.settle(is_saved=self._done in self.snapshot_steps)
+        if input_states:
+            self.executor.dataloader.completed([read_state(each) for each in input_states])
 
     def _close(self) -> None:
+        """Ends the execution, or marks it as left if the script has left its loop before the last step."""
         self._step.close()
+        job, stream, executor = self._job, self._stream, self.executor
+        if job is None or stream is None:
+            return
+        if self._is_running and job.recovers and job.alive and not stream.has_failed:
+            logger.info("The loop was left after step %d of %d", self._done, executor.num_steps)
+            _warn_once(LEFT_EARLY)
+            self._session.state.leave(self)
+            return
+        self.give_up()
+        if self._is_running or self._done < executor.num_steps:
+            self._session.abandon_job(NO_STEP if job.recovers else NOT_RECOVERABLE)
+
+    # --- After the script has left the loop, as LeftExecution ---------------------------------------------------------
+
+    def end(self) -> None:
+        assert self._stream is not None
+        logger.info("Ending the execution after step %d: steps beyond it are undone", self._done)
+        try:
+            self._settle(self._stream.stop_after(self._done))
+        except BaseException:
+            self.give_up()
+            self._session.abandon_job(NO_STEP)
+            raise
+        self.give_up()
+
+    def give_up(self) -> None:
         if self._stream is not None:
             self._stream.close()
             self._stream = None
-            if not self._is_finished:
-                self._session.abandon_job(EXECUTION_LEFT_UNFINISHED)
 
     # --- Calls of the script within a step ----------------------------------------------------------------------------
 
@@ -290,6 +334,11 @@ class ClusterExecution(Execution):
             return closure.run()
         self._step.call_closure(closure)
         return None
+
+
+@cache
+def _warn_once(text: str) -> None:
+    logger.warning("%s", text)
 
 
 def _without_values(tensor: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,7 @@ The function is traced in its first call; all steps run that trace, with the Pyt
 
 import inspect
 import itertools
+import logging
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from cstorch import backends
 from cstorch._internal import state
 from cstorch._internal.execution import Executor
 from cstorch._internal.session.cluster_session import Target
-from cstorch._internal.session.execution.cluster_execution import EXECUTION_LEFT_UNFINISHED, ClusterExecution
+from cstorch._internal.session.execution.cluster_execution import ClusterExecution
 from cstorch._internal.session.execution.program_check import CheckedProgram, ProgramCheck, report
 from cstorch._internal.session.execution.traced_step import TracedStep
 from cstorch._internal.tracing import (
@@ -31,7 +32,9 @@ from cstorch._internal.tracing import (
     user_line,
 )
 from cstorch._internal.tracing.provenance import line_of_function
-from cstorch.errors import StateError, UsageError
+from cstorch.errors import CstorchError, StateError, UsageError
+
+logger = logging.getLogger("cstorch.execution")
 
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -329,28 +332,40 @@ class FunctionExecution(ClusterExecution):
                 try:
                     yield self._function.begin(batch)
                 except GeneratorExit:
-                    self._abandon_first_step()
+                    if self._function.was_called:
+                        self._complete_left(step)
                     raise
                 if not self._function.was_called:
                     raise UsageError("no @cstorch.trace function was called in a step: call it once for each batch")
-                self._function.at_hand.phase = "closures"
-                if step == 1:
-                    self._launch()
-                elif backends.csx.debug.retrace_every_iteration:
-                    self._function.check_same_program(step)
-                self._end_step(step)
-                if self._seconds:
-                    self._function.step_seconds = self._seconds / step
+                self._complete(step)
             self._finish()
         finally:
             enter_loop(None)
             self._close()
 
-    def _abandon_first_step(self) -> None:
-        """Marks the states of a traced first step as lost: the script has left the loop, so the step never runs."""
-        if self._stream is None and self._function.was_called and not self._target.compile_only:
-            for name, cell in self._function.cells.items():
-                cell.set_remote(_Unavailable(name))
+    def _complete(self, step: int) -> None:
+        """Completes a step whose function was called; the first one is compiled and started before."""
+        self._function.at_hand.phase = "closures"
+        if step == 1:
+            self._launch()
+        elif backends.csx.debug.retrace_every_iteration:
+            self._function.check_same_program(step)
+        self._end_step(step)
+        if self._seconds:
+            self._function.step_seconds = self._seconds / step
+
+    def _complete_left(self, step: int) -> None:
+        """Completes the step after which the script has left its loop, as that has called the function.
+
+        An error here would only be printed, at the end of the generator: it is raised where states are read.
+        """
+        try:
+            self._complete(step)
+        except CstorchError as error:
+            logger.error("%s", error)
+            if self._job is None:
+                for name, cell in self._function.cells.items():
+                    cell.set_remote(_Unavailable(name, str(error)))
 
     def run_step(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._is_in_closure or is_tracing():
@@ -363,6 +378,7 @@ class _Unavailable:
     """The read of a state of a step that has not run; raises StateError."""
 
     name: str
+    reason: str
 
     def __call__(self) -> Iterator[torch.Tensor]:
-        raise StateError(f"the value of {self.name!r} is not available: {EXECUTION_LEFT_UNFINISHED}")
+        raise StateError(f"the value of {self.name!r} is not available: {self.reason}")

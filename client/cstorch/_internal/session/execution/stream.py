@@ -15,7 +15,7 @@ import grpc
 from cstorch._internal.session import failures
 from cstorch._internal.session.job import ClientJob
 from cstorch._internal.session.job_session import JobSession
-from cstorch.errors import InternalError, JobCancelledError
+from cstorch.errors import CstorchError, InternalError, JobCancelledError
 from wsc.v1 import coordinator_pb2
 
 logger = logging.getLogger("cstorch.execution")
@@ -129,6 +129,8 @@ class ExecutionStream:
         self._responses: queue.SimpleQueue[coordinator_pb2.ExecuteResponse | Exception | None] = queue.SimpleQueue()
         self._outputs: deque[coordinator_pb2.StepOutputs] = deque()
         self._consumed = 0  # steps since the last report
+        self._checkpoint_steps = sorted(begin.checkpoint_steps)  # those whose snapshots are not released
+        self.has_failed = False
         self._call = job.run(self._open(begin))
 
     async def _open(self, begin: coordinator_pb2.Begin) -> ExecutionCall:
@@ -146,6 +148,13 @@ class ExecutionStream:
         Raises:
             CstorchError: The execution failed, or another kind of message came.
         """
+        try:
+            return self._receive(expected)
+        except CstorchError:
+            self.has_failed = True
+            raise
+
+    def _receive(self, expected: tuple[Expected, ...]) -> coordinator_pb2.ExecuteResponse:
         response = self._next()
         if response is None:
             raise self._job.wait_for_failure() or InternalError(f"the execution ended where {expected[0]!r} was due")
@@ -181,6 +190,10 @@ class ExecutionStream:
         """
         taken = self.receive("checkpoint").checkpoint
         yield list(taken.input_states)
+        self._release(step)
+
+    def _release(self, step: int) -> None:
+        self._checkpoint_steps.remove(step)
         released = coordinator_pb2.CheckpointReleased(step=step)
         self.send(coordinator_pb2.ExecuteRequest(checkpoint_released=released))
 
@@ -193,7 +206,22 @@ class ExecutionStream:
 
     def finish(self) -> list[bytes]:
         """Waits for the end of the last step; returns the states of the workers' loaders, if there are any."""
-        finished = self.receive("finished").finished
+        return self._finished(self.receive("finished"))
+
+    def stop_after(self, step: int) -> list[bytes]:
+        """Ends the execution after a step, counted from 1, that the script has done; returns as `finish`.
+
+        Steps that the cluster has run beyond it are undone: it runs those since its last recovery point again.
+        """
+        for each in [each for each in self._checkpoint_steps if each <= step]:
+            self._release(each)
+        self.send(coordinator_pb2.ExecuteRequest(stop_after=coordinator_pb2.StopAfter(step=step)))
+        while not (response := self.receive("finished", "outputs", "checkpoint")).HasField("finished"):
+            pass  # was on its way
+        return self._finished(response)
+
+    def _finished(self, response: coordinator_pb2.ExecuteResponse) -> list[bytes]:
+        finished = response.finished
         for name, seconds in sorted(finished.seconds.items()):
             logger.debug("%s: %.3f s", name, seconds)
         return list(finished.input_states)
