@@ -12,6 +12,7 @@ from appliance.drawing.number_text import bytes_text
 from waferbox.cirh.execution.kernel import Kernel
 from waferbox.links.elements import aligned, tensor_bytes
 from waferbox.runtime.arena import direct_values
+from waferbox.runtime.loops import body_of
 from waferbox.runtime.schedule import WEIGHTS_WINDOW, makes_and_reads
 from wsc.v1 import plan_pb2
 
@@ -295,12 +296,17 @@ def _last_uses(plan: plan_pb2.WaferPlan, groups: Groups) -> dict[int, list[int]]
     dying: dict[int, list[int]] = defaultdict(list)
     live: set[int] = set()
     sums = {joined.value for joined in plan.joined}
+    body, looped = body_of(plan.loop), set(plan.looped_parts)
+    # What further repetitions read is there in the first.
+    steps = [plan.micro_batches_at_once * repetition for repetition in range(1, plan.loop.times)]
     for position in range(len(plan.instructions) - 1, -1, -1):
         instruction = plan.instructions[position]
         brought, used = makes_and_reads(instruction, groups)
         if instruction.run.micro_batch:  # adds to the sums of the first micro-batch, which is a use of them
             used += sums.intersection(brought)
             brought = [value for value in brought if value not in sums]
+        if position in body:
+            used += [value + step for value in looped.intersection(used) for step in steps]
         # A value that nothing uses is dropped where it is made.
         for value in dict.fromkeys((*used, *brought)):
             if value not in live:

@@ -208,8 +208,8 @@ def test_counts_by_brute_force() -> None:
         for step in (1, 2, 3):
             for group in range(1, number + 1):
                 if group in own:
-                    relative = counts.released_counts(own).get(group)
-                    told = told if relative is None else counts.count(relative, step)
+                    (relative,) = counts.released_counts(own)[group]
+                    told = counts.count(relative, step) if relative else told
                     # What is true by now: everything up to this receiver's next group.
                     following = [counts.number(g, s) for s in (step, step + 1) for g in own]
                     true = min(n for n in following if n > counts.number(group, step))
