@@ -2,7 +2,8 @@
 
 Groups of the arena are counted in the order in which they are sent, from the begin of the execution: group k of step t
 has number (t - 1) * n + k, where n is the number of groups in a step; a group in the loop counts once in each
-repetition. A count c says that numbers 0 to c - 1 have been released. counts are sent, so an arena in which nothing overlaps costs no message.
+repetition. A count c says that numbers 0 to c - 1 have been released. Only awaited counts are sent, so an arena in
+which nothing overlaps costs no message.
 """
 
 from array import array
