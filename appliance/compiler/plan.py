@@ -21,6 +21,7 @@ from appliance.compiler.wafer_schedule.arena import lay_out_arena
 from appliance.compiler.wafer_schedule.memory_plan import MemoryPlan, check_memory, plan_memory
 from appliance.compiler.wafer_schedule.schedule import WaferSchedule, WaferWork, make_wafer_work, schedule_wafer
 from appliance.compiler.wafer_schedule.segment_runs import StepOrder
+from appliance.compiler.wafer_schedule.streams import Departure, Load
 from waferbox.cirh.dialect import types
 from waferbox.cirh.dialect.locations import source_of
 from waferbox.runtime.loops import with_times
@@ -102,10 +103,11 @@ def _add_passing(plan: plan_pb2.SwarmXPlan, wafer: WaferSchedule) -> None:
     """Fills in the groups that pass through SwarmX, and how often each does."""
     groups: dict[int, plan_pb2.Group] = {}
     times: Counter[int] = Counter()
-    for passing in (*wafer.loads, *wafer.departures):
-        group = passing.bundle.group
+    passing: list[Load | Departure] = [*wafer.loads, *wafer.departures]
+    for each in passing:
+        group = each.bundle.group
         groups[group.id] = group
-        times[group.id] += wafer.plan.loop.times if passing.position in wafer.loop else 1
+        times[group.id] += wafer.plan.loop.times if each.position in wafer.loop else 1
     plan.groups.extend(groups.values())
     plan.times.extend(times[number] for number in groups)
 

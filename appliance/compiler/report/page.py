@@ -321,8 +321,7 @@ def _timeline(report: Report) -> str:
     return _section(
         "One step",
         f"Predicted: {seconds_text(timeline.step_seconds)}, of which a wafer computes {busy:.0%}. Segments of the "
-        f"backward pass are paler.{' Colours are micro-batches; gaps are bubbles.' if report.regions else ''}"
-        + left_out,
+        f"backward pass are paler.{' Colours are micro-batches; gaps are bubbles.' if report.regions else ''}{left_out}",
         f'<div class="wide">{draw_timeline(timeline)}</div>',
         "<p>The prediction rests on these rates, "
         f"{escape(machine.source)}: products {count_text(machine.float32_flops_per_second)}FLOP/s in float32 and "

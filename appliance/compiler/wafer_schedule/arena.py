@@ -118,10 +118,10 @@ def _set_windows(bursts: list[_Burst], arena: plan_pb2.SendArena) -> None:
     ends = [first + len(burst.groups) for burst, first in sequence]
     for burst, first in sequence:
         burst.window = first + num_groups  # more than any
-    for place, (burst, first) in enumerate(sequence):
+    for index, (burst, first) in enumerate(sequence):
         # The latest comes first. It is near, as the ring has room for few bursts; the burst itself is the farthest.
-        before = ((ends[i], sequence[i][0]) for i in range(place - 1, -1, -1))
-        step_before = ((ends[i] - num_groups, sequence[i][0]) for i in range(len(sequence) - 1, place - 1, -1))
+        before = ((ends[i], sequence[i][0]) for i in range(index - 1, -1, -1))
+        step_before = ((ends[i] - num_groups, sequence[i][0]) for i in range(len(sequence) - 1, index - 1, -1))
         released = next(count for count, other in chain(before, step_before) if other.overlaps(burst))
         burst.window = min(burst.window, first - released)
     # A burst awaits no smaller count than the burst before it, so that counts are awaited in ascending order. The first
@@ -136,7 +136,7 @@ def _set_windows(bursts: list[_Burst], arena: plan_pb2.SendArena) -> None:
                 burst.window, is_changed = first - reached, True
             reached = first - burst.window
         reached -= num_groups
-    windows = (burst.window + place for burst in bursts for place in range(len(burst.groups)))
+    windows = (burst.window + number for burst in bursts for number in range(len(burst.groups)))
     for place, window in zip(arena.places, windows, strict=True):
         place.window = window
 
