@@ -314,14 +314,14 @@ def _regions(report: Report) -> str:
 def _timeline(report: Report) -> str:
     machine, timeline = report.machine, report.timeline
     busy = timeline.wafer_busy_seconds / timeline.step_seconds if timeline.step_seconds else 0.0
-    left_out = ""
+    note = " Colours are micro-batches; gaps are bubbles." if report.regions else ""
     if timeline.left_out_rounds:
         seconds = seconds_text(timeline.left_out_seconds)
-        left_out = f" {timeline.left_out_rounds} rounds are not drawn, as they are like others; they take {seconds}."
+        note = f" {timeline.left_out_rounds} rounds are not drawn, as they are like others; they take {seconds}."
     return _section(
         "One step",
         f"Predicted: {seconds_text(timeline.step_seconds)}, of which a wafer computes {busy:.0%}. Segments of the "
-        f"backward pass are paler.{' Colours are micro-batches; gaps are bubbles.' if report.regions else ''}{left_out}",
+        f"backward pass are paler.{note}",
         f'<div class="wide">{draw_timeline(timeline)}</div>',
         "<p>The prediction rests on these rates, "
         f"{escape(machine.source)}: products {count_text(machine.float32_flops_per_second)}FLOP/s in float32 and "

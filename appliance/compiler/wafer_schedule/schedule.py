@@ -344,17 +344,15 @@ def schedule_wafer(
     first = [Load(-1, tokens[shard]) for shard in unacknowledged_shards(loads, departures)]
     loads = [*first, *loads]
     assembler = _Assembler(work, numbers, batch, departures)
-    in_loop = (
-        [position for position, run in enumerate(runs) if run.round == 1] if len(rounds) < len(order.rounds) else []
-    )
-    loop = range(in_loop[0], in_loop[-1] + 1) if in_loop else range(0)
-    assembler.assemble(runs, loads, loop)
-    plan = assembler.plan
-    if loop:
-        plan.loop.times = len(order.rounds) - len(rounds) + 1
+    plan, times = assembler.plan, len(order.rounds) - len(rounds) + 1
     plan.micro_batches, plan.micro_batches_at_once = order.micro_batches, order.at_once
     plan.kept_every.extend(order.kept_every)
     plan.kept_at_most = order.kept_at_most
+    looped = [position for position, run in enumerate(runs) if times > 1 and run.round == 1]
+    loop = range(looped[0], looped[-1] + 1) if looped else range(0)
+    if loop:
+        plan.loop.times = times
+    assembler.assemble(runs, loads, loop)
     return WaferSchedule(
         plan=plan,
         batch=batch.group,
@@ -460,12 +458,18 @@ class _Assembler:
             ]
             self.plan.number_values.extend(numbers)
             kept.update(numbers)
+        kept.update(self._find_looped_parts())
         loaded = {load.bundle.id: self._numbers.values(load.bundle.values) for load in loads}
         add_drops(self.plan.instructions, kept, loaded)
-        body = body_of(self.plan.loop)
+
+    def _find_looped_parts(self) -> Iterator[int]:
+        """Adds to the plan the looped parts of the first repetition. Yields those of the others."""
+        body, step = body_of(self.plan.loop), self.plan.micro_batches_at_once
         runs = [instruction.run for instruction in self.plan.instructions[body.start : body.stop]]
         used = {value for run in runs for value in (*run.inputs, *run.outputs)}
         self.plan.looped_parts.extend(sorted(used & self._lasting))
+        for repetition in range(1, self.plan.loop.times):
+            yield from (value + repetition * step for value in self.plan.looped_parts)
 
     def _receive(self, bundle: Bundle) -> None:
         self._groups[bundle.id] = bundle.group
