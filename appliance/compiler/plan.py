@@ -172,8 +172,13 @@ def _fitting_order(work: WaferWork, tried: Callable[[StepOrder], _Scheduled]) ->
     """The order that fits with the most micro-batches at once, or the one that needs the least memory."""
     count = work.target.micro_batches
     most_rounds = count if work.target.recomputes else MOST_ROUNDS
-    best = tried(StepOrder(micro_batches=count, at_once=count))
     possible = [at_once for at_once in range(1, count) if count % at_once == 0 and count // at_once <= most_rounds]
+    if possible and count > MOST_ROUNDS and not work.closing:
+        # The program of many micro-batches at once is long. If few do not fit, neither do they.
+        best = tried(StepOrder(micro_batches=count, at_once=possible[0], adds_in_memoryx=True))
+        if not best.memory.fits:
+            return _running_again(work, best, tried)
+    best = tried(StepOrder(micro_batches=count, at_once=count))
     if best.memory.fits:
         return best
     if not possible:
