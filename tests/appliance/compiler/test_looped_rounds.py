@@ -1,5 +1,6 @@
 """Plans of many rounds, which state the rounds between the first and the last once."""
 
+import dataclasses
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from compiled_steps import BATCH, RandomTraced, Traced, one_at_a_time, simulate
+from reported_steps import MACHINE
 from simulated_links import Hazard
 from torch import nn
 from wide_steps import WIDE, rows, trained
@@ -15,8 +17,13 @@ from appliance.compiler import plan as plan_module
 from appliance.compiler.core.target import Target
 from appliance.compiler.pipeline import CompiledStep
 from appliance.compiler.plan_check.check import PlanError, check_plan
+from appliance.compiler.report import timeline
+from appliance.compiler.report.builder import make_report
+from appliance.compiler.report.page import report_page
 from appliance.compiler.wafer_schedule import arena
 from appliance.compiler.wafer_schedule.segment_runs import StepOrder
+from waferbox.prediction.prediction import predict_scaled
+from waferbox.prediction.simulation import Compute, Rates
 from waferbox.runtime.loops import in_order
 from wsc.v1 import plan_pb2
 
@@ -254,3 +261,45 @@ def test_a_place_of_the_loop_that_is_written_too_early_is_noticed(monkeypatch: p
     batches = [[batch] for batch in rows()]
     with pytest.raises(Hazard):
         [simulate(plan, traced.initial).run(batches, seed) for seed in range(6)]
+
+
+@pytest.mark.parametrize("adds_in_memoryx", [False, True])
+def test_a_prediction_of_many_rounds_rests_on_some(adds_in_memoryx: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    traced = traced_chain(batch=64)
+    with one_at_a_time(adds_in_memoryx=adds_in_memoryx):
+        plan = traced.plan(1, micro_batches=64)
+    some = make_report(plan, "key", MACHINE)
+    monkeypatch.setattr(timeline, "_MOST_REPETITIONS", 64)
+    every = make_report(plan, "key", MACHINE)
+    assert some.timeline.left_out_rounds == 62 - 12
+    assert every.timeline.left_out_rounds == 0
+    assert len(some.timeline.spans) < len(every.timeline.spans) / 4
+    assert some.timeline.step_seconds == pytest.approx(every.timeline.step_seconds, rel=1e-3)
+    assert some.timeline.wafer_busy_seconds == pytest.approx(every.timeline.wafer_busy_seconds)
+    assert every.totals.streamed_bytes == some.totals.streamed_bytes
+    assert "50 rounds are not drawn" in report_page(some)
+
+
+def test_the_report_counts_all_repetitions() -> None:
+    looped, listed = (
+        make_report(scheduled(traced_chain(), at_once=2, is_listed=is_listed, adds_in_memoryx=True), "key", MACHINE)
+        for is_listed in (False, True)
+    )
+    assert looped.timeline.step_seconds == pytest.approx(listed.timeline.step_seconds)
+    assert [dataclasses.replace(layer, forward_seconds=0, backward_seconds=0) for layer in looped.layers] == [
+        dataclasses.replace(layer, forward_seconds=0, backward_seconds=0) for layer in listed.layers
+    ]
+    for one, other in zip(looped.layers, listed.layers, strict=True):
+        assert one.backward_seconds == pytest.approx(other.backward_seconds)
+
+
+@pytest.mark.parametrize("adds_in_memoryx", [False, True])
+def test_a_simulated_cluster_takes_as_long_as_with_listed_rounds(adds_in_memoryx: bool) -> None:
+    plans = [
+        scheduled(traced_chain(), at_once=1, is_listed=is_listed, adds_in_memoryx=adds_in_memoryx)
+        for is_listed in (False, True)
+    ]
+    compute = Compute(flops_per_second=1e9, bytes_per_second=1e9, call_seconds=1e-5)
+    rates = Rates(wafer=compute, memoryx=compute, swarmx_bytes_per_second=1e9, link_bytes_per_second=1e8)
+    looped, listed = (predict_scaled(plan, 4, rates).best for plan in plans)
+    assert looped.step_seconds == pytest.approx(listed.step_seconds, rel=0.02)
