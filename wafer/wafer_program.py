@@ -169,26 +169,28 @@ class WaferProgram:
         self, run: plan_pb2.Run, kernel: WaferKernel, destinations: Sequence[torch.Tensor | None]
     ) -> Action:
         """Returns the action of a run in the loop with values of which each repetition has others."""
-        program, values, repetitions = self._program, self._program.values, range(self._times)
+        program, values, at_once = self._program, self._program.values, self._at_once
         tensors = values.tensors
 
         def steps(numbers: Sequence[int]) -> list[tuple[int, int]]:
             """The index of each value in the first repetition, and its distance to that of the next."""
-            return [(values.index(value), self._at_once if value in self._looped else 0) for value in numbers]
+            return [(values.index(value), at_once if value in self._looped else 0) for value in numbers]
 
         inputs, outputs, drops = steps(run.inputs), steps(run.outputs), steps(run.drops)
-        all_destinations = [
-            [
-                self._buffers.destination(value + repetition * self._at_once) if value in self._looped else destination
-                for value, destination in zip(run.outputs, destinations, strict=True)
+        by_repetition = [destinations] * self._times
+        if not self._looped.isdisjoint(run.outputs):
+            by_repetition = [
+                [
+                    self._buffers.destination(value + number * at_once) if value in self._looped else destination
+                    for value, destination in zip(run.outputs, destinations, strict=True)
+                ]
+                for number in range(self._times)
             ]
-            for repetition in repetitions
-        ]
 
         def run_kernel(step: int) -> None:
             repetition = program.repetition
             results = kernel(
-                [tensors[index + repetition * distance] for index, distance in inputs], all_destinations[repetition]
+                [tensors[index + repetition * distance] for index, distance in inputs], by_repetition[repetition]
             )
             for (index, distance), result in zip(outputs, results, strict=True):
                 tensors[index + repetition * distance] = result

@@ -174,7 +174,7 @@ def _fitting_order(work: WaferWork, tried: Callable[[StepOrder], _Scheduled]) ->
     most_rounds = count if work.target.recomputes else MOST_ROUNDS
     possible = [at_once for at_once in range(1, count) if count % at_once == 0 and count // at_once <= most_rounds]
     if possible and count > MOST_ROUNDS and not work.closing:
-        # The program of many micro-batches at once is long. If few do not fit, neither do they.
+        # The program of all at once is long, and needs more memory: where few do not fit, it is not made.
         best = tried(StepOrder(micro_batches=count, at_once=possible[0], adds_in_memoryx=True))
         if not best.memory.fits:
             return _running_again(work, best, tried)
