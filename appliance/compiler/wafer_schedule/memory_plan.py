@@ -4,6 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from appliance.compiler.core.errors import WaferMemoryError
@@ -98,7 +99,6 @@ def plan_memory(plan: plan_pb2.WaferPlan, profiles: Mapping[int, KernelProfile],
     groups: Groups = {group.id: group for group in plan.groups}
     gradient_bytes = plan.arena.nbytes + sum(map(aligned, _other_buffers(plan, groups)))
     in_buffers = _written_in_buffers(plan, groups)
-    direct: dict[int, frozenset[int]] = {}  # by kernel: results that it can write straight to a send buffer
     batch_bytes = sum(group.nbytes for group in plan.groups if group.kind == plan_pb2.GROUP_KIND_BATCH)
     dying = _last_uses(plan, groups)
     arriving = _arriving(plan, groups)
@@ -117,11 +117,9 @@ def plan_memory(plan: plan_pb2.WaferPlan, profiles: Mapping[int, KernelProfile],
                 run = instruction.run
                 profile = profiles[run.kernel]
                 new = dict(zip(run.outputs, profile.output_bytes, strict=True))
-                if run.kernel not in direct:
-                    direct[run.kernel] = Kernel(profile.module).direct_results
                 placed = sum(
                     profile.output_bytes[i]
-                    for i in direct[run.kernel]
+                    for i in _direct_results(profile)
                     if run.outputs[i] in in_buffers and run.outputs[i] not in joined
                 )
                 joined.update(value for value in run.outputs if value in in_buffers)
@@ -143,6 +141,13 @@ def plan_memory(plan: plan_pb2.WaferPlan, profiles: Mapping[int, KernelProfile],
             weights.drop(value)
             made.drop(value)
     return MemoryPlan(capacity_bytes=capacity_bytes, points=tuple(points) or (_idle(batch_bytes),))
+
+
+# The memory of many orders with the same kernels is planned; to prepare one in slices takes seconds.
+@lru_cache(maxsize=256)
+def _direct_results(profile: KernelProfile) -> frozenset[int]:
+    """The results that a kernel can write straight to a send buffer."""
+    return Kernel(profile.module).direct_results
 
 
 class _Held:
