@@ -22,6 +22,7 @@ from waferbox.links.link import Link
 from waferbox.links.shared_memory import Slice
 from waferbox.runtime.arena import RELEASED_GROUP, ArenaCounts
 from waferbox.runtime.groups import SendBuffers
+from waferbox.runtime.loops import body_of
 from waferbox.runtime.node_job import LinkKey
 from waferbox.runtime.program import Program
 from waferbox.runtime.progress import group_label, short_list
@@ -76,13 +77,22 @@ class MemoryXProgram:
         made = kernels.make(texts, store.memory, cache_root() / "kernels")
         self._buffers = self._make_buffers(plan, groups, store)
         self._counts = ArenaCounts(plan.arena)
+        body = body_of(plan.loop)
         received = {i.receive.group for i in plan.instructions if i.HasField("receive")}
         self._from_arena = received & self._counts.offsets.keys()
         self._released_counts = self._counts.released_counts(self._from_arena)
         self._borrowed: plan_pb2.Group | None = None  # the group of the arena that is not released yet
         summed = {i.receive.adds_to for i in plan.instructions if i.receive.adds_to}
         self._paging = Paging(plan, store, self._program, self._swarmx)
-        for instruction in plan.instructions:
+        for position, instruction in enumerate(plan.instructions):
+            if body and position == body.start:
+                self._add_release()
+                self._program.begin_loop(plan.loop.times)
+                self._paging.begin_loop(plan.loop.times)
+            if body and position == body.stop:
+                self._add_release()
+                self._program.end_loop()
+                self._paging.end_loop()
             match instruction.WhichOneof("kind"):
                 case "receive":
                     self._add_release()
@@ -193,13 +203,14 @@ class MemoryXProgram:
     def _add_release(self) -> None:
         """Adds an action that releases the group that was received last, if its sender awaits the count."""
         group, self._borrowed = self._borrowed, None
-        released = self._released_counts.get(group.id) if group is not None else None
-        if released is None:
+        released = self._released_counts[group.id] if group is not None else ()
+        if not any(released):
             return
-        hub, swarmx, counts, nothing = self._program.hub, self._swarmx, self._counts, self._buffers.nothing
+        program, swarmx, counts, nothing = self._program, self._swarmx, self._counts, self._buffers.nothing
 
         def release(step: int) -> None:
-            hub.send(swarmx, RELEASED_GROUP, counts.count(released, step), nothing)
+            if count := released[program.repetition]:
+                program.hub.send(swarmx, RELEASED_GROUP, counts.count(count, step), nothing)
 
         self._program.add(release, "gradients read", what="send")
 

@@ -9,6 +9,7 @@ import torch
 
 from waferbox.links.elements import tensor_bytes
 from waferbox.links.link import Link
+from waferbox.runtime.loops import in_order, position_in_step
 from waferbox.runtime.node_job import JobFailure
 from waferbox.runtime.program import Program
 from waferbox.runtime.progress import resident_bytes
@@ -35,6 +36,7 @@ class Paging:
         self._program = program
         self._swarmx = swarmx
         self._accesses: list[Access] = []
+        self._loop = plan_pb2.Loop()  # of the accesses
         self._pager: Pager | None = None
         limit, pages = store.settings.limit_bytes, store.states.pages
         self._is_limited = limit is not None and pages is not None
@@ -79,7 +81,7 @@ class Paging:
         """
         if not self._is_limited:
             return
-        number = len(self._accesses)
+        position = len(self._accesses)
         self._accesses.append(
             Access(
                 read=tuple(_part(extent, *part) for extent in self._extents(read)),
@@ -87,15 +89,24 @@ class Paging:
                 lent=lent,
             )
         )
-        progress, now = self._program.progress, time.perf_counter
+        program, loop, progress, now = self._program, self._loop, self._program.progress, time.perf_counter
 
         def begin(step: int) -> None:
             assert self._pager is not None, "`start` sets it"
             start = now()
+            number = position_in_step(position, loop) + program.repetition * (loop.end - loop.begin)
             self._pager.begin(step, number)
             progress.disk += now() - start
 
         self._program.add(begin, "states", what="disk")
+
+    def begin_loop(self, times: int) -> None:
+        """Begins the program's loop: accesses that are added from now on are made so many times in a step."""
+        self._loop.begin, self._loop.times = len(self._accesses), times
+
+    def end_loop(self) -> None:
+        """Ends the loop."""
+        self._loop.end = len(self._accesses)
 
     def prepare(self) -> None:
         """Makes the pager, after the last `add`. Raises JobFailure if the limit is too small for an instruction."""
@@ -103,7 +114,8 @@ class Paging:
         if not self._is_limited or not self._accesses or pages is None:
             return
         nbytes = self._store.memory.nbytes
-        blocks = Blocks(self._accesses, nbytes, self._budget)
+        accesses = [access for access, _ in in_order(self._accesses, self._loop)]
+        blocks = Blocks(accesses, nbytes, self._budget)
         if blocks.needed > blocks.budget:
             least = least_budget(self._accesses, nbytes)
             limit = self._store.settings.limit_bytes or 0

@@ -40,7 +40,8 @@ def child_bytes(group: plan_pb2.Group, wafers: int) -> int:
 class Collector:
     """The frames of one reduction group until all children's have arrived. Used by one thread.
 
-    A child may be steps ahead of another, in groups for the coordinator, which no node awaits.
+    Each child sends its frames in order. A child may be steps ahead of another, in groups for the coordinator, which no
+    node awaits.
     """
 
     def __init__(self, group: plan_pb2.Group, wafers_below: Sequence[int], memory: SharedMemory, offset: int) -> None:
@@ -53,7 +54,8 @@ class Collector:
         """
         self._result = Slice(memory, offset, joined_bytes(group, wafers_below))
         self._num_children = len(wafers_below)
-        self._parts: dict[int, dict[int, Message]] = {}  # step -> child -> frame
+        self._parts: list[deque[Message]] = [deque() for _ in wafers_below]  # by child
+        self._received = [0] * self._num_children
         if self._num_children > 1:
             # A node with one child adds nothing, and needs no torch.
             from swarmx.reduction import Join
@@ -61,18 +63,19 @@ class Collector:
             self._join = Join(group, [child_bytes(group, wafers) for wafers in wafers_below], self._result)
 
     def add(self, child: int, message: Message) -> bool:
-        """Takes a child's frame. Returns whether it is the last of its step, so that the group can be joined."""
-        parts = self._parts.setdefault(message.step, {})
-        parts[child] = message
-        return len(parts) == self._num_children
+        """Takes a child's frame. Returns whether all others have sent theirs, so that the group can be joined."""
+        self._parts[child].append(message)
+        before = min(self._received)
+        self._received[child] += 1
+        return min(self._received) > before
 
-    def join(self, step: int) -> Slice:
-        """Reduces the frames of a step, all of which have arrived, and drops them. Returns the result."""
-        parts = self._parts.pop(step)
+    def join(self) -> Slice:
+        """Reduces the first frames of all children, and drops them. Returns the result."""
+        parts = [frames.popleft() for frames in self._parts]
         if self._num_children == 1:
             self._result.view[:] = parts[0].view
         else:
-            self._join([parts[i] for i in range(self._num_children)])
+            self._join(parts)
         return self._result
 
 
@@ -152,6 +155,7 @@ class SwarmXProgram:
         self._handlers: dict[tuple[Link, int], Callable[[Message], None]] = {}
         self._sizes: dict[tuple[Link, int], int] = {}
         groups = list(request.swarmx.groups)
+        self._times = dict(zip((group.id for group in groups), request.swarmx.times, strict=True))
         self._labels = {group.id: group_label(group) for group in groups}
         self._broadcast(groups)
         reductions = [group for group in groups if group.kind == plan_pb2.GROUP_KIND_REDUCTION]
@@ -228,7 +232,7 @@ class SwarmXProgram:
                 is_weights = group.kind == plan_pb2.GROUP_KIND_WEIGHTS
                 source = self._shards[group.source_shard] if is_weights else None
             if source is not None:
-                self._every_step += 1
+                self._every_step += self._times[group.id]
                 self._handlers[source, group.id] = self._pass_down
                 self._sizes[source, group.id] = group.nbytes
 
@@ -263,7 +267,7 @@ class SwarmXProgram:
             if only_coordinator:
                 self._output_steps_only += 1
             else:
-                self._every_step += 1
+                self._every_step += self._times[group.id]
             if len(self._children) == 1 and only_coordinator and self._coordinator is not None:
                 handlers = [self._pass_to_coordinator(self._coordinator)]
             elif len(self._children) == 1 and not (group.id in self._counts.offsets and self._joins_gradients):
@@ -311,7 +315,7 @@ class SwarmXProgram:
                 join(message.step)
 
         def join_and_send(step: int) -> None:
-            joined = collector.join(step)
+            joined = collector.join()
             for link in targets:
                 hub.send(link, group_id, step, joined, as_bytes=as_bytes)
             if coordinator is not None and self._outputs_leave(step):
@@ -319,11 +323,12 @@ class SwarmXProgram:
             self._left -= 1
 
         def join_in_turn(step: int) -> None:
-            self._complete.append((self._counts.count(awaited or 0, step), lambda: join_and_send(step)))
+            number = self._joined + len(self._complete)
+            self._complete.append((number - (window or 0), lambda: join_and_send(step)))
             self._join_complete()
 
-        awaited = self._counts.awaited(group_id)
-        join = join_and_send if awaited is None else join_in_turn
+        window = self._counts.window(group_id)
+        join = join_and_send if window is None else join_in_turn
         return collect
 
     def _join_complete(self) -> None:

@@ -20,6 +20,7 @@ from waferbox.links.hub import Hub
 from waferbox.links.link import Link
 from waferbox.runtime.arena import RELEASED_GROUP, ArenaCounts, direct_values
 from waferbox.runtime.groups import SendBuffers
+from waferbox.runtime.loops import body_of
 from waferbox.runtime.node_job import LinkKey
 from waferbox.runtime.program import Action, Program
 from waferbox.runtime.schedule import (
@@ -46,6 +47,11 @@ class WaferProgram:
         self._program = Program(hub, "compute")
         self.progress = self._program.progress
         values = self._program.values
+        self._at_once, self._times = plan.micro_batches_at_once, plan.loop.times
+        self._looped = frozenset(plan.looped_parts)
+        # The indices of all repetitions' parts follow one another as their numbers do.
+        parts = sorted(value + self._at_once * number for value in self._looped for number in range(self._times))
+        values.indices(parts)
         for micro_batch, value in enumerate(plan.number_values):
             values.tensors[values.index(value)] = torch.tensor([number * plan.micro_batches + micro_batch])
         self._parent = links[node_pb2.LINK_PURPOSE_PARENT, 0]
@@ -59,6 +65,8 @@ class WaferProgram:
         kinds = [instruction.WhichOneof("kind") for instruction in plan.instructions]
         sent = [i.send.group for i, kind in zip(plan.instructions, kinds, strict=True) if kind == "send"]
         produced = {value for i in plan.instructions for value in i.run.outputs}
+        if not self._looped.isdisjoint(produced):
+            produced.update(parts)
         self._reductions = {
             member.value: group.reduction
             for group in plan.groups
@@ -78,7 +86,12 @@ class WaferProgram:
             direct=direct_values(plan) if self._counts.credited else produced,
         )
         limit_large_tensors(plan.own_bytes - self._buffers.nbytes)
-        for instruction, kind in zip(plan.instructions, kinds, strict=True):
+        body = body_of(plan.loop)
+        for position, (instruction, kind) in enumerate(zip(plan.instructions, kinds, strict=True)):
+            if body and position == body.start:
+                self._program.begin_loop(plan.loop.times)
+            if body and position == body.stop:
+                self._program.end_loop()
             match kind:
                 case "receive":
                     self._add_receive(groups[instruction.receive.group])
@@ -145,8 +158,46 @@ class WaferProgram:
             for index in drops:
                 tensors[index] = None
 
+        is_looped = not self._looped.isdisjoint((*run.inputs, *run.outputs))
         what = run.layer or f"kernel {run.kernel}"
-        self._program.add(run_kernel, f"{what}, micro-batch {run.micro_batch + 1}" if self._has_micro_batches else what)
+        self._program.add(
+            self._looped_run(run, kernel, destinations) if is_looped else run_kernel,
+            f"{what}, micro-batch {run.micro_batch + 1}" if self._has_micro_batches else what,
+        )
+
+    def _looped_run(
+        self, run: plan_pb2.Run, kernel: WaferKernel, destinations: Sequence[torch.Tensor | None]
+    ) -> Action:
+        """Returns the action of a run in the loop with values of which each repetition has others."""
+        program, values, at_once = self._program, self._program.values, self._at_once
+        tensors = values.tensors
+
+        def steps(numbers: Sequence[int]) -> list[tuple[int, int]]:
+            """The index of each value in the first repetition, and its distance to that of the next."""
+            return [(values.index(value), at_once if value in self._looped else 0) for value in numbers]
+
+        inputs, outputs, drops = steps(run.inputs), steps(run.outputs), steps(run.drops)
+        by_repetition = [destinations] * self._times
+        if not self._looped.isdisjoint(run.outputs):
+            by_repetition = [
+                [
+                    self._buffers.destination(value + number * at_once) if value in self._looped else destination
+                    for value, destination in zip(run.outputs, destinations, strict=True)
+                ]
+                for number in range(self._times)
+            ]
+
+        def run_kernel(step: int) -> None:
+            repetition = program.repetition
+            results = kernel(
+                [tensors[index + repetition * distance] for index, distance in inputs], by_repetition[repetition]
+            )
+            for (index, distance), result in zip(outputs, results, strict=True):
+                tensors[index + repetition * distance] = result
+            for index, distance in drops:
+                tensors[index + repetition * distance] = None
+
+        return run_kernel
 
     def _joining(self, run: plan_pb2.Run, kernel: WaferKernel) -> WaferKernel:
         """Returns the kernel of a later micro-batch, which joins values to be reduced to those of the earlier ones."""
@@ -165,14 +216,14 @@ class WaferProgram:
             self._program.add(self._wait_for_release(count), "gradients taken", what="send")
 
     def _wait_for_release(self, awaited: int) -> Action:
-        hub, parent, counts, progress = self._program.hub, self._parent, self._counts, self.progress
+        program, parent, counts, progress = self._program, self._parent, self._counts, self.progress
         now = time.perf_counter
 
         def wait(step: int) -> None:
-            count = counts.count(awaited, step)
+            count = counts.count(awaited, step, program.repetition)
             if count > self._released:
                 begin = now()
-                hub.receive(parent, RELEASED_GROUP, count)
+                program.hub.receive(parent, RELEASED_GROUP, count)
                 self._released = count
                 progress.send += now() - begin
 

@@ -1,5 +1,6 @@
 """Makes the plan of a step: the parts of all roles, put together."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -20,19 +21,19 @@ from appliance.compiler.wafer_schedule.arena import lay_out_arena
 from appliance.compiler.wafer_schedule.memory_plan import MemoryPlan, check_memory, plan_memory
 from appliance.compiler.wafer_schedule.schedule import WaferSchedule, WaferWork, make_wafer_work, schedule_wafer
 from appliance.compiler.wafer_schedule.segment_runs import StepOrder
+from appliance.compiler.wafer_schedule.streams import Departure, Load
 from waferbox.cirh.dialect import types
 from waferbox.cirh.dialect.locations import source_of
+from waferbox.runtime.loops import with_times
 from wsc.v1 import plan_pb2
 
 # Version of the messages in plan.proto and of their meaning. A cached plan of another format is compiled again.
-PLAN_FORMAT = 14
+PLAN_FORMAT = 15
 
 # More rounds stream the weights so often that it is better to compute activations again, for more rows at once.
 MOST_ROUNDS: Final = 64
 # The most operations of a step that a plan can state: 141 billion parameters have more for 16.8 million tokens.
 MOST_FLOPS: Final = (1 << 64) - 1
-# Of an order with more rounds than these, some are tried before all are scheduled.
-_ROUNDS_TRIED: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,10 +87,7 @@ def _stream(plan: plan_pb2.Plan, cut: Cut, target: Target, fitted: FittedWafer) 
         plan.memoryx.append(scheduler.schedule())
         plan.memoryx[-1].arena.CopyFrom(wafer.plan.arena)
         plan.memoryx[-1].own_bytes = shard_bytes(plan.memoryx[-1])
-    # A group that is loaded twice in a step is listed twice: SwarmX counts the messages that it expects.
-    plan.swarmx.groups.extend(
-        [*(load.bundle.group for load in wafer.loads), *(d.bundle.group for d in wafer.departures)]
-    )
+    _add_passing(plan.swarmx, wafer)
     plan.swarmx.arena.CopyFrom(wafer.plan.arena)
     plan.swarmx.own_bytes = adding_node_bytes(plan.swarmx, target.num_csx)
     for value, op in gathered_values(cut.module, cut.sharding).items():
@@ -101,12 +99,24 @@ def _stream(plan: plan_pb2.Plan, cut: Cut, target: Target, fitted: FittedWafer) 
     _add_outputs(plan.coordinator, cut, numbers, wafer, output)
 
 
+def _add_passing(plan: plan_pb2.SwarmXPlan, wafer: WaferSchedule) -> None:
+    """Fills in the groups that pass through SwarmX, and how often each does."""
+    groups: dict[int, plan_pb2.Group] = {}
+    times: Counter[int] = Counter()
+    passing: list[Load | Departure] = [*wafer.loads, *wafer.departures]
+    for each in passing:
+        group = each.bundle.group
+        groups[group.id] = group
+        times[group.id] += wafer.plan.loop.times if each.position in wafer.loop else 1
+    plan.groups.extend(groups.values())
+    plan.times.extend(times[number] for number in groups)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scheduled:
-    """The program of some rounds of an order, and the memory that a wafer needs for it."""
+    """The program of an order, and the memory that a wafer needs for it."""
 
     order: StepOrder
-    rounds: Sequence[range]
     numbers: Numbers
     wafer: WaferSchedule
     memory: MemoryPlan
@@ -124,9 +134,9 @@ def fit_wafer(cut: Cut, target: Target) -> FittedWafer:
     work = make_wafer_work(cut, target)
     profiles = profile_kernels(work.kernels)
 
-    def scheduled(order: StepOrder, rounds: Sequence[range]) -> _Scheduled:
+    def scheduled(order: StepOrder, rounds: Sequence[range] | None = None) -> _Scheduled:
         numbers = Numbers()
-        wafer = schedule_wafer(work, sharing, numbers, order, rounds)
+        wafer = schedule_wafer(work, sharing, numbers, order, rounds or order.listed_rounds)
         plan = wafer.plan
         plan.memory_bytes = target.wafer_memory_bytes
         plan.kernel_library = target.kernel_library.code
@@ -136,10 +146,10 @@ def fit_wafer(cut: Cut, target: Target) -> FittedWafer:
         if target.row_slices > 1 and not memory.fits:
             plan.arena.CopyFrom(lay_out_arena(plan, is_small=True))
             memory = plan_memory(plan, profiles, target.wafer_memory_bytes)
-        return _Scheduled(order=order, rounds=rounds, numbers=numbers, wafer=wafer, memory=memory)
+        return _Scheduled(order=order, numbers=numbers, wafer=wafer, memory=memory)
 
     found = _fitting_order(work, scheduled)
-    if found.memory.fits and len(found.rounds) < len(found.order.rounds):
+    if found.memory.fits and not found.wafer.is_repeatable:
         found = scheduled(found.order, found.order.rounds)
     check_memory(
         found.memory,
@@ -150,25 +160,25 @@ def fit_wafer(cut: Cut, target: Target) -> FittedWafer:
         in_slices=target.row_slices > 1,
     )
     plan = found.wafer.plan
-    flops = sum(profiles[i.run.kernel].flops for i in plan.instructions if i.HasField("run"))
+    instructions = with_times(plan.instructions, plan.loop)
+    flops = sum(times * profiles[i.run.kernel].flops for i, times in instructions if i.HasField("run"))
     plan.flops = min(flops, MOST_FLOPS)
     plan.own_bytes, plan.recomputes = found.memory.own_bytes, target.recomputes
     plan.row_slices = target.row_slices
     return FittedWafer(sharing=sharing, numbers=found.numbers, schedule=found.wafer)
 
 
-def _fitting_order(work: WaferWork, scheduled: Callable[[StepOrder, Sequence[range]], _Scheduled]) -> _Scheduled:
+def _fitting_order(work: WaferWork, tried: Callable[[StepOrder], _Scheduled]) -> _Scheduled:
     """The order that fits with the most micro-batches at once, or the one that needs the least memory."""
     count = work.target.micro_batches
     most_rounds = count if work.target.recomputes else MOST_ROUNDS
-
-    def tried(order: StepOrder) -> _Scheduled:
-        rounds = order.rounds
-        # All rounds but the first and the last are alike.
-        return scheduled(order, rounds if len(rounds) <= _ROUNDS_TRIED else [*rounds[:2], rounds[-1]])
-
-    best = tried(StepOrder(micro_batches=count, at_once=count))
     possible = [at_once for at_once in range(1, count) if count % at_once == 0 and count // at_once <= most_rounds]
+    if possible and count > MOST_ROUNDS and not work.closing:
+        # The program of all at once is long, and needs more memory: where few do not fit, it is not made.
+        best = tried(StepOrder(micro_batches=count, at_once=possible[0], adds_in_memoryx=True))
+        if not best.memory.fits:
+            return _running_again(work, best, tried)
+    best = tried(StepOrder(micro_batches=count, at_once=count))
     if best.memory.fits:
         return best
     if not possible:

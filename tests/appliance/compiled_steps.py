@@ -63,7 +63,8 @@ def one_at_a_time(
             kept_at_most=kept_at_most,
             keeps_weights=keeps_weights,
         )
-        return schedule_wafer(work, sharing, numbers, order, order.rounds)
+        made = schedule_wafer(work, sharing, numbers, order, order.listed_rounds)
+        return made if made.is_repeatable else schedule_wafer(work, sharing, numbers, order, order.rounds)
 
     with contextlib.ExitStack() as patches:
         patches.enter_context(mock.patch.object(plan_module, "schedule_wafer", schedule))

@@ -14,6 +14,7 @@ from waferbox.cirh.text.parser import parse_module
 from waferbox.links.elements import tensor_bytes, torch_dtype
 from waferbox.links.shared_memory import SharedMemory
 from waferbox.runtime.arena import ArenaCounts, direct_values
+from waferbox.runtime.loops import in_order
 from waferbox.runtime.schedule import WEIGHTS_CREDIT_BATCH, WEIGHTS_WINDOW, is_for_coordinator_only
 from waferbox.states.kernels import StateKernel
 from wsc.v1 import plan_pb2
@@ -90,13 +91,18 @@ class Wafer(Role):
         }
         self.kernels = kernels
         self.sums = {joined.value: joined.reduction for joined in plan.joined}
+        self.looped = set(plan.looped_parts)
+        self.made_before: list[frozenset[int]] = []  # by instruction
+        made: frozenset[int] = frozenset()
+        for instruction in plan.instructions:
+            self.made_before.append(made)
+            made |= frozenset(instruction.run.outputs)
 
     def run(self) -> Iterator[None]:
         for step, batch in enumerate(self.batches, 1):
             self.values.clear()
             self.values.update(zip(self.plan.number_values, map(Held, self.numbers), strict=False))
-            made: set[int] = set()
-            for instruction in self.plan.instructions:
+            for (position, instruction), repetition in in_order([*enumerate(self.plan.instructions)], self.plan.loop):
                 match instruction.WhichOneof("kind"):
                     case "receive":
                         group = self.groups[instruction.receive.group]
@@ -111,9 +117,9 @@ class Wafer(Role):
                     case "run":
                         self.wires.moves += 1
                         yield  # The other roles run between any two kernels.
-                        run = instruction.run
+                        run, made = self.in_repetition(instruction.run, repetition), self.made_before[position]
                         written = [self.group_of[value] for value in run.outputs if value in self.group_of]
-                        yield from self.wait_for_places(written, step)
+                        yield from self.wait_for_places(written, step, repetition)
                         places = [None if value in made else self.place_of.get(value) for value in run.outputs]
                         inputs = [self.read(value) for value in run.inputs]
                         results = self.kernels[run.kernel](inputs, places)
@@ -126,7 +132,6 @@ class Wafer(Role):
                             elif value in made and value in self.reductions:  # by micro-batches before
                                 home = self.place_of[value]
                                 results[i] = home.copy_(reduced(self.reductions[value], [home, results[i]]))
-                        made.update(run.outputs)
                         if self.counts.credited:
                             shown = [t for v, t in zip(run.inputs, inputs, strict=True) if self.lies_in_arena(v)]
                             shown += [t for v, t in zip(run.outputs, results, strict=True) if self.lies_in_arena(v)]
@@ -135,7 +140,7 @@ class Wafer(Role):
                         self.drop(run)
                     case "send":
                         group = self.groups[instruction.send.group]
-                        yield from self.wait_for_places([group.id], step)
+                        yield from self.wait_for_places([group.id], step, repetition)
                         tensors = self.complete(group.id)
                         check_type(group, tensors)
                         as_bytes = is_for_coordinator_only(group)
@@ -146,11 +151,19 @@ class Wafer(Role):
     def lies_in_arena(self, value: int) -> bool:
         return self.group_of.get(value) in self.counts.offsets
 
-    def wait_for_places(self, groups: Sequence[int], step: int) -> Iterator[None]:
+    def in_repetition(self, run: plan_pb2.Run, repetition: int) -> plan_pb2.Run:
+        """A run with the numbers of a repetition of the loop."""
+        step = repetition * self.plan.micro_batches_at_once
+        shifted = plan_pb2.Run(kernel=run.kernel)
+        for before, after in ((run.inputs, shifted.inputs), (run.outputs, shifted.outputs), (run.drops, shifted.drops)):
+            after.extend(value + step if value in self.looped else value for value in before)
+        return shifted
+
+    def wait_for_places(self, groups: Sequence[int], step: int, repetition: int) -> Iterator[None]:
         """Waits until the groups that lie in the places of these groups are released."""
         for group in groups:
             awaited = self.counts.awaited(group)
-            while awaited is not None and self.wires.released["swarmx"] < self.counts.count(awaited, step):
+            while awaited is not None and self.wires.released["swarmx"] < self.counts.count(awaited, step, repetition):
                 yield
 
 
@@ -196,7 +209,8 @@ class Shard(Role):
         self.place_of = {v: t for v, t in self.place_of.items() if v not in committed and v not in self.states}
         received = [i.receive.group for i in plan.instructions if i.WhichOneof("kind") == "receive"]
         self.from_arena = [group for group in received if group in self.counts.offsets]
-        self.borrowed: int | None = None
+        self.released_counts = self.counts.released_counts(self.from_arena)
+        self.borrowed: tuple[int, int] | None = None  # the group, and its repetition
         self.calls = [
             self.kernels[run.kernel].bind(
                 [self.states[state] if state else None for state in run.commits] or [None] * len(run.outputs),
@@ -209,7 +223,7 @@ class Shard(Role):
         for step in range(1, num_steps + 1):
             self.values = {value: Held(tensor) for value, tensor in self.states.items()}
             calls = iter(self.calls)
-            for instruction in self.plan.instructions:
+            for instruction, repetition in in_order(self.plan.instructions, self.plan.loop):
                 match instruction.WhichOneof("kind"):
                     case "receive":
                         self.release(step)
@@ -224,7 +238,7 @@ class Shard(Role):
                             self.add(frame, self.groups[instruction.receive.adds_to])
                         else:
                             self.accept(frame)
-                        self.borrowed = group.id if group.id in self.from_arena else None
+                        self.borrowed = (group.id, repetition) if group.id in self.from_arena else None
                     case "run":
                         self.wires.moves += 1
                         yield
@@ -235,7 +249,7 @@ class Shard(Role):
                             places = [self.place_of.get(value) for value in run.outputs]
                             homes = [self.states[s] if s else p for s, p in zip_longest(run.commits, places)]
                             if self.kernels[run.kernel].may_show_inputs and self.borrowed is not None:
-                                members = {member.value for member in self.groups[self.borrowed].members}
+                                members = {member.value for member in self.groups[self.borrowed[0]].members}
                                 shown = [t for v, t in zip(run.inputs, inputs, strict=True) if v in members]
                                 clone_views(results, homes, shown)
                         self.values |= {v: Held(tensor) for v, tensor in zip(run.outputs, results, strict=True)}
@@ -257,9 +271,10 @@ class Shard(Role):
     def release(self, step: int) -> None:
         """Releases the gradients that were received last."""
         if self.borrowed is not None:
-            told = self.counts.released_counts(self.from_arena).get(self.borrowed)
+            group, repetition = self.borrowed
+            told = self.released_counts[group][repetition]
             self.borrowed = None
-            if told is not None:
+            if told:
                 self.wires.released[self.name] = self.counts.count(told, step)
                 self.wires.moves += 1
 
@@ -299,9 +314,11 @@ class SwarmX:
         self.first = {f"shard{i}": count for i, count in first_counts(self.counts, plan.groups).items()}
         self.complete: deque[tuple[plan_pb2.Group, list[Frame]]] = deque()
         self.joined = 0  # groups of the arena
+        self.times = dict(zip(self.groups, plan.times, strict=True))
+        self.taken: dict[tuple[int, int], int] = defaultdict(int)  # by group and step
 
     def run(self) -> Iterator[None]:
-        waiting: dict[tuple[int, int], dict[str, Frame]] = defaultdict(dict)
+        waiting: dict[tuple[int, int], dict[str, deque[Frame]]] = defaultdict(lambda: defaultdict(deque))
         while True:
             for shard in self.shards:
                 while queue := self.wires.queues[shard, "swarmx"]:
@@ -312,15 +329,18 @@ class SwarmX:
                 while queue := self.wires.queues[wafer, "swarmx"]:
                     frame = queue.popleft()
                     parts = waiting[frame.group, frame.step]
-                    assert wafer not in parts, "a wafer sent a group twice in a step"
-                    parts[wafer] = frame
-                    if len(parts) == len(self.wafers):
-                        group, frames = self.groups[frame.group], [parts[name] for name in self.wafers]
+                    parts[wafer].append(frame)
+                    if all(parts[name] for name in self.wafers):
+                        group = self.groups[frame.group]
+                        frames = [parts[name].popleft() for name in self.wafers]
+                        self.taken[group.id, frame.step] += 1
+                        assert self.taken[group.id, frame.step] <= self.times[group.id], (
+                            "it is sent too often in a step"
+                        )
                         if group.id in self.counts.offsets:
                             self.complete.append((group, frames))
                         else:
                             self.join(group, frames)
-                        del waiting[frame.group, frame.step]
             self.join_complete()
             yield
 
@@ -329,11 +349,12 @@ class SwarmX:
         released = min((max(first, self.wires.released[s]) for s, first in self.first.items()), default=0)
         while self.complete:
             group, frames = self.complete[0]
-            awaited = self.counts.awaited(group.id)
-            if len(frames) > 1 and awaited is not None and self.counts.count(awaited, frames[0].step) > released:
+            window = self.counts.window(group.id)
+            if len(frames) > 1 and window is not None and self.joined - window > released:
                 break
             self.complete.popleft()
-            assert self.counts.number(group.id, frames[0].step) == self.joined
+            repetitions = range(self.times[group.id])
+            assert self.joined in [self.counts.number(group.id, frames[0].step, number) for number in repetitions]
             self.join(group, frames)
             self.joined += 1
         reached = released if len(self.wafers) == 1 else self.joined

@@ -243,6 +243,30 @@ def test_an_update_of_states_that_do_not_fit_is_done_in_parts(
     assert torch.equal(rig.store.tensor("b"), -values + steps / 2)
 
 
+def test_states_that_do_not_fit_are_read_in_each_repetition_of_a_loop(
+    stack: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elements = 1_000_000
+    monkeypatch.setattr(paging, "resident_bytes", lambda: 0)
+    kind = plan_pb2.TensorType(element_type=plan_pb2.ELEMENT_TYPE_FLOAT32, shape=[elements])
+    plan = plan_pb2.MemoryXPlan(loop=plan_pb2.Loop(begin=1, end=3, times=3))
+    for number in (1, 2):
+        plan.states.add(value=number, name=f"w{number}", type=kind)
+        group = plan.groups.add(id=number, kind=plan_pb2.GROUP_KIND_WEIGHTS, nbytes=4 * elements)
+        group.members.add(value=number, type=kind)
+    for number in (1, 2, 1, 2):
+        plan.instructions.add().send.group = number
+    settings = StateSettings(folder=tmp_path, limit_bytes=TRANSFER_BYTES + 6 * elements)  # one weight and a half
+    rig = Rig(plan, 1, settings, w1=torch.ones(elements), w2=torch.full((elements,), 2.0))
+    stack.callback(rig.close)
+    for number in [1, *[2, 1] * 3, 2]:
+        message = rig.far_hub.receive(rig.far[NEAR], number, 1)
+        assert (message.tensor(torch.float32, (elements,), 0) == number).all()
+    rig.thread.join(20)
+    assert not rig.thread.is_alive()
+    assert not rig.far[NEAR].inbox
+
+
 def test_a_limit_that_is_too_small_is_refused_with_the_least(
     stack: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,7 +58,7 @@ def join(reduction: int, parts: list[torch.Tensor]) -> torch.Tensor:
     for child in reversed(range(1, len(parts))):
         assert not collector.add(child, Frame(parts[child]))
     assert collector.add(0, Frame(parts[0]))
-    result = collector.join(1)
+    result = collector.join()
     assert result.nbytes == nbytes
     return memory.tensor(parts[0].dtype, (nbytes // parts[0].dtype.itemsize,), 0).clone()
 
@@ -113,16 +113,29 @@ def test_gather_keeps_wafer_order_and_takes_uneven_children() -> None:
     assert part_bytes(group(torch.float32, 5, plan_pb2.REDUCTION_GATHER)) == 20
 
 
-def test_child_may_be_steps_ahead() -> None:
+def test_child_may_be_steps_or_repetitions_of_a_loop_ahead() -> None:
     plan = group(torch.float32, 4, plan_pb2.REDUCTION_SUM)
     memory = SharedMemory.create(16)
     collector = Collector(plan, [1, 1], memory, 0)
-    for step in (1, 2, 3):
-        assert not collector.add(0, Frame(torch.full((4,), float(step)), step))
-    for step in (1, 2, 3):
+    steps = (1, 1, 1, 2, 3)
+    for number, step in enumerate(steps):
+        assert not collector.add(0, Frame(torch.full((4,), float(number)), step))
+    for number, step in enumerate(steps):
         assert collector.add(1, Frame(torch.ones(4), step))
-        collector.join(step)
-        assert memory.tensor(torch.float32, (4,), 0)[0] == step + 1
+        collector.join()
+        assert memory.tensor(torch.float32, (4,), 0)[0] == number + 1
+
+
+def test_groups_are_joined_later_than_they_are_complete() -> None:
+    """While their place waits for its release, a further repetition may arrive."""
+    memory = SharedMemory.create(16)
+    collector = Collector(group(torch.float32, 4, plan_pb2.REDUCTION_SUM), [1, 1], memory, 0)
+    for number in range(3):
+        assert not collector.add(1, Frame(torch.full((4,), float(number))))
+        assert collector.add(0, Frame(torch.full((4,), 10.0)))
+    for number in range(3):
+        collector.join()
+        assert memory.tensor(torch.float32, (4,), 0)[0] == 10 + number
 
 
 def test_group_that_cannot_be_reduced() -> None:

@@ -35,6 +35,7 @@ def plan_of(num_groups: int = 1, *, reduced: bool = True, in_arena: bool = False
         run.kernel = 1
         shard.groups.append(weights)
         plan.swarmx.groups.append(weights)
+        plan.swarmx.times.append(1)
         shard.instructions.add().send.group = weights.id
         if reduced:
             run.outputs.append(gradient.members[0].value)
@@ -42,6 +43,7 @@ def plan_of(num_groups: int = 1, *, reduced: bool = True, in_arena: bool = False
             plan.wafer.instructions.add().send.group = gradient.id
             shard.groups.append(gradient)
             plan.swarmx.groups.append(gradient)
+            plan.swarmx.times.append(1)
             if in_arena:  # All share one extent, so each waits until the one before has been read.
                 for arena in (plan.wafer.arena, plan.swarmx.arena, shard.arena):
                     arena.places.add(group=gradient.id, offset=0, window=0)

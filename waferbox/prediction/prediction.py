@@ -154,8 +154,8 @@ def predict_scales(plan: plan_pb2.Plan, counts: Iterable[int], rates: Rates) -> 
 
 def _best(plan: plan_pb2.Plan, wafers: int, rates: Rates, costs: Costs) -> Prediction:
     """The prediction with the best tree. A tree is not simulated if the line of a node alone takes longer."""
-    groups = plan.swarmx.groups
-    weights = sum(group.nbytes for group in groups if group.kind == plan_pb2.GROUP_KIND_WEIGHTS)
+    passing = zip(plan.swarmx.groups, plan.swarmx.times, strict=True)
+    weights = sum(group.nbytes * times for group, times in passing if group.kind == plan_pb2.GROUP_KIND_WEIGHTS)
     best: Prediction | None = None
     for fan_out in fan_outs(wafers):
         children = max(level.children for level in tree_levels(wafers, fan_out))

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from waferbox.prediction.simulation import Count, Process, SimulatedCluster, SimulatedRole
 from waferbox.runtime.arena import ArenaCounts
+from waferbox.runtime.loops import in_order
 from waferbox.runtime.schedule import WEIGHTS_CREDIT_BATCH, WEIGHTS_WINDOW, is_for_coordinator_only, part_bytes
 from wsc.v1 import plan_pb2
 
@@ -170,11 +171,12 @@ class _TreeLevel:
 
     def _collect(self, group: plan_pb2.Group, step: int) -> Process:
         yield self.host.work(self._level.children * self._frame_seconds)
-        awaited = self._counts.awaited(group.id) if self._adds else None
-        if awaited is None:
+        window = self._counts.window(group.id) if self._adds else None
+        if window is None:
             yield from self._join(group, step)
         else:
-            self._complete.append((self._counts.count(awaited, step), group, step))
+            number = self._joined + len(self._complete)
+            self._complete.append((number - window, group, step))
             yield from self._join_complete()
 
     def _join_complete(self) -> Process:
@@ -227,7 +229,7 @@ def run_wafer(cluster: SimulatedCluster, tree: Tree, num_steps: int) -> Process:
     received: dict[int, int] = defaultdict(int)
     taken: dict[int, int] = defaultdict(int)
     for step in range(1, num_steps + 1):
-        for instruction in plan.instructions:
+        for instruction, repetition in in_order(plan.instructions, plan.loop):
             match instruction.WhichOneof("kind"):
                 case "receive":
                     group = groups[instruction.receive.group]
@@ -245,13 +247,13 @@ def run_wafer(cluster: SimulatedCluster, tree: Tree, num_steps: int) -> Process:
                 case "run":
                     written = {homes[value] for value in instruction.run.outputs if value in homes}
                     for count in sorted(c for group in written if (c := counts.awaited(group)) is not None):
-                        yield tree.wafer_released, counts.count(count, step)
+                        yield tree.wafer_released, counts.count(count, step, repetition)
                     yield host.work(cluster.costs.wafer[instruction.run.kernel])
                 case "send":
                     group = groups[instruction.send.group]
                     awaited = counts.awaited(group.id)
                     if awaited is not None:
-                        yield tree.wafer_released, counts.count(awaited, step)
+                        yield tree.wafer_released, counts.count(awaited, step, repetition)
                     yield frame_seconds
                     if not is_for_coordinator_only(group):
                         tree.send_up(group, step)
@@ -266,18 +268,18 @@ def run_shard(cluster: SimulatedCluster, tree: Tree, shard: int, num_steps: int)
     received: dict[int, int] = defaultdict(int)
     taken = [i.receive.group for i in plan.instructions if i.HasField("receive")]
     released_counts = counts.released_counts(counts.offsets.keys() & set(taken))
-    borrowed: int | None = None
+    borrowed: tuple[int, int] | None = None  # the group that is not released yet, and its repetition
     sent = 0
 
     def release(step: int) -> None:
         nonlocal borrowed
-        count = released_counts.get(borrowed) if borrowed is not None else None
+        count = released_counts[borrowed[0]][borrowed[1]] if borrowed is not None else 0
         borrowed = None
-        if count is not None:
+        if count:
             tree.release(shard, counts.count(count, step))
 
     for step in range(1, num_steps + 1):
-        for instruction in plan.instructions:
+        for instruction, repetition in in_order(plan.instructions, plan.loop):
             match instruction.WhichOneof("kind"):
                 case "receive":
                     release(step)
@@ -285,7 +287,7 @@ def run_shard(cluster: SimulatedCluster, tree: Tree, shard: int, num_steps: int)
                     received[group.id] += 1
                     yield cluster.arrived(host, group.id), received[group.id]
                     yield host.work(frame_seconds)
-                    borrowed = group.id if group.id in counts.offsets else None
+                    borrowed = (group.id, repetition) if group.id in counts.offsets else None
                 case "run":
                     yield host.work(cluster.costs.memoryx[shard][instruction.run.kernel])
                 case "send":

@@ -1,14 +1,17 @@
 """The arena that gradient groups are sent from: which count of released groups a sender waits for.
 
 Groups of the arena are counted in the order in which they are sent, from the begin of the execution: group k of step t
-has number (t - 1) * n + k, where n is the number of groups. A count c says that numbers 0 to c - 1 have been released.
-Only awaited counts are sent, so an arena in which nothing overlaps costs no message.
+has number (t - 1) * n + k, where n is the number of groups in a step; a group in the loop counts once in each
+repetition. A count c says that numbers 0 to c - 1 have been released. Only awaited counts are sent, so an arena in
+which nothing overlaps costs no message.
 """
 
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from waferbox.links.frame import INLINE_BYTES
+from waferbox.runtime.loops import body_of, in_order, position_in_step
 from waferbox.runtime.schedule import is_for_coordinator_only
 from wsc.v1 import plan_pb2
 
@@ -56,51 +59,68 @@ class ArenaCounts:
     """The counts of one arena. Immutable. Counts of one step up to 0 belong to the step before."""
 
     def __init__(self, arena: plan_pb2.SendArena) -> None:
-        self.num_groups = len(arena.places)
+        self._arena = arena
+        self.num_groups = position_in_step(len(arena.places), arena.loop)  # sent in a step
+        self.num_repeated = len(body_of(arena.loop))  # sent in each repetition of the loop
         self.offsets = {place.group: place.offset for place in arena.places}
-        self._index = {place.group: index for index, place in enumerate(arena.places)}
-        self._awaited = {
-            place.group: index - place.window for index, place in enumerate(arena.places) if arena.credited
-        }
+        self._first = {place.group: position_in_step(i, arena.loop) for i, place in enumerate(arena.places)}
+        self._windows = {place.group: place.window for place in arena.places if arena.credited}
         # From 1 to num_groups.
-        self._awaited_counts = {(count - 1) % self.num_groups + 1 for count in self._awaited.values()}
+        awaited = {
+            (number - place.window - 1) % self.num_groups + 1
+            for number, (place, _) in enumerate(in_order(arena.places, arena.loop))
+            if arena.credited
+        }
+        self._awaited_counts = array("q", sorted(awaited))
 
     @property
     def credited(self) -> bool:
         """Whether any count is awaited."""
         return bool(self._awaited_counts)
 
-    def number(self, group: int, step: int) -> int:
+    def number(self, group: int, step: int, repetition: int = 0) -> int:
         """Returns the number of a group in the execution."""
-        return (step - 1) * self.num_groups + self._index[group]
+        return (step - 1) * self.num_groups + self._first[group] + repetition * self.num_repeated
+
+    def window(self, group: int) -> int | None:
+        """Returns how many groups before it may be unreleased when it is written; None: the sender never waits."""
+        return self._windows.get(group)
 
     def awaited(self, group: int) -> int | None:
-        """Returns the count for which the sender waits before it writes a group; None: it never waits."""
-        return self._awaited.get(group)
+        """Returns the count for which the sender waits before it writes a group, first; None: it never waits."""
+        window = self._windows.get(group)
+        return None if window is None else self._first[group] - window
 
-    def count(self, awaited: int, step: int) -> int:
-        """Returns a count of one step as a count of the execution."""
-        return (step - 1) * self.num_groups + awaited
+    def count(self, awaited: int, step: int, repetition: int = 0) -> int:
+        """Returns a count of one step, or of the first repetition in it, as a count of the execution."""
+        return (step - 1) * self.num_groups + awaited + repetition * self.num_repeated
 
     def awaited_between(self, before: int, now: int) -> Iterator[int]:
         """Yields the awaited counts of the execution above `before` and up to `now`."""
         for count in range(before + 1, now + 1):
-            if (count - 1) % self.num_groups + 1 in self._awaited_counts:
+            in_step = (count - 1) % self.num_groups + 1
+            place = bisect_left(self._awaited_counts, in_step)
+            if self._awaited_counts[place : place + 1] == array("q", [in_step]):
                 yield count
 
     def first_of(self, groups: Iterable[int]) -> int:
         """Returns the count that holds before any of these groups is released."""
-        return min(self._index[group] for group in groups)
+        return min(self._first[group] for group in groups)
 
-    def released_counts(self, groups: Iterable[int]) -> Mapping[int, int]:
+    def released_counts(self, groups: Iterable[int]) -> Mapping[int, Sequence[int]]:
         """Returns the counts that a receiver of these groups sends, by the group that it has released before.
 
-        All groups up to its next one are released too. After a group that is left out it sends nothing.
+        A group in the loop has a count for each repetition, others one. All groups up to the receiver's next one are
+        released too. Where the count is 0 it sends nothing.
         """
-        own = sorted(groups, key=self._index.__getitem__)
-        released = [self._index[group] for group in own]
-        following = [*released[1:], *(index + self.num_groups for index in released[:1])]
-        once = sorted(self._awaited_counts)
-        awaited = [0, *once, *(count + self.num_groups for count in once)]
-        reached = (awaited[bisect_right(awaited, index) - 1] for index in following)
-        return {group: count for group, index, count in zip(own, released, reached, strict=True) if count > index}
+        own = set(groups)
+        places = enumerate(in_order(self._arena.places, self._arena.loop))
+        released = [(number, place.group) for number, (place, _) in places if place.group in own]
+        once = self._awaited_counts
+        awaited = array("q", [0, *once, *(count + self.num_groups for count in once)])
+        counts = {group: array("q") for group in own}
+        for (number, group), following in zip(released, [*released[1:], *released[:1]], strict=True):
+            end = following[0] if following[0] > number else following[0] + self.num_groups
+            reached = awaited[bisect_right(awaited, end) - 1]
+            counts[group].append(reached if reached > number else 0)
+        return counts

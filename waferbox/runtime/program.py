@@ -49,19 +49,26 @@ class Entry(NamedTuple):
     region: str = ""
 
 
-def run_recorded(entries: Iterable[Entry], recorder: Recorder, schedule: StepSchedule, step: int) -> None:
-    """Runs one step, and records each action as a span."""
+def run_recorded(
+    entries: Iterable[Entry], recorder: Recorder, schedule: StepSchedule, step: int, repetition: int = 0
+) -> None:
+    """Runs one step, or a repetition of its loop, and records each action as a span."""
     now, outputs_leave, recorded_step = time.perf_counter, schedule.outputs_leave(step), schedule.global_step(step)
     for action, what, detail, only_outputs, region in entries:
         if only_outputs and not outputs_leave:
             continue
         begin = now()
         action(step)
-        recorder.add(what, detail, recorded_step, begin, now(), region)
+        text = f"{detail}, repetition {repetition + 1}" if repetition else detail
+        recorder.add(what, text, recorded_step, begin, now(), region)
 
 
 class Program:
-    """The actions of a step, in order; some run only in steps in which outputs leave. Used by one thread."""
+    """The actions of a step, in order; some run only in steps in which outputs leave. Used by one thread.
+
+    The actions between `begin_loop` and `end_loop` run several times in a step; `repetition` is the number of the
+    present time, from 0. It is 0 for all other actions.
+    """
 
     def __init__(self, hub: Hub, work: str) -> None:
         """work: the name of the kernels' time, such as "compute"."""
@@ -69,7 +76,25 @@ class Program:
         self.values = Values()
         self.progress = Progress(work)
         self._work = work
+        self.repetition = 0
         self._entries: list[Entry] = []
+        self._body = range(0)
+        self._times = 1
+
+    def begin_loop(self, times: int) -> None:
+        """Begins the loop: actions that are added from now on run so many times in a step."""
+        self._times = times
+        self._body = range(len(self._entries), len(self._entries))
+
+    def end_loop(self) -> None:
+        """Ends the loop."""
+        self._body = range(self._body.start, len(self._entries))
+
+    @property
+    def _stretches(self) -> list[tuple[list[Entry], int]]:
+        """The entries before the loop, in it, and behind it, with the times that they run in a step."""
+        begin, end = self._body.start, self._body.stop
+        return [(self._entries[:begin], 1), (self._entries[begin:end], self._times), (self._entries[end:], 1)]
 
     def add(self, action: Action, detail: str, *, what: str = "", only_outputs: bool = False) -> None:
         """Adds an action. detail: a layer or a group. what: "wait" or "send"; empty: the program's work."""
@@ -80,8 +105,11 @@ class Program:
 
     def run(self, schedule: StepSchedule, after_step: Action | None = None) -> Mapping[str, float]:
         """Runs all steps, with `after_step` after each. Returns the seconds by what they were spent on."""
-        all_actions = [entry.action for entry in self._entries]
-        quiet_actions = [entry.action for entry in self._entries if not entry.only_outputs]
+        stretches = self._stretches
+        all_actions = [([entry.action for entry in entries], times) for entries, times in stretches]
+        quiet_actions = [
+            ([entry.action for entry in entries if not entry.only_outputs], times) for entries, times in stretches
+        ]
         progress, now = self.progress, time.perf_counter
         begin = now()
         try:
@@ -89,10 +117,16 @@ class Program:
                 for step in range(1, schedule.num_steps + 1):
                     recorder = progress.recorder
                     if recorder is None:
-                        for action in all_actions if schedule.outputs_leave(step) else quiet_actions:
-                            action(step)
+                        for actions, times in all_actions if schedule.outputs_leave(step) else quiet_actions:
+                            for repetition in range(times):
+                                self.repetition = repetition
+                                for action in actions:
+                                    action(step)
                     else:
-                        run_recorded(self._entries, recorder, schedule, step)
+                        for entries, times in stretches:
+                            for repetition in range(times):
+                                self.repetition = repetition
+                                run_recorded(entries, recorder, schedule, step, repetition)
                         if schedule.global_step(step) + 1 >= recorder.end:
                             progress.end_trace()
                     if after_step is not None:

@@ -32,7 +32,7 @@ def set_link_bytes(plan: plan_pb2.Plan) -> None:
     plan.wafer.link_bytes = _wafer_bytes(plan.wafer)
     for part in plan.memoryx:
         part.link_bytes = _shard_bytes(part)
-    plan.swarmx.link_bytes = _swarmx_bytes(plan.swarmx, plan.num_csx)
+    plan.swarmx.link_bytes = _swarmx_bytes(plan)
     plan.swarmx.relay_bytes = _relay_bytes(plan.swarmx, plan.num_csx)
 
 
@@ -107,23 +107,21 @@ def _shard_bytes(plan: plan_pb2.MemoryXPlan) -> int:
     to_peers = sum(group.nbytes for group in exchanges if group.source_shard == plan.shard)
     peers = {shard for group in exchanges for shard in (*group.shards, group.source_shard)} - {plan.shard}
     outputs = sum(group.nbytes for group in plan.groups if group.kind == plan_pb2.GROUP_KIND_OUTPUT)
-    groups = {group.id: group for group in plan.groups}
-    sent = [groups[i.send.group] for i in plan.instructions if i.HasField("send")]
-    weights = [group.nbytes for group in sent if group.kind == plan_pb2.GROUP_KIND_WEIGHTS]
     return (
         receiving_bytes(gradients + others, max((group.nbytes for group in reductions), default=0))
         + receiving_bytes(_EXCHANGE_STEPS * sum(from_peers), max(from_peers, default=0))
-        + sending_bytes(_most_in_window(weights))
+        + sending_bytes(_most_in_window(_weights_sent(plan)))
         + sending_bytes(outputs * MAX_RUN_AHEAD_STEPS)
         + sending_bytes(_EXCHANGE_STEPS * to_peers) * len(peers)
     )
 
 
-def _swarmx_bytes(plan: plan_pb2.SwarmXPlan, num_children: int) -> int:
+def _swarmx_bytes(plan: plan_pb2.Plan) -> int:
     """The bytes of a node that has all wafers as its children; a node in a tree has fewer."""
-    in_arena = {place.group for place in plan.arena.places}
-    reductions = [group for group in plan.groups if _is_reduction(group)]
-    from_child = plan.arena.nbytes + _sent_bytes(group for group in reductions if group.id not in in_arena)
+    arena, num_children = plan.swarmx.arena, plan.num_csx
+    in_arena = {place.group for place in arena.places}
+    reductions = [group for group in plan.swarmx.groups if _is_reduction(group)]
+    from_child = arena.nbytes + _sent_bytes(group for group in reductions if group.id not in in_arena)
     largest_part = max(map(part_bytes, reductions), default=0)
     reduced_down = sum(group.nbytes for group in reductions if group.to_wafers)
     to_coordinator = sum(group.nbytes for group in reductions if group.to_coordinator)
@@ -131,15 +129,12 @@ def _swarmx_bytes(plan: plan_pb2.SwarmXPlan, num_children: int) -> int:
     for group in reductions:
         for shard in group.shards:
             to_shards[shard] += group.nbytes
-    weights: dict[int, list[int]] = defaultdict(list)
-    for group in plan.groups:
-        if group.kind == plan_pb2.GROUP_KIND_WEIGHTS:
-            weights[group.source_shard].append(group.nbytes)
-    in_window = {shard: _most_in_window(sizes) for shard, sizes in weights.items()}
+    weights = [sizes for part in plan.memoryx if (sizes := _weights_sent(part))]
+    in_windows = [_most_in_window(sizes) for sizes in weights]
     return (
         num_children * receiving_bytes(from_child, largest_part, at_once=True)
-        + sum(receiving_bytes(in_window[shard], max(sizes), at_once=True) for shard, sizes in weights.items())
-        + num_children * sending_bytes(sum(in_window.values()) + reduced_down)
+        + sum(receiving_bytes(b, max(sizes), at_once=True) for b, sizes in zip(in_windows, weights, strict=True))
+        + num_children * sending_bytes(sum(in_windows) + reduced_down)
         + sum(map(sending_bytes, to_shards.values()))
         + sending_bytes(to_coordinator * MAX_RUN_AHEAD_STEPS)
     )
@@ -150,6 +145,13 @@ def _relay_bytes(plan: plan_pb2.SwarmXPlan, num_children: int) -> int:
     places = sum(aligned(group.nbytes) for group in down.values() if group.nbytes > INLINE_BYTES)
     # A node that adds has the sums in its own memory, on whatever lane it sends them.
     return max(places, plan.arena.nbytes if num_children == 1 else 0)
+
+
+def _weights_sent(plan: plan_pb2.MemoryXPlan) -> list[int]:
+    """The sizes of the weights groups that a shard sends, in order."""
+    groups = {group.id: group for group in plan.groups}
+    sent = [groups[i.send.group] for i in plan.instructions if i.HasField("send")]
+    return [group.nbytes for group in sent if group.kind == plan_pb2.GROUP_KIND_WEIGHTS]
 
 
 def _is_reduction(group: plan_pb2.Group) -> bool:

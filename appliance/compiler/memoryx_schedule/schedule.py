@@ -145,6 +145,8 @@ class ShardScheduler:
             Event(load.bundle, load.position) for load in wafer.loads if load.bundle.group.source_shard == shard
         ]
         self._num_sent = 0  # of the loads, which are sent in order
+        # Whether gradients are received in the loop: then it is from the last of a round to the last of the next.
+        self._adds_in_loop = any(d.position in wafer.loop and shard in d.bundle.group.shards for d in wafer.departures)
         outputs = [output] if output is not None and shard == 0 else []
         self._others = [Event(bundle) for bundle in (*exchanges.from_shard(shard), *outputs)]
         self._exchange_inputs = exchanges.to_shard(shard)
@@ -158,6 +160,8 @@ class ShardScheduler:
         """
         receives = [d for d in self._wafer.departures if self._shard in d.bundle.group.shards]
         for departure in receives:
+            if self._adds_in_loop:
+                self._reach(departure.position)
             # The wafers cannot send this group before they have the weights of all segments up to it.
             self._send_loads(departure.position + self._target.prefetch_layers, needed=departure.position)
             if departure.is_last:
@@ -190,6 +194,14 @@ class ShardScheduler:
         self._commits.check_computed()
         self._finish()
         return self._plan
+
+    def _reach(self, position: int) -> None:
+        """Begins and ends the loop where the program reaches that of the wafers."""
+        reached, loop = len(self._plan.instructions), self._plan.loop
+        if self._wafer.loop and position >= self._wafer.loop.start and not loop.times:
+            loop.begin, loop.times = reached, self._wafer.plan.loop.times
+        if loop.times and position >= self._wafer.loop.stop and not loop.end:
+            loop.end = reached
 
     def _receive(self, bundle: Bundle, *, is_complete: bool = True) -> None:
         """Receives a group. is_complete: whether its values are; otherwise other groups will be added to them."""
@@ -237,6 +249,8 @@ class ShardScheduler:
                 self._receive_for(event.bundle.values)
             if not self._available.issuperset(event.bundle.values):
                 return  # depends on a reduction that has not been received yet
+            if not self._adds_in_loop:
+                self._reach(event.position)
             self._send(event)
             self._num_sent += 1
 
@@ -322,6 +336,8 @@ class ShardScheduler:
                     type=types.to_proto(state),
                     replicated=state in self._sharing.replicated,
                 )
+        if self._plan.loop.begin == self._plan.loop.end:
+            self._plan.ClearField("loop")
         self._plan.groups.extend(self._groups.values())
         self._plan.kernels.extend(self._kernels.messages())
         states = {slot.value for slot in self._plan.states}

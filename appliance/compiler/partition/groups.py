@@ -33,6 +33,10 @@ class Numbers:
         """The number of a value, or of one micro-batch's part of it; numbers begin with 1."""
         return self._values.setdefault((value, micro_batch), len(self._values) + 1)
 
+    def parts(self, value: SSAValue, micro_batches: int) -> list[int]:
+        """The numbers of all parts of a value, one after the other if none of them has a number yet."""
+        return [self.value(value, micro_batch) for micro_batch in range(micro_batches)]
+
     def values(self, values: Iterable[SSAValue]) -> list[int]:
         return [self.value(value) for value in values]
 
@@ -66,9 +70,9 @@ class Bundle:
         """Appends each micro-batch's part of a value; type: of a part."""
         self.values.append(value)
         gathered = self.group.reduction == plan_pb2.REDUCTION_GATHER
-        for micro_batch in range(micro_batches):
+        for number in numbers.parts(value, micro_batches):
             end = self.group.nbytes
-            self._pack(numbers.value(value, micro_batch), type, end if gathered else aligned(end))
+            self._pack(number, type, end if gathered else aligned(end))
 
     def _pack(self, number: int, type: AnyTensorType, offset: int) -> None:
         self.group.members.add(value=number, type=types.to_proto(type), offset=offset)

@@ -17,11 +17,13 @@ from appliance.compiler.cost.link_memory import set_link_bytes
 from appliance.compiler.memoryx_schedule.memory_plan import late_gradients
 from appliance.compiler.plan_check.pipeline import check_pipeline
 from appliance.compiler.plan_check.roles import Groups, PlanError, Role, require
-from appliance.compiler.wafer_schedule.arena import lay_out_arena
+from appliance.compiler.plan_check.wafer_loop import WaferLoop
+from appliance.compiler.wafer_schedule.arena import is_sent_where_it_is_written, lay_out_arena
 from appliance.compiler.wafer_schedule.segment_runs import is_rounding
 from waferbox.cirh import CirhError
 from waferbox.cirh.dialect.types import TensorInfo, from_proto
 from waferbox.links.elements import tensor_bytes
+from waferbox.runtime.loops import with_times
 from wsc.v1 import plan_pb2
 
 __all__ = ["PlanError", "check_plan"]
@@ -95,7 +97,9 @@ def _check_wafer(plan: plan_pb2.WaferPlan, role: Role) -> Mapping[int, int]:
     first: dict[int, int] = {}  # by joined value: the first of them
     parts = dict(zip(plan.number_values, range(plan.micro_batches), strict=False))  # by value: its micro-batch
     before: plan_pb2.Run | None = None
-    for instruction in plan.instructions:
+    loop = WaferLoop(plan, role, parts, made)
+    for position, instruction in enumerate(plan.instructions):
+        loop.reach(position)
         match instruction.WhichOneof("kind"):
             case "receive":
                 require(not instruction.receive.keep, "the wafer keeps what it receives until it drops it")
@@ -111,6 +115,7 @@ def _check_wafer(plan: plan_pb2.WaferPlan, role: Role) -> Mapping[int, int]:
                     _check_rounding(plan, role, run, sums, made)
                     continue
                 _check_segment_run(plan, before, run)
+                loop.check_run(run)
                 before = run
                 role.run(run, joined=joined)
                 parts.update((value, run.micro_batch) for value in run.outputs if value not in joined)
@@ -181,7 +186,10 @@ def _check_shard(plan: plan_pb2.MemoryXPlan, role: Role) -> None:
     def check_commit(state: int, type: TensorInfo) -> None:
         require(states.get(state) == type, f"{role.name} commits to {state}, which is no state of that type")
 
-    for instruction in plan.instructions:
+    for instruction, times in with_times(plan.instructions, plan.loop):
+        role.times = times
+        if times > 1:
+            _check_looped(role, instruction)
         match instruction.WhichOneof("kind"):
             case "receive":
                 _check_receive(role, instruction.receive)
@@ -212,6 +220,14 @@ def _check_shard(plan: plan_pb2.MemoryXPlan, role: Role) -> None:
     role.finish()
 
 
+def _check_looped(role: Role, instruction: plan_pb2.Instruction) -> None:
+    """Checks that an instruction can be repeated: that it sends weights, or adds gradients."""
+    kind = instruction.WhichOneof("kind")
+    is_load = kind == "send" and role.group(instruction.send.group).kind == plan_pb2.GROUP_KIND_WEIGHTS
+    is_addition = kind == "receive" and instruction.receive.adds_to
+    require(is_load or is_addition, f"the loop of {role.name} does more than to send weights and to add gradients")
+
+
 def _check_receive(role: Role, receive: plan_pb2.Receive) -> None:
     if not receive.adds_to:
         role.receive(receive.group)
@@ -231,7 +247,11 @@ def _check_rounds(plan: plan_pb2.WaferPlan, part: plan_pb2.MemoryXPlan, role: Ro
     """Checks that a shard adds the parts of all rounds. rounds: the values that one round makes, with its number."""
     groups = {group.id: group for group in part.groups}
     added: dict[int, list[int]] = {}
-    for receive in (i.receive for i in part.instructions if i.HasField("receive")):
+    require(part.loop.times in (0, plan.loop.times), f"{role.name} repeats its loop less or more often than the wafers")
+    for instruction, times in with_times(part.instructions, part.loop):
+        if not instruction.HasField("receive"):
+            continue
+        receive = instruction.receive
         values = [member.value for member in groups[receive.group].members]
         numbers = {rounds.get(value) for value in values}
         # A shard may receive a group whose values it does not read, to know that the wafers have sent it.
@@ -239,7 +259,7 @@ def _check_rounds(plan: plan_pb2.WaferPlan, part: plan_pb2.MemoryXPlan, role: Ro
             number = numbers.pop()
             if number is None or numbers:
                 raise PlanError(f"{role.name} adds values of one round to those of another")
-            added.setdefault(receive.adds_to or receive.group, []).append(number)
+            added.setdefault(receive.adds_to or receive.group, []).extend(range(number, number + times))
     num_rounds = plan.micro_batches // plan.micro_batches_at_once
     complete = all(numbers == list(range(num_rounds)) for numbers in added.values())
     require(complete, f"{role.name} lacks the parts of some rounds")
@@ -247,6 +267,7 @@ def _check_rounds(plan: plan_pb2.WaferPlan, part: plan_pb2.MemoryXPlan, role: Ro
 
 def _check_arena(plan: plan_pb2.Plan) -> None:
     """Checks that no gradient is written where another may still be read: the arena follows from the programs."""
+    require(is_sent_where_it_is_written(plan.wafer), "gradients of other rounds lie among those of the wafer's loop")
     arenas = [lay_out_arena(plan.wafer, is_small=is_small) for is_small in (False, True)]
     require(plan.wafer.arena in arenas, "the wafer's arena is neither of those that its program allows")
     for stated in (plan.swarmx.arena, *(part.arena for part in plan.memoryx)):

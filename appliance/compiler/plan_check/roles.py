@@ -14,6 +14,8 @@ from waferbox.cirh.dialect.types import TensorInfo, from_proto, info
 from waferbox.cirh.modules.verify import verify
 from waferbox.cirh.text.parser import parse_module
 from waferbox.links.elements import aligned, tensor_bytes
+from waferbox.links.frame import INLINE_BYTES
+from waferbox.runtime.arena import is_in_arena
 from wsc.v1 import plan_pb2
 
 # --- Errors -----------------------------------------------------------------------------------------------------------
@@ -88,17 +90,18 @@ class Role:
         self.values: dict[int, TensorInfo] = {}
         self.received: Counter[int] = Counter()
         self.sent: Counter[int] = Counter()
+        self.times = 1  # that the program goes through the present instruction in a step
 
     def receive(self, number: int) -> plan_pb2.Group:
         """Receives a group: the role has its tensors from now on."""
         group = self.group(number)
-        self.received[number] += 1
+        self.received[number] += self.times
         self.values.update((member.value, from_proto(member.type)) for member in group.members)
         return group
 
     def send(self, number: int) -> plan_pb2.Group:
         group = self.group(number)
-        self.sent[number] += 1
+        self.sent[number] += self.times
         for member in group.members:
             self.read(member.value, from_proto(member.type))
         return group
@@ -192,10 +195,12 @@ class Groups:
                     times = passed[number] = wafer.received[number]
                     fits = times > 0 and sent == {group.source_shard: times} and not received
                 case plan_pb2.GROUP_KIND_REDUCTION:
-                    passed[number] = 1
-                    back = 1 if group.to_wafers else 0
-                    fits = wafer.sent[number] == 1 and wafer.received[number] == back and not sent
-                    fits = fits and received == dict.fromkeys(group.shards, 1)
+                    # What is sent several times in a step is copied, or written again when it was released.
+                    times = passed[number] = wafer.sent[number]
+                    back = times if group.to_wafers else 0
+                    fits = times == 1 or (times > 1 and (group.nbytes <= INLINE_BYTES or is_in_arena(group)))
+                    fits = fits and wafer.received[number] == back and not sent
+                    fits = fits and received == dict.fromkeys(group.shards, times)
                     if not group.to_wafers and not group.to_coordinator:
                         fits = fits and used.issuperset(member.value for member in group.members)
                 case plan_pb2.GROUP_KIND_OUTPUT:
@@ -203,8 +208,10 @@ class Groups:
                 case _:
                     fits = sent == {group.source_shard: 1} and received == dict.fromkeys(group.shards, 1)
             require(fits, f"group {number} is not sent as it is received")
-        listed = Counter(group.id for group in plan.swarmx.groups)
-        require(listed == passed, "SwarmX lists other groups than those that pass through it")
+        listed = [group.id for group in plan.swarmx.groups]
+        counted = len(listed) == len(passed) and len(listed) == len(plan.swarmx.times)
+        counted = counted and dict(zip(listed, plan.swarmx.times, strict=True)) == passed
+        require(counted, "SwarmX lists other groups than those that pass through it")
         require(plan.worker.batch.kind == plan_pb2.GROUP_KIND_BATCH, "the workers' group is no batch")
 
 

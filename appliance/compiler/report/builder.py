@@ -28,6 +28,7 @@ from appliance.compiler.wafer_schedule.segment_runs import is_rounding
 from appliance.drawing.floor_plan import HEIGHT, WIDTH, FloorPlan, plan_floor
 from waferbox.lair.lower import NotLowered, lower
 from waferbox.links.elements import tensor_bytes
+from waferbox.runtime.loops import with_times
 from wsc.v1 import plan_pb2
 
 _LAYER_REASONS: Final = {
@@ -139,30 +140,30 @@ def _layers(
     counted: set[str] = set()
     received = 0
     layer = _Layer(set())
-    for instruction in plan.wafer.instructions:
+    for instruction, times in with_times(plan.wafer.instructions, plan.wafer.loop):
         match instruction.WhichOneof("kind"):
             case "receive":
                 group = groups[instruction.receive.group]
-                received += group.nbytes if group.kind == plan_pb2.GROUP_KIND_WEIGHTS else 0
+                received += group.nbytes * times if group.kind == plan_pb2.GROUP_KIND_WEIGHTS else 0
             case "send":
-                layer.gradient_bytes += groups[instruction.send.group].nbytes
+                layer.gradient_bytes += groups[instruction.send.group].nbytes * times
             case "run":
                 run = instruction.run
                 profile = profiles[run.kernel]
                 layer = found.setdefault(run.layer.removesuffix(BACKWARD), _Layer(set()))
                 layer.kernels.add(run.kernel)
                 layer.choices.update(dict.fromkeys(profile.choices))
-                layer.flops += profile.flops * plan.num_csx
+                layer.flops += profile.flops * plan.num_csx * times
                 layer.streamed_bytes, received = layer.streamed_bytes + received, 0
-                layer.activation_bytes += sum(
+                layer.activation_bytes += times * sum(
                     nbytes
                     for value, nbytes in zip(run.outputs, profile.output_bytes, strict=True)
                     if value not in reduced
                 )
                 if run.layer.endswith(BACKWARD):
-                    layer.backward_seconds += seconds[run.kernel]
+                    layer.backward_seconds += seconds[run.kernel] * times
                 else:
-                    layer.forward_seconds += seconds[run.kernel]
+                    layer.forward_seconds += seconds[run.kernel] * times
                 for state in (weights[value] for value in run.inputs if value in weights):
                     if state.name not in counted:
                         counted.add(state.name)

@@ -78,7 +78,7 @@ def draw_timeline(timeline: Timeline) -> str:
     tracks = [*(streamed if any(span.track in streamed for span in timeline.spans) else ()), *shards]
     line, bottom = 44, 24
     height = line * len(tracks) + bottom
-    scale = (_WIDTH - _LEFT) / (timeline.step_seconds or 1.0)
+    scale = (_WIDTH - _LEFT) / (timeline.drawn_seconds or 1.0)
     parts = []
     for number, track in enumerate(tracks):
         y = number * line
@@ -99,7 +99,7 @@ def draw_timeline(timeline: Timeline) -> str:
     for quarter in range(5):
         x = _LEFT + quarter / 4 * (_WIDTH - _LEFT)
         anchor = ("start", "middle", "middle", "middle", "end")[quarter]
-        seconds = seconds_text(timeline.step_seconds * quarter / 4)
+        seconds = seconds_text(timeline.drawn_seconds * quarter / 4)
         parts.append(f'<text class="axis" x="{x:g}" y="{height - 5}" text-anchor="{anchor}">{seconds}</text>')
     return svg(_WIDTH, height, parts, "One step, from its beginning to its last update")
 
@@ -314,10 +314,14 @@ def _regions(report: Report) -> str:
 def _timeline(report: Report) -> str:
     machine, timeline = report.machine, report.timeline
     busy = timeline.wafer_busy_seconds / timeline.step_seconds if timeline.step_seconds else 0.0
+    note = " Colours are micro-batches; gaps are bubbles." if report.regions else ""
+    if timeline.left_out_rounds:
+        seconds = seconds_text(timeline.left_out_seconds)
+        note = f" {timeline.left_out_rounds} rounds are not drawn, as they are like others; they take {seconds}."
     return _section(
         "One step",
         f"Predicted: {seconds_text(timeline.step_seconds)}, of which a wafer computes {busy:.0%}. Segments of the "
-        f"backward pass are paler.{' Colours are micro-batches; gaps are bubbles.' if report.regions else ''}",
+        f"backward pass are paler.{note}",
         f'<div class="wide">{draw_timeline(timeline)}</div>',
         "<p>The prediction rests on these rates, "
         f"{escape(machine.source)}: products {count_text(machine.float32_flops_per_second)}FLOP/s in float32 and "

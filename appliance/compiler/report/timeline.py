@@ -11,12 +11,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from appliance.compiler.cost.machine_model import MachineModel
+from waferbox.runtime.loops import body_of, in_order
 from waferbox.runtime.schedule import WEIGHTS_CREDIT_BATCH, WEIGHTS_WINDOW
 from wsc.v1 import plan_pb2
 
 WAFER: Final = "wafer"
 WEIGHTS: Final = "weights"
 GRADIENTS: Final = "gradients"
+# So many repetitions of a loop are simulated. The others take as long as those behind the first few.
+_MOST_REPETITIONS: Final = 12
+_FIRST_REPETITIONS: Final = 3
 
 WaferSeconds = Callable[[plan_pb2.Run], float]
 MemoryXSeconds = Callable[[int, plan_pb2.Run], float]  # by shard
@@ -46,11 +50,26 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """One step, from the first to the last work of any role."""
+    """One step, from the first to the last work of any role.
+
+    Attributes:
+        step_seconds: its time.
+        wafer_busy_seconds: the time in which a wafer computes.
+        spans: its work and messages, without those that are left out.
+        left_out_rounds: the rounds that are left out, as they are like those before them.
+        left_out_seconds: their time.
+    """
 
     step_seconds: float
     wafer_busy_seconds: float
     spans: tuple[Span, ...]
+    left_out_rounds: int = 0
+    left_out_seconds: float = 0.0
+
+    @property
+    def drawn_seconds(self) -> float:
+        """The time of the spans, in which those after the rounds that are left out follow those before them."""
+        return self.step_seconds - self.left_out_seconds
 
 
 class ScheduleStuck(ValueError):
@@ -60,7 +79,7 @@ class ScheduleStuck(ValueError):
 def simulate(
     plan: plan_pb2.Plan, machine: MachineModel, wafer_time: WaferSeconds, memoryx_time: MemoryXSeconds
 ) -> Timeline:
-    """Simulates one step.
+    """Simulates one step, of a long loop some repetitions.
 
     Args:
         plan: a plan for weight streaming.
@@ -71,9 +90,13 @@ def simulate(
     Raises:
         ScheduleStuck: a role waits for a message that is never sent.
     """
+    times = min(plan.wafer.loop.times, _MOST_REPETITIONS)
+    left_out = plan.wafer.loop.times - times
     board = _Board(plan, machine)
-    shards = [_shard(board, part, memoryx_time) for part in plan.memoryx]
-    threads: list[Iterator[None]] = [_wafer(board, plan.wafer, wafer_time), *shards]
+    shards = [_shard(board, part, _shortened(part.loop, times), memoryx_time) for part in plan.memoryx]
+    ends: list[float] = []
+    wafer = _wafer(board, plan.wafer, _shortened(plan.wafer.loop, times), wafer_time, ends)
+    threads: list[Iterator[None]] = [wafer, *shards]
     # Each round advances every role until it waits. A round in which none has moved is a deadlock.
     while threads:
         moves = board.moves
@@ -87,8 +110,18 @@ def simulate(
             raise ScheduleStuck("the programs of the roles wait for one another")
     spans = sorted(board.spans, key=lambda span: (span.track, span.begin))
     busy = sum(span.end - span.begin for span in spans if span.track == WAFER)
+    left_out_seconds = 0.0
+    if left_out:
+        left_out_seconds = left_out * (ends[-1] - ends[_FIRST_REPETITIONS - 1]) / (len(ends) - _FIRST_REPETITIONS)
+        body = body_of(plan.wafer.loop)
+        runs = (i.run for i in plan.wafer.instructions[body.start : body.stop] if i.HasField("run"))
+        busy += left_out * sum(map(wafer_time, runs))
     return Timeline(
-        step_seconds=max((span.end for span in spans), default=0.0), wafer_busy_seconds=busy, spans=tuple(spans)
+        step_seconds=max((span.end for span in spans), default=0.0) + left_out_seconds,
+        wafer_busy_seconds=busy,
+        spans=tuple(spans),
+        left_out_rounds=left_out,
+        left_out_seconds=left_out_seconds,
     )
 
 
@@ -126,12 +159,21 @@ class _Board:
             self.arrivals[receiver, group.id].append(end)
 
 
-def _wafer(board: _Board, plan: plan_pb2.WaferPlan, seconds: WaferSeconds) -> Iterator[None]:
+def _shortened(loop: plan_pb2.Loop, times: int) -> plan_pb2.Loop:
+    return plan_pb2.Loop(begin=loop.begin, end=loop.end, times=min(loop.times, times))
+
+
+def _wafer(
+    board: _Board, plan: plan_pb2.WaferPlan, loop: plan_pb2.Loop, seconds: WaferSeconds, ends: list[float]
+) -> Iterator[None]:
+    """Runs the wafer's program. ends: gets the time at which each repetition of the loop ends."""
     groups = {group.id: group for group in plan.groups}
     received: dict[int, int] = defaultdict(int)
     now = 0.0
     layer = ""
-    for instruction in plan.instructions:
+    for instruction, repetition in in_order(plan.instructions, loop):
+        if repetition > len(ends):
+            ends.append(now)
         match instruction.WhichOneof("kind"):
             case "receive":
                 group = groups[instruction.receive.group]
@@ -152,14 +194,14 @@ def _wafer(board: _Board, plan: plan_pb2.WaferPlan, seconds: WaferSeconds) -> It
                 board.reduce(groups[instruction.send.group], now, layer)
 
 
-def _shard(board: _Board, plan: plan_pb2.MemoryXPlan, seconds: MemoryXSeconds) -> Iterator[None]:
+def _shard(board: _Board, plan: plan_pb2.MemoryXPlan, loop: plan_pb2.Loop, seconds: MemoryXSeconds) -> Iterator[None]:
     name = f"memoryx-{plan.shard}"
     groups = {group.id: group for group in plan.groups}
     names = {slot.value: slot.name for slot in plan.states}
     received: dict[int, int] = defaultdict(int)
     sent = 0
     now = 0.0
-    for instruction in plan.instructions:
+    for instruction, _ in in_order(plan.instructions, loop):
         match instruction.WhichOneof("kind"):
             case "receive":
                 group = groups[instruction.receive.group]

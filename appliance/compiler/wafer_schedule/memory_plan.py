@@ -4,6 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from appliance.compiler.core.errors import WaferMemoryError
@@ -12,6 +13,7 @@ from appliance.drawing.number_text import bytes_text
 from waferbox.cirh.execution.kernel import Kernel
 from waferbox.links.elements import aligned, tensor_bytes
 from waferbox.runtime.arena import direct_values
+from waferbox.runtime.loops import body_of
 from waferbox.runtime.schedule import WEIGHTS_WINDOW, makes_and_reads
 from wsc.v1 import plan_pb2
 
@@ -97,7 +99,6 @@ def plan_memory(plan: plan_pb2.WaferPlan, profiles: Mapping[int, KernelProfile],
     groups: Groups = {group.id: group for group in plan.groups}
     gradient_bytes = plan.arena.nbytes + sum(map(aligned, _other_buffers(plan, groups)))
     in_buffers = _written_in_buffers(plan, groups)
-    direct: dict[int, frozenset[int]] = {}  # by kernel: results that it can write straight to a send buffer
     batch_bytes = sum(group.nbytes for group in plan.groups if group.kind == plan_pb2.GROUP_KIND_BATCH)
     dying = _last_uses(plan, groups)
     arriving = _arriving(plan, groups)
@@ -116,11 +117,9 @@ def plan_memory(plan: plan_pb2.WaferPlan, profiles: Mapping[int, KernelProfile],
                 run = instruction.run
                 profile = profiles[run.kernel]
                 new = dict(zip(run.outputs, profile.output_bytes, strict=True))
-                if run.kernel not in direct:
-                    direct[run.kernel] = Kernel(profile.module).direct_results
                 placed = sum(
                     profile.output_bytes[i]
-                    for i in direct[run.kernel]
+                    for i in _direct_results(profile)
                     if run.outputs[i] in in_buffers and run.outputs[i] not in joined
                 )
                 joined.update(value for value in run.outputs if value in in_buffers)
@@ -142,6 +141,13 @@ def plan_memory(plan: plan_pb2.WaferPlan, profiles: Mapping[int, KernelProfile],
             weights.drop(value)
             made.drop(value)
     return MemoryPlan(capacity_bytes=capacity_bytes, points=tuple(points) or (_idle(batch_bytes),))
+
+
+# The memory of many orders with the same kernels is planned; to prepare one in slices takes seconds.
+@lru_cache(maxsize=256)
+def _direct_results(profile: KernelProfile) -> frozenset[int]:
+    """The results that a kernel can write straight to a send buffer."""
+    return Kernel(profile.module).direct_results
 
 
 class _Held:
@@ -295,12 +301,17 @@ def _last_uses(plan: plan_pb2.WaferPlan, groups: Groups) -> dict[int, list[int]]
     dying: dict[int, list[int]] = defaultdict(list)
     live: set[int] = set()
     sums = {joined.value for joined in plan.joined}
+    body, looped = body_of(plan.loop), set(plan.looped_parts)
+    # What further repetitions read is there in the first.
+    steps = [plan.micro_batches_at_once * repetition for repetition in range(1, plan.loop.times)]
     for position in range(len(plan.instructions) - 1, -1, -1):
         instruction = plan.instructions[position]
         brought, used = makes_and_reads(instruction, groups)
         if instruction.run.micro_batch:  # adds to the sums of the first micro-batch, which is a use of them
             used += sums.intersection(brought)
             brought = [value for value in brought if value not in sums]
+        if position in body:
+            used += [value + step for value in looped.intersection(used) for step in steps]
         # A value that nothing uses is dropped where it is made.
         for value in dict.fromkeys((*used, *brought)):
             if value not in live:

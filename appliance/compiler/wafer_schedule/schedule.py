@@ -6,7 +6,7 @@ segment's last read of the weights.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -21,6 +21,7 @@ from appliance.compiler.partition.local import Localiser
 from appliance.compiler.partition.row_slices import compute_in_slices
 from appliance.compiler.partition.shards import Sharing
 from appliance.compiler.sharding.propagate import Sharding
+from appliance.compiler.wafer_schedule.arena import is_sent_where_it_is_written
 from appliance.compiler.wafer_schedule.segment_runs import (
     SegmentRun,
     StepOrder,
@@ -45,6 +46,8 @@ from waferbox.cirh.dialect import types
 from waferbox.cirh.dialect.operations import func_of
 from waferbox.cirh.text.parser import parse_module
 from waferbox.cirh.text.printer import print_module
+from waferbox.runtime.loops import body_of
+from waferbox.runtime.schedule import makes_and_reads
 from wsc.v1 import plan_pb2
 
 # --- Drops ------------------------------------------------------------------------------------------------------------
@@ -303,6 +306,8 @@ class WaferSchedule:
         loads: the receptions of weights groups, in order; tokens at the begin of the step have position -1.
         departures: the sendings of reduction groups, in order.
         last_read: by value, the position of the last segment run that reads it.
+        loop: the positions of the segment runs that are repeated.
+        is_repeatable: whether further rounds would do the same as those of the loop, in all roles.
     """
 
     plan: plan_pb2.WaferPlan
@@ -311,6 +316,8 @@ class WaferSchedule:
     loads: list[Load]
     departures: list[Departure]
     last_read: Mapping[SSAValue, int]
+    loop: range
+    is_repeatable: bool
 
 
 def schedule_wafer(
@@ -323,7 +330,7 @@ def schedule_wafer(
         sharing: the shard of each state and of each operation of MemoryX.
         numbers: gives numbers to groups and values.
         order: how the wafer goes through the segments.
-        rounds: the rounds of `order`; or some of them, whose program shows the memory that the wafer needs in all.
+        rounds: the rounds of `order`; or those that it lists, of which the second is then repeated in a loop.
     """
     cut, target, localiser, waits = work.cut, work.target, work.localiser, work.waits
     again = runs_again(work.segments, work.again, order)
@@ -336,39 +343,83 @@ def schedule_wafer(
     ensure_releases(cut, sharing, loads, departures, last_read)
     first = [Load(-1, tokens[shard]) for shard in unacknowledged_shards(loads, departures)]
     loads = [*first, *loads]
-    assembler = _Assembler(work, numbers, {value for d in departures if d.adds_to for value in d.bundle.values})
-    assembler.assemble(batch, runs, loads, departures)
-    assembler.plan.micro_batches, assembler.plan.micro_batches_at_once = order.micro_batches, order.at_once
-    assembler.plan.kept_every.extend(order.kept_every)
-    assembler.plan.kept_at_most = order.kept_at_most
+    assembler = _Assembler(work, numbers, batch, departures)
+    plan, times = assembler.plan, len(order.rounds) - len(rounds) + 1
+    plan.micro_batches, plan.micro_batches_at_once = order.micro_batches, order.at_once
+    plan.kept_every.extend(order.kept_every)
+    plan.kept_at_most = order.kept_at_most
+    looped = [position for position, run in enumerate(runs) if times > 1 and run.round == 1]
+    loop = range(looped[0], looped[-1] + 1) if looped else range(0)
+    if loop:
+        plan.loop.times = times
+    assembler.assemble(runs, loads, loop)
     return WaferSchedule(
-        plan=assembler.plan,
+        plan=plan,
         batch=batch.group,
         work=runs,
         loads=loads,
         departures=departures,
         last_read=last_read,
+        loop=loop,
+        is_repeatable=not loop or _is_repeatable(plan, loop, target.prefetch_layers),
     )
+
+
+def _is_repeatable(plan: plan_pb2.WaferPlan, loop: range, prefetch_layers: int) -> bool:
+    """Whether further rounds would do the same as those of the loop, in all roles.
+
+    So it is but for rounds of a few segments, in which weights stay on the wafer or are sent more than a round ahead,
+    and where a large value that is made in the first round and sent in the last lies among gradients of each round.
+    """
+    return prefetch_layers <= len(loop) and _keeps_values(plan) and is_sent_where_it_is_written(plan)
+
+
+def _keeps_values(plan: plan_pb2.WaferPlan) -> bool:
+    """Whether the values that are there when a repetition of the loop begins are there when it ends."""
+    groups = {group.id: group for group in plan.groups}
+    body, held = body_of(plan.loop), set[int]()
+    for instruction in plan.instructions[: body.start]:
+        held.update(makes_and_reads(instruction, groups)[0])
+        held.difference_update(instruction.run.drops)
+    before = frozenset(held)
+    for instruction in plan.instructions[body.start : body.stop]:
+        held.update(makes_and_reads(instruction, groups)[0])
+        held.difference_update(instruction.run.drops)
+    return before - held <= set(plan.looped_parts)
 
 
 class _Assembler:
     """Puts the instructions of a wafer in order."""
 
-    def __init__(self, work: WaferWork, numbers: Numbers, of_rounds: Collection[SSAValue]) -> None:
-        """of_rounds: gradients of which each round has a part of its own, which MemoryX adds."""
+    def __init__(self, work: WaferWork, numbers: Numbers, batch: Bundle, departures: Sequence[Departure]) -> None:
         self._cut = work.cut
         self._work = work
         self._numbers = numbers
         # Gradients to which all micro-batches add a part before they are rounded.
         self._sums = [value for rounded in work.closing.values() for value in rounded.inputs]
         self._parts = work.cut.parts.difference(self._sums)
-        self._of_rounds = of_rounds
+        # Gradients of which each round has a part of its own, which MemoryX adds.
+        self._of_rounds = {value for d in departures if d.adds_to for value in d.bundle.values}
         self._groups: dict[int, plan_pb2.Group] = {}
         self.plan = plan_pb2.WaferPlan()
+        self._batch, self._departures = batch, departures
+        # Of a value that outlasts a round, the parts of all micro-batches are numbered one after the other.
+        micro_batches = work.target.micro_batches
+        self._lasting = {number for value in self._lasting_values() for number in numbers.parts(value, micro_batches)}
 
-    def assemble(self, batch: Bundle, work: list[SegmentRun], loads: list[Load], departures: list[Departure]) -> None:
-        """Fills the plan."""
-        self._receive(batch)
+    def _lasting_values(self) -> Iterator[SSAValue]:
+        """Yields the values that are divided into parts and outlast a round."""
+        yield from self._batch.values
+        if (wafers := self._cut.names.wafers) is not None:
+            yield func_of(self._cut.module).block.args[wafers]
+        made = [value for run in self._work.segments[: self._work.whole] for value in run.outputs]
+        gathered = [value for d in self._departures if d.is_gathered for value in d.bundle.values]
+        yield from (value for value in (*made, *gathered) if value in self._parts)
+
+    def assemble(self, work: list[SegmentRun], loads: list[Load], loop: range) -> None:
+        """Fills the plan. loop: the positions of the segment runs that are repeated."""
+        departures = self._departures
+        self._receive(self._batch)
         for load in loads:
             if load.position < 0:
                 self._receive(load.bundle)
@@ -376,6 +427,10 @@ class _Assembler:
         received: set[int] = set()
         loads_at, departures_at = by_position(loads), by_position(departures)
         for position, item in enumerate(work):
+            if loop and position == loop.start:
+                self.plan.loop.begin = len(self.plan.instructions)
+            if loop and position == loop.stop:
+                self.plan.loop.end = len(self.plan.instructions)
             for load in loads_at[position]:
                 load.bundle.group.layer = item.segment.label
                 self._receive(load.bundle)
@@ -403,8 +458,18 @@ class _Assembler:
             ]
             self.plan.number_values.extend(numbers)
             kept.update(numbers)
+        kept.update(self._find_looped_parts())
         loaded = {load.bundle.id: self._numbers.values(load.bundle.values) for load in loads}
         add_drops(self.plan.instructions, kept, loaded)
+
+    def _find_looped_parts(self) -> Iterator[int]:
+        """Adds to the plan the looped parts of the first repetition. Yields those of the others."""
+        body, step = body_of(self.plan.loop), self.plan.micro_batches_at_once
+        runs = [instruction.run for instruction in self.plan.instructions[body.start : body.stop]]
+        used = {value for run in runs for value in (*run.inputs, *run.outputs)}
+        self.plan.looped_parts.extend(sorted(used & self._lasting))
+        for repetition in range(1, self.plan.loop.times):
+            yield from (value + repetition * step for value in self.plan.looped_parts)
 
     def _receive(self, bundle: Bundle) -> None:
         self._groups[bundle.id] = bundle.group

@@ -48,6 +48,12 @@ class StepOrder:
         """The micro-batches of each round."""
         return [range(begin, begin + self.at_once) for begin in range(0, self.micro_batches, self.at_once)]
 
+    @property
+    def listed_rounds(self) -> list[range]:
+        """The rounds that a plan lists: the first, the second, which stands for all behind it, and the last."""
+        rounds = self.rounds
+        return rounds if len(rounds) <= 3 else [*rounds[:2], rounds[-1]]
+
 
 @dataclass(slots=True, eq=False)
 class SegmentRun:
@@ -59,7 +65,7 @@ class SegmentRun:
         inputs: values that the kernel reads.
         outputs: values that the kernel makes for others.
         micro_batches: numbers of the micro-batches.
-        round: number of the round; 0 if all micro-batches are run at once.
+        round: number of the round, among those that are listed; 0 if all micro-batches are run at once.
         is_last: whether all micro-batches of the segment have been computed after this run.
     """
 
@@ -86,7 +92,7 @@ def order_segment_runs(
         segments: one run for each segment, in order.
         whole: number of segments that come first, with all micro-batches.
         micro_batches: number of micro-batches.
-        rounds: the micro-batches of each run of the other segments.
+        rounds: the micro-batches of each run of the other segments, by round.
         closing: by segment, a run that follows its last run.
         again: by the place of a segment, the runs that run earlier segments again before it.
     """

@@ -53,6 +53,11 @@ class Departure:
     adds_to: int = 0
     is_last: bool = True
 
+    @property
+    def is_gathered(self) -> bool:
+        """Whether the parts of its values are put one behind the other."""
+        return self.bundle.group.reduction == plan_pb2.REDUCTION_GATHER
+
 
 Timed = TypeVar("Timed", Load, Departure)
 
@@ -248,7 +253,7 @@ def ensure_releases(
         last = max(overwritten, default=-1)
         after = [departure for departure in departures if departure.position >= last]
         if last >= 0 and not any(shard in departure.bundle.group.shards for departure in after):
-            fitting = [d for d in after if d.bundle.group.reduction != plan_pb2.REDUCTION_GATHER]
+            fitting = [departure for departure in after if not departure.is_gathered]
             if fitting:
                 smallest = min(fitting, key=lambda departure: departure.bundle.nbytes)
                 smallest.bundle.group.shards.append(shard)

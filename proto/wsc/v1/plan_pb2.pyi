@@ -311,6 +311,37 @@ class Kernel(_message.Message):
 Global___Kernel: _TypeAlias = Kernel  # noqa: Y015
 
 @_typing.final
+class Loop(_message.Message):
+    """A stretch of a list that is gone through several times in a step, so that a plan of many rounds is as short as one of
+    few: the body is a round between the first and the last. Absent: the list is gone through once.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEGIN_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    TIMES_FIELD_NUMBER: _builtins.int
+    begin: _builtins.int
+    """position of the first entry of the body"""
+    end: _builtins.int
+    """position behind the last"""
+    times: _builtins.int
+    def __init__(
+        self,
+        *,
+        begin: _builtins.int = ...,
+        end: _builtins.int = ...,
+        times: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "end", b"end", "times", b"times"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Loop: _TypeAlias = Loop  # noqa: Y015
+
+@_typing.final
 class ArenaPlace(_message.Message):
     """The extent of a gradient group in its sender's arena."""
 
@@ -341,7 +372,8 @@ Global___ArenaPlace: _TypeAlias = ArenaPlace  # noqa: Y015
 @_typing.final
 class SendArena(_message.Message):
     """The memory from which wafers, and adding SwarmX nodes, send gradient groups: those that go only to MemoryX and are
-    too large to be copied into a frame. Places are in the order of sending; each group is sent once in a step.
+    too large to be copied into a frame. Places are in the order of sending; a group is sent once in a step, or once in
+    each repetition of the loop.
 
     Credited: places overlap. Receivers release groups in order, and send the number released since the epoch began when
     a sender waits for that number; a sender whose window is closed waits. Not credited: each group has a place of its
@@ -353,20 +385,26 @@ class SendArena(_message.Message):
     NBYTES_FIELD_NUMBER: _builtins.int
     PLACES_FIELD_NUMBER: _builtins.int
     CREDITED_FIELD_NUMBER: _builtins.int
+    LOOP_FIELD_NUMBER: _builtins.int
     nbytes: _builtins.int
     credited: _builtins.bool
     @_builtins.property
     def places(self) -> _containers.RepeatedCompositeFieldContainer[Global___ArenaPlace]: ...
+    @_builtins.property
+    def loop(self) -> Global___Loop:
+        """of the places"""
+
     def __init__(
         self,
         *,
         nbytes: _builtins.int = ...,
         places: _abc.Iterable[Global___ArenaPlace] | None = ...,
         credited: _builtins.bool = ...,
+        loop: Global___Loop | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["loop", b"loop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credited", b"credited", "nbytes", b"nbytes", "places", b"places"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credited", b"credited", "loop", b"loop", "nbytes", b"nbytes", "places", b"places"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -422,7 +460,7 @@ class Run(_message.Message):
     kernel: _builtins.int
     layer: _builtins.str
     micro_batch: _builtins.int
-    """on a wafer: from 0"""
+    """on a wafer: from 0; in a loop: of its first repetition"""
     @_builtins.property
     def inputs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -567,6 +605,8 @@ class WaferPlan(_message.Message):
     KEPT_EVERY_FIELD_NUMBER: _builtins.int
     ROW_SLICES_FIELD_NUMBER: _builtins.int
     KEPT_AT_MOST_FIELD_NUMBER: _builtins.int
+    LOOP_FIELD_NUMBER: _builtins.int
+    LOOPED_PARTS_FIELD_NUMBER: _builtins.int
     memory_bytes: _builtins.int
     """of the wafer that this was made for; the plan never exceeds it"""
     kernel_library: Global___KernelLibrary.ValueType
@@ -608,6 +648,18 @@ class WaferPlan(_message.Message):
         layers that are run again in the same way: they keep as many outputs while they are. Empty: all layers keep theirs.
         """
 
+    @_builtins.property
+    def loop(self) -> Global___Loop:
+        """Of the instructions. Each repetition is a round, with the micro-batches behind those of the one before. A value that
+        is there when a repetition begins is there when it ends, but for the parts of its micro-batches.
+        """
+
+    @_builtins.property
+    def looped_parts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Values in the loop that are parts of its micro-batches and outlast a repetition. The parts of all micro-batches are
+        numbered one after the other: in repetition k such a number is k * micro_batches_at_once larger than stated.
+        """
+
     def __init__(
         self,
         *,
@@ -628,10 +680,12 @@ class WaferPlan(_message.Message):
         kept_every: _abc.Iterable[_builtins.int] | None = ...,
         row_slices: _builtins.int = ...,
         kept_at_most: _builtins.int = ...,
+        loop: Global___Loop | None = ...,
+        looped_parts: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "loop", b"loop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "flops", b"flops", "groups", b"groups", "instructions", b"instructions", "joined", b"joined", "kept_at_most", b"kept_at_most", "kept_every", b"kept_every", "kernel_library", b"kernel_library", "kernels", b"kernels", "link_bytes", b"link_bytes", "memory_bytes", b"memory_bytes", "micro_batches", b"micro_batches", "micro_batches_at_once", b"micro_batches_at_once", "number_values", b"number_values", "own_bytes", b"own_bytes", "recomputes", b"recomputes", "row_slices", b"row_slices"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "flops", b"flops", "groups", b"groups", "instructions", b"instructions", "joined", b"joined", "kept_at_most", b"kept_at_most", "kept_every", b"kept_every", "kernel_library", b"kernel_library", "kernels", b"kernels", "link_bytes", b"link_bytes", "loop", b"loop", "looped_parts", b"looped_parts", "memory_bytes", b"memory_bytes", "micro_batches", b"micro_batches", "micro_batches_at_once", b"micro_batches_at_once", "number_values", b"number_values", "own_bytes", b"own_bytes", "recomputes", b"recomputes", "row_slices", b"row_slices"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -679,6 +733,7 @@ class MemoryXPlan(_message.Message):
     ARENA_FIELD_NUMBER: _builtins.int
     OWN_BYTES_FIELD_NUMBER: _builtins.int
     LINK_BYTES_FIELD_NUMBER: _builtins.int
+    LOOP_FIELD_NUMBER: _builtins.int
     shard: _builtins.int
     own_bytes: _builtins.int
     """see OWN MEMORY; a snapshot adds the size of the states"""
@@ -696,6 +751,10 @@ class MemoryXPlan(_message.Message):
     def arena(self) -> Global___SendArena:
         """of the senders to this shard"""
 
+    @_builtins.property
+    def loop(self) -> Global___Loop:
+        """of the instructions: it sends weights, and adds gradients to those of the first round"""
+
     def __init__(
         self,
         *,
@@ -707,10 +766,11 @@ class MemoryXPlan(_message.Message):
         arena: Global___SendArena | None = ...,
         own_bytes: _builtins.int = ...,
         link_bytes: _builtins.int = ...,
+        loop: Global___Loop | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "loop", b"loop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "groups", b"groups", "instructions", b"instructions", "kernels", b"kernels", "link_bytes", b"link_bytes", "own_bytes", b"own_bytes", "shard", b"shard", "states", b"states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "groups", b"groups", "instructions", b"instructions", "kernels", b"kernels", "link_bytes", b"link_bytes", "loop", b"loop", "own_bytes", b"own_bytes", "shard", b"shard", "states", b"states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -725,6 +785,7 @@ class SwarmXPlan(_message.Message):
     OWN_BYTES_FIELD_NUMBER: _builtins.int
     LINK_BYTES_FIELD_NUMBER: _builtins.int
     RELAY_BYTES_FIELD_NUMBER: _builtins.int
+    TIMES_FIELD_NUMBER: _builtins.int
     own_bytes: _builtins.int
     """see OWN MEMORY; of a node that adds: one with a single child only forwards"""
     link_bytes: _builtins.int
@@ -735,6 +796,10 @@ class SwarmXPlan(_message.Message):
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___Group]: ...
     @_builtins.property
     def arena(self) -> Global___SendArena: ...
+    @_builtins.property
+    def times(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of each group: how often it passes in a step"""
+
     def __init__(
         self,
         *,
@@ -743,10 +808,11 @@ class SwarmXPlan(_message.Message):
         own_bytes: _builtins.int = ...,
         link_bytes: _builtins.int = ...,
         relay_bytes: _builtins.int = ...,
+        times: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "groups", b"groups", "link_bytes", b"link_bytes", "own_bytes", b"own_bytes", "relay_bytes", b"relay_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "groups", b"groups", "link_bytes", b"link_bytes", "own_bytes", b"own_bytes", "relay_bytes", b"relay_bytes", "times", b"times"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -141,7 +141,8 @@ def test_the_step_in_time(traced: Traced, wafers: int, shards: int) -> None:
     assert last_update > tracks[WAFER][-1].begin
     assert timeline.wafer_busy_seconds == pytest.approx(sum(s.end - s.begin for s in tracks[WAFER]))
     sent = sum(span.nbytes for span in tracks[WEIGHTS])
-    assert sent == sum(group.nbytes for group in plan.swarmx.groups if group.kind == plan_pb2.GROUP_KIND_WEIGHTS)
+    passing = zip(plan.swarmx.groups, plan.swarmx.times, strict=True)
+    assert sent == sum(group.nbytes * times for group, times in passing if group.kind == plan_pb2.GROUP_KIND_WEIGHTS)
 
 
 def test_a_slow_stream_makes_the_wafer_wait(traced: Traced) -> None:

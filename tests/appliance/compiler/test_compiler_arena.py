@@ -18,6 +18,7 @@ from appliance.compiler.memoryx_schedule import schedule as memoryx_schedule
 from appliance.compiler.plan_check.check import PlanError, check_plan
 from appliance.compiler.wafer_schedule import arena
 from waferbox.runtime.arena import ArenaCounts, is_in_arena
+from waferbox.runtime.loops import in_order
 from wsc.v1 import plan_pb2
 
 WIDE = 80  # more than INLINE_BYTES in a square matrix of float64
@@ -190,29 +191,39 @@ def test_weights_that_go_too_far_ahead_would_hold_up_the_gradients(
         simulation.run([[batch] for batch in batches])
 
 
-def test_counts_by_brute_force() -> None:
+@pytest.mark.parametrize("times", [1, 2, 5])
+def test_counts_by_brute_force(times: int) -> None:
     """Whatever receivers are told, a sender that waits for a count gets it as soon as it is true."""
     generator = torch.Generator().manual_seed(0)
+
+    def below(end: int) -> int:
+        return int(torch.randint(0, end, (1,), generator=generator))
+
     for _ in range(200):
-        number = int(torch.randint(1, 9, (1,), generator=generator))
-        windows = [int(torch.randint(0, number, (1,), generator=generator)) for _ in range(number)]
+        number = 1 + below(8)
         layout = plan_pb2.SendArena(credited=True)
-        for group, window in enumerate(windows, 1):
-            layout.places.add(group=group, window=window)
+        for group in range(1, number + 1):
+            layout.places.add(group=group, window=below(number))
+        if times > 1:
+            begin, end = sorted((below(number), below(number)))
+            layout.loop.begin, layout.loop.end, layout.loop.times = begin, end + 1, times
         counts = ArenaCounts(layout)
-        own = [g for g in range(1, number + 1) if torch.rand(1, generator=generator) < 0.6] or [1]
-        awaited = {
-            c for step in (1, 2, 3) for g in range(1, number + 1) if (c := counts.count(counts.awaited(g), step)) > 0
-        }
-        told, before = counts.first_of(own), 0
-        for step in (1, 2, 3):
-            for group in range(1, number + 1):
-                if group in own:
-                    relative = counts.released_counts(own).get(group)
-                    told = told if relative is None else counts.count(relative, step)
-                    # What is true by now: everything up to this receiver's next group.
-                    following = [counts.number(g, s) for s in (step, step + 1) for g in own]
-                    true = min(n for n in following if n > counts.number(group, step))
-                    assert told <= true
-                    assert max((c for c in awaited if c <= true), default=0) <= told
-        assert set(counts.awaited_between(before, 3 * number)) >= {c for c in awaited if c <= 3 * number}
+        order = [(place.group, repetition) for place, repetition in in_order(layout.places, layout.loop)]
+        sent = [(*each, step) for step in (1, 2, 3, 4) for each in order]
+        assert [counts.number(group, step, repetition) for group, repetition, step in sent] == [*range(len(sent))]
+        assert counts.num_groups == len(order)
+        own = [g for g in range(1, number + 1) if below(5) < 3] or [1]
+        released = counts.released_counts(own)
+        awaited = {counts.count(counts.awaited(g), step, repetition) for g, repetition, step in sent}
+        assert awaited == {place - counts.window(group) for place, (group, _, _) in enumerate(sent)}
+        told = counts.first_of(own)
+        for place, (group, repetition, step) in enumerate(sent[: 3 * len(order)]):
+            if group in own:
+                relative = released[group][repetition]
+                told = counts.count(relative, step) if relative else told
+                # What is true by now: everything up to this receiver's next group.
+                true = next(n for n in range(place + 1, len(sent)) if sent[n][0] in own)
+                assert told <= true
+                assert max((c for c in awaited if 0 < c <= true), default=0) <= told
+        reached = 3 * len(order)
+        assert set(counts.awaited_between(0, reached)) >= {c for c in awaited if 0 < c <= reached}

@@ -20,6 +20,7 @@ from appliance.compiler.pipeline import STAGES, CompiledStep, Target
 from appliance.compiler.plan_check.check import check_plan
 from appliance.compiler.report.builder import make_report
 from appliance.compiler.report.report import micro_batch_notes, micro_batch_warnings
+from waferbox.runtime.loops import in_order
 from wsc.v1 import plan_pb2
 
 ROWS, WIDTH, LAYERS = 768, 16, 12
@@ -84,7 +85,8 @@ def compiled(text: str, asked: MicroBatching | None, memory: int = 1 << 30, wafe
 
 def streamed(plan: plan_pb2.Plan) -> int:
     sizes = {group.id: group.nbytes for group in plan.wafer.groups if group.kind == plan_pb2.GROUP_KIND_WEIGHTS}
-    return sum(sizes.get(instruction.receive.group, 0) for instruction in plan.wafer.instructions)
+    instructions = in_order(plan.wafer.instructions, plan.wafer.loop)
+    return sum(sizes.get(instruction.receive.group, 0) for instruction, _ in instructions)
 
 
 def needed(text: str) -> int:

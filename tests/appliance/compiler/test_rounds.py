@@ -21,6 +21,7 @@ from appliance.compiler.plan_check.check import PlanError, check_plan
 from appliance.compiler.report.report import micro_batch_notes
 from appliance.compiler.wafer_schedule import arena, streams
 from waferbox.links.frame import INLINE_BYTES
+from waferbox.runtime.loops import with_times
 from wsc.v1 import plan_pb2
 
 CLUSTERS = [(1, 1), (1, 2), (3, 3)]
@@ -66,7 +67,8 @@ def deep(layers: int = 3, batch: int = BATCH) -> Traced:
 
 
 def additions(plan: plan_pb2.Plan) -> int:
-    return sum(i.receive.adds_to > 0 for part in plan.memoryx for i in part.instructions)
+    parts = (with_times(part.instructions, part.loop) for part in plan.memoryx)
+    return sum(times for part in parts for i, times in part if i.receive.adds_to)
 
 
 @pytest.mark.parity

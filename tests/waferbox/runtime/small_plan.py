@@ -140,7 +140,8 @@ class SmallPlan:
         )
 
     def swarmx(self) -> plan_pb2.SwarmXPlan:
-        return plan_pb2.SwarmXPlan(groups=[g for g in self.groups if g.id not in (BATCH, COUNT)])
+        groups = [group for group in self.groups if group.id not in (BATCH, COUNT)]
+        return plan_pb2.SwarmXPlan(groups=groups, times=[1] * len(groups))
 
     def batch(self, wafer: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         generator = torch.Generator().manual_seed(1000 * wafer + step)

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from compiled_steps import BATCH, Traced
+from compiled_steps import BATCH, Traced, one_at_a_time
 from memoryx_nodes import memoryx_node
 from role_rig import DEADLINE, AttachedNode, FakeManagement, SmallJob, StateClient, Topology
 from torch import nn
 from wafer_nodes import wafer_node
 
+from appliance.compiler.wafer_schedule import arena
+from appliance.compiler.wafer_schedule.segment_runs import StepOrder
 from appliance.coordinator.execution.results import OutputCallbacks, Results
 from cstorch._internal.state import Registry, named_getters
 from cstorch.optim import AdamW
@@ -214,3 +216,29 @@ def test_two_epochs_are_one(
     for name, value in expected_states.items():
         assert torch.equal(states[name], value), name
         assert not torch.equal(value, traced.initial[name]), name
+
+
+@pytest.mark.parametrize("adds_in_memoryx", [False, True])
+def test_rounds_in_a_loop_are_those_that_are_listed(
+    traced: Traced,
+    make_nodes: Callable[[int, int], Topology],
+    monkeypatch: pytest.MonkeyPatch,
+    adds_in_memoryx: bool,
+) -> None:
+    monkeypatch.setattr(arena, "SLACK_BYTES", 0)
+    with one_at_a_time(adds_in_memoryx=adds_in_memoryx):
+        looped = traced.plan(2, 2, micro_batches=6)
+        monkeypatch.setattr(StepOrder, "listed_rounds", StepOrder.rounds)
+        listed = traced.plan(2, 2, micro_batches=6)
+    assert looped.wafer.loop.times == 4
+    assert looped.wafer.arena.credited == adds_in_memoryx
+    assert set(looped.wafer.looped_parts) > set(looped.wafer.looped_parts) & set(looped.wafer.number_values)
+    assert not listed.wafer.HasField("loop")
+    results = []
+    for plan in (looped, listed):
+        states = dict(traced.initial)
+        results.append((run_epoch(plan, make_nodes(2, 2), states, NUM_STEPS, 0), states))
+    (outputs, states), (expected, expected_states) = results
+    assert outputs == expected
+    for name, value in expected_states.items():
+        assert torch.equal(states[name], value), name
