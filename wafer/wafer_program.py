@@ -129,6 +129,8 @@ class WaferProgram:
         values = self._program.values
         tensors = values.tensors
         inputs, outputs, drops = values.indices(run.inputs), values.indices(run.outputs), values.indices(run.drops)
+        # The kernel may free what it is the last to read.
+        freed, dropped = set(drops).difference(outputs), set(drops).intersection(outputs)
         destinations = [None if value in self._made else self._buffers.destination(value) for value in run.outputs]
         sums = {index: slot for index, slot in enumerate(outputs) if run.outputs[index] in self._sums}
         if not self._made.isdisjoint(value for value in run.outputs if value in self._joined):
@@ -139,10 +141,13 @@ class WaferProgram:
         self._made.update(run.outputs)
 
         def run_kernel(step: int) -> None:
-            results = kernel([tensors[index] for index in inputs], destinations)
+            given = [tensors[index] for index in inputs]
+            for index in freed:
+                tensors[index] = None
+            results = kernel(given, destinations)
             for index, result in zip(outputs, results, strict=True):
                 tensors[index] = result
-            for index in drops:
+            for index in dropped:
                 tensors[index] = None
 
         what = run.layer or f"kernel {run.kernel}"
@@ -192,8 +197,9 @@ class WaferProgram:
             return kernel
 
         def call(inputs: Sequence[torch.Tensor], destinations: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+            shown = [inputs[i] for i in read]
             results = kernel(inputs, destinations)
-            clone_views(results, destinations, [*(inputs[i] for i in read), *(results[i] for i in written)])
+            clone_views(results, destinations, [*shown, *(results[i] for i in written)])
             return results
 
         return call

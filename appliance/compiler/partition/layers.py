@@ -1,7 +1,7 @@
 """Layers: the wafers' work divided into segments by module, and the reduced values that each operation waits for."""
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -132,7 +132,9 @@ class Segment:
         return f"{self.layer or 'model'}{BACKWARD if self.backward else ''}"
 
 
-def partition(cut: Cut, waits: Waits, *, in_slices: bool = False, gradients_apart: bool = False) -> list[Segment]:
+def partition(
+    cut: Cut, waits: Waits, *, in_slices: bool = False, gradients_apart: bool = False, in_parts: bool = False
+) -> list[Segment]:
     """The wafer's segments in order of execution, without sunk operations, which are repeated where they are read.
 
     in_slices: whether kernels compute rows in slices. What one kernel passes on to another exists for all slices, so
@@ -140,9 +142,13 @@ def partition(cut: Cut, waits: Waits, *, in_slices: bool = False, gradients_apar
         models has a segment for each layer of each model then.
     gradients_apart: whether a segment that sends the gradient of a matrix, such as that of an embedding, belongs to no
         other in any case, so that there is room for the gradients of one of the two at a time.
+    in_parts: whether a layer is divided into parts between which no more values pass than into the layer, such as
+        attention and the products behind it, so that there is room for the weights of one part at a time.
     """
     paths = {source_of(op).module for op in cut.wafer_ops}
     layers = _small_layers(paths) if in_slices else {path: layer_of(path) for path in paths}
+    if in_parts:
+        layers = _parts_of_layers(cut, layers)
     early = _early_ops(cut, waits) | _random_keys(cut)
     runs: list[Segment] = []
     if early:
@@ -183,6 +189,58 @@ def _small_layers(paths: Collection[str]) -> dict[str, str]:
         longest = max((len(members[name]) for name, _ in lists[path]), default=0)
         long = (member for name, member in lists[path] if len(members[name]) * _MUCH_LONGER > longest)
         found[path] = next(long, layer_of(path))
+    return found
+
+
+def _parts_of_layers(cut: Cut, layers: Mapping[str, str]) -> dict[str, str]:
+    """By module path, the part of its layer, which has the name of its last module; "" for the layer itself.
+
+    A part ends with a module of the layer after which no more bytes are read that the layer has read or made before
+    than it reads from other layers.
+    """
+    forward: dict[str, list[Operation]] = defaultdict(list)
+    for op in cut.wafer_ops:
+        source = source_of(op)
+        if not source.backward and op not in cut.sunk and layers[source.module]:
+            forward[layers[source.module]].append(op)
+    parts = dict(layers)
+    passed = cut.parts.difference(result for op in cut.sunk for result in op.results)
+    for layer, ops in forward.items():
+        found = _parts(layer, ops, passed)
+        if len(set(found.values())) > 1:
+            parts.update((path, found.get(_module_in(layer, path), "")) for path in layers if layers[path] == layer)
+    return parts
+
+
+def _module_in(layer: str, path: str) -> str:
+    """The module of a layer on a path within it; "" if the path is the layer's own."""
+    return ".".join(path.split(".")[: layer.count(".") + 2]) if path != layer else ""
+
+
+def _parts(layer: str, ops: Sequence[Operation], passed: Collection[SSAValue]) -> dict[str, str]:
+    """By module of a layer, the last module of its part.
+
+    ops: those of the layer's forward pass.
+    passed: values that may pass from one segment to another.
+    """
+    modules = [_module_in(layer, source_of(op).module) for op in ops]
+    last = {module: number for number, module in enumerate(modules)}
+    last_read = {value: number for number, op in enumerate(ops) for value in op.operands if value in passed}
+    entering = sum(types.nbytes(value) for value in inputs_of(ops) if value in last_read)
+    passing: dict[SSAValue, None] = {}  # values that are read from here on, and were read or made before
+    found: dict[str, str] = {}
+    part: dict[str, None] = {}
+    for number, op in enumerate(ops):
+        if modules[number]:
+            part[modules[number]] = None
+        passing.update(dict.fromkeys(value for value in (*op.operands, *op.results) if value in last_read))
+        for value in [value for value in passing if last_read[value] <= number]:
+            del passing[value]
+        begins_module = number + 1 == len(ops) or modules[number + 1] not in ("", *part)
+        is_between = all(last[module] <= number for module in part)
+        if begins_module and is_between and sum(map(types.nbytes, passing)) <= entering:
+            found.update(dict.fromkeys(part, next(reversed(part), "")))
+            part.clear()
     return found
 
 

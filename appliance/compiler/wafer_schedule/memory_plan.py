@@ -102,6 +102,7 @@ def plan_memory(plan: plan_pb2.WaferPlan, profiles: Mapping[int, KernelProfile],
     dying = _last_uses(plan, groups)
     arriving = _arriving(plan, groups)
     weights, made = _Held(), _Held()
+    outputs = {value for instruction in plan.instructions for value in instruction.run.outputs}
     joined: set[int] = set()  # values whose first part is in its buffer: further parts take memory until they are added
     points = []
     for position, instruction in enumerate(plan.instructions):
@@ -124,6 +125,8 @@ def plan_memory(plan: plan_pb2.WaferPlan, profiles: Mapping[int, KernelProfile],
                     if run.outputs[i] in in_buffers and run.outputs[i] not in joined
                 )
                 joined.update(value for value in run.outputs if value in in_buffers)
+                drops = outputs.intersection(run.drops).difference(run.outputs, in_buffers)
+                freed = frozenset(index for index, value in enumerate(run.inputs) if value in drops)
                 points.append(
                     MemoryPoint(
                         segment=run.layer,
@@ -131,7 +134,7 @@ def plan_memory(plan: plan_pb2.WaferPlan, profiles: Mapping[int, KernelProfile],
                         weight_bytes=weights.nbytes,
                         activation_bytes=made.nbytes,
                         gradient_bytes=gradient_bytes,
-                        working_bytes=max(profile.working_bytes - placed, 0),
+                        working_bytes=max(profile.working_bytes_without(freed) - placed, 0),
                         arriving_bytes=arriving[position],
                     )
                 )

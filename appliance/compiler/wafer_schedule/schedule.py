@@ -43,6 +43,7 @@ from appliance.compiler.wafer_schedule.streams import (
 )
 from waferbox.cirh.dialect import types
 from waferbox.cirh.dialect.operations import func_of
+from waferbox.cirh.execution.memory_reuse import let_reuse_memory, reuses_memory
 from waferbox.cirh.text.parser import parse_module
 from waferbox.cirh.text.printer import print_module
 from wsc.v1 import plan_pb2
@@ -135,6 +136,7 @@ def make_wafer_work(cut: Cut, target: Target) -> WaferWork:
         recomputes=target.recomputes,
         in_slices=target.row_slices > 1,
         gradients_apart=target.slices_attention,
+        in_parts=target.saves_memory,
     )
     # Parts of several micro-batches are added in float32 and rounded once: see `partition/precision.py`.
     rounding = [op for op in cut.wafer_ops if target.micro_batches > 1 and op.results[0] in cut.sharding.rounded]
@@ -146,7 +148,10 @@ def make_wafer_work(cut: Cut, target: Target) -> WaferWork:
     again = _runs_again(cut, waits, segments, whole, in_slices=target.row_slices > 1)
     others = [run for place, run in again.items() if run is not segments[place]]
     for run in [*order_segment_runs(segments, 0, 1, [range(1)], closing, {}), *others]:
-        text = print_module(localiser.kernel(run.ops, run.inputs, run.outputs), locations=False)
+        kernel = localiser.kernel(run.ops, run.inputs, run.outputs)
+        if target.saves_memory:
+            let_reuse_memory(kernel)
+        text = print_module(kernel, locations=False)
         if target.row_slices > 1:
             rows = _rows(cut.sharding, run.inputs)
             text = _in_slices(text, rows, target.row_slices, attends=target.slices_attention)
@@ -233,15 +238,24 @@ def _rows(sharding: Sharding, inputs: Sequence[SSAValue]) -> tuple[tuple[int, in
 @lru_cache(maxsize=256)
 def _in_slices(text: str, rows: tuple[tuple[int, int], ...], most: int, *, attends: bool) -> str:
     """A kernel that computes a row in slices where this needs less memory."""
-    sliced = compute_in_slices(parse_module(text), dict(rows), most, attends=attends)
+    module = parse_module(text)
+    sliced = compute_in_slices(module, dict(rows), most, attends=attends)
     if sliced is None:
         return text
+    if reuses_memory(module):
+        let_reuse_memory(sliced)
     other = print_module(sliced, locations=False)
     return other if profile_kernel(other).working_bytes < profile_kernel(text).working_bytes else text
 
 
 def make_segment_runs(
-    cut: Cut, waits: Waits, *, recomputes: bool = False, in_slices: bool = False, gradients_apart: bool = False
+    cut: Cut,
+    waits: Waits,
+    *,
+    recomputes: bool = False,
+    in_slices: bool = False,
+    gradients_apart: bool = False,
+    in_parts: bool = False,
 ) -> list[SegmentRun]:
     """One segment run for each segment, with the values that it reads, and those that it makes for others.
 
@@ -251,8 +265,9 @@ def make_segment_runs(
         recomputes: whether the backward pass computes a layer's activations again, from what the layer reads.
         in_slices: as of `partition`.
         gradients_apart: as of `partition`.
+        in_parts: as of `partition`.
     """
-    segments = partition(cut, waits, in_slices=in_slices, gradients_apart=gradients_apart)
+    segments = partition(cut, waits, in_slices=in_slices, gradients_apart=gradients_apart, in_parts=in_parts)
     forward = _repeatable(cut, waits, segments) if recomputes else {}
     work = []
     for segment in segments:
