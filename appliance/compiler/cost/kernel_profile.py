@@ -106,7 +106,9 @@ class KernelProfile:
 
         freed: the arguments, by number, that nothing reads after the call.
         """
-        return _working_bytes_without(self.module, freed) if freed and reuses_memory(self.module) else self.working_bytes
+        return (
+            _working_bytes_without(self.module, freed) if freed and reuses_memory(self.module) else self.working_bytes
+        )
 
 
 # Several parts of a compile profile the same kernels.

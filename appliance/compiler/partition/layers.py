@@ -198,49 +198,58 @@ def _parts_of_layers(cut: Cut, layers: Mapping[str, str]) -> dict[str, str]:
     A part ends with a module of the layer after which no more bytes are read that the layer has read or made before
     than it reads from other layers.
     """
-    forward: dict[str, list[Operation]] = defaultdict(list)
+    passed = cut.parts
+    forward: dict[str, list[_Reads]] = defaultdict(list)
     for op in cut.wafer_ops:
         source = source_of(op)
-        if not source.backward and op not in cut.sunk and layers[source.module]:
-            forward[layers[source.module]].append(op)
+        layer = layers[source.module]
+        if layer and not source.backward and op not in cut.sunk:
+            read = [value for value in inputs_of(closure([op], cut.sunk)) if value in passed]
+            forward[layer].append(_Reads(op, _module_in(layer, source.module), read))
     parts = dict(layers)
-    passed = cut.parts.difference(result for op in cut.sunk for result in op.results)
     for layer, ops in forward.items():
-        found = _parts(layer, ops, passed)
+        found = _parts(ops)
         if len(set(found.values())) > 1:
             parts.update((path, found.get(_module_in(layer, path), "")) for path in layers if layers[path] == layer)
     return parts
 
 
+@dataclass(frozen=True, slots=True)
+class _Reads:
+    """An operation, the module of its layer that it belongs to, and the values of the batch that it reads."""
+
+    op: Operation
+    module: str
+    read: Sequence[SSAValue]
+
+
 def _module_in(layer: str, path: str) -> str:
-    """The module of a layer on a path within it; "" if the path is the layer's own."""
-    return ".".join(path.split(".")[: layer.count(".") + 2]) if path != layer else ""
+    """The module of a layer, or member of a list in it, on a path within the layer; "" if it is the layer's own."""
+    inside = path.split(".")[layer.count(".") + 1 :]
+    size = next((size for size, name in enumerate(inside) if size and not name.isdecimal()), len(inside))
+    return ".".join([layer, *inside[:size]]) if inside else ""
 
 
-def _parts(layer: str, ops: Sequence[Operation], passed: Collection[SSAValue]) -> dict[str, str]:
-    """By module of a layer, the last module of its part.
-
-    ops: those of the layer's forward pass.
-    passed: values that may pass from one segment to another.
-    """
-    modules = [_module_in(layer, source_of(op).module) for op in ops]
-    last = {module: number for number, module in enumerate(modules)}
-    last_read = {value: number for number, op in enumerate(ops) for value in op.operands if value in passed}
-    entering = sum(types.nbytes(value) for value in inputs_of(ops) if value in last_read)
+def _parts(ops: Sequence[_Reads]) -> dict[str, str]:
+    """By module of a layer, the last module of its part. ops: those of the layer's forward pass, in order."""
+    last = {each.module: number for number, each in enumerate(ops)}
+    last_read = {value: number for number, each in enumerate(ops) for value in each.read}
+    made = {result for each in ops for result in each.op.results}
+    entering = sum(types.nbytes(value) for value in last_read if value not in made)
     passing: dict[SSAValue, None] = {}  # values that are read from here on, and were read or made before
     found: dict[str, str] = {}
-    part: dict[str, None] = {}
-    for number, op in enumerate(ops):
-        if modules[number]:
-            part[modules[number]] = None
-        passing.update(dict.fromkeys(value for value in (*op.operands, *op.results) if value in last_read))
+    part: list[str] = []
+    for number, each in enumerate(ops):
+        if each.module and each.module not in part:
+            part.append(each.module)
+        passing.update(dict.fromkeys(value for value in (*each.read, *each.op.results) if value in last_read))
         for value in [value for value in passing if last_read[value] <= number]:
             del passing[value]
-        begins_module = number + 1 == len(ops) or modules[number + 1] not in ("", *part)
-        is_between = all(last[module] <= number for module in part)
-        if begins_module and is_between and sum(map(types.nbytes, passing)) <= entering:
-            found.update(dict.fromkeys(part, next(reversed(part), "")))
-            part.clear()
+        is_end = number + 1 == len(ops) or ops[number + 1].module not in ("", *part)
+        if part and is_end and all(last[module] <= number for module in part):
+            if number + 1 == len(ops) or sum(map(types.nbytes, passing)) <= entering:
+                found.update(dict.fromkeys(part, part[-1]))
+                part.clear()
     return found
 
 

@@ -125,8 +125,11 @@ def plan_memory(plan: plan_pb2.WaferPlan, profiles: Mapping[int, KernelProfile],
                     if run.outputs[i] in in_buffers and run.outputs[i] not in joined
                 )
                 joined.update(value for value in run.outputs if value in in_buffers)
-                drops = outputs.intersection(run.drops).difference(run.outputs, in_buffers)
-                freed = frozenset(index for index, value in enumerate(run.inputs) if value in drops)
+                freed = frozenset(
+                    index
+                    for index, value in enumerate(run.inputs)
+                    if value in run.drops and value in outputs and value not in in_buffers
+                )
                 points.append(
                     MemoryPoint(
                         segment=run.layer,

@@ -43,7 +43,7 @@ from appliance.compiler.wafer_schedule.streams import (
 )
 from waferbox.cirh.dialect import types
 from waferbox.cirh.dialect.operations import func_of
-from waferbox.cirh.execution.memory_reuse import let_reuse_memory, reuses_memory
+from waferbox.cirh.execution.memory_reuse import let_reuse_memory
 from waferbox.cirh.text.parser import parse_module
 from waferbox.cirh.text.printer import print_module
 from wsc.v1 import plan_pb2
@@ -238,12 +238,9 @@ def _rows(sharding: Sharding, inputs: Sequence[SSAValue]) -> tuple[tuple[int, in
 @lru_cache(maxsize=256)
 def _in_slices(text: str, rows: tuple[tuple[int, int], ...], most: int, *, attends: bool) -> str:
     """A kernel that computes a row in slices where this needs less memory."""
-    module = parse_module(text)
-    sliced = compute_in_slices(module, dict(rows), most, attends=attends)
+    sliced = compute_in_slices(parse_module(text), dict(rows), most, attends=attends)
     if sliced is None:
         return text
-    if reuses_memory(module):
-        let_reuse_memory(sliced)
     other = print_module(sliced, locations=False)
     return other if profile_kernel(other).working_bytes < profile_kernel(text).working_bytes else text
 
