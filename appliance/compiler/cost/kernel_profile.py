@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Final
 
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 
 from appliance.compiler.cost.flops import VIEWS, flops
 from appliance.compiler.cost.machine_model import MachineModel
@@ -92,6 +92,8 @@ class KernelProfile:
         output_bytes: size of each result.
         choices: the chosen implementations of operations, each with its reason.
         output_sources: by result, the argument that it is a cast or a view of; None if it is not.
+        beside: the results that are written over another value than a sum's earlier part. Where such a result is
+            written to a send buffer instead, that value is held beside it.
     """
 
     module: ModuleOp
@@ -100,6 +102,7 @@ class KernelProfile:
     output_bytes: tuple[int, ...]
     choices: tuple[str, ...]
     output_sources: tuple[int | None, ...]
+    beside: frozenset[int]
 
     def working_bytes_without(self, freed: frozenset[int]) -> int:
         """The working bytes less the memory of arguments that the kernel frees after their last reader.
@@ -119,6 +122,7 @@ def profile_kernel(text: str) -> KernelProfile:
     ops = [op for op in body_ops(module) if not isinstance(op, Const)]
     arguments: dict[SSAValue, int] = {argument: index for index, argument in enumerate(func_of(module).block.args)}
     results = return_of(module).operands
+    written_over = memory_reuse(module, ops, results).written_over
     return KernelProfile(
         module=module,
         flops=sum(map(flops, ops)),
@@ -126,6 +130,11 @@ def profile_kernel(text: str) -> KernelProfile:
         output_bytes=tuple(types.nbytes(value) for value in results),
         choices=tuple(dict.fromkeys(_choices(ops))),
         output_sources=tuple(_source(value, arguments) for value in results),
+        beside=frozenset(
+            index
+            for index, value in enumerate(results)
+            if value.owner in written_over and not _adds_to_sum(value.owner)
+        ),
     )
 
 
@@ -193,6 +202,11 @@ def _working_bytes_without(module: ModuleOp, freed: frozenset[int]) -> int:
                 most = max(most, held)
         held -= dying.get(position, 0)
     return most
+
+
+def _adds_to_sum(op: Operation | Block) -> bool:
+    """Whether an operation adds a part to a sum, whose earlier parts were added in the same place."""
+    return isinstance(op, Operation) and op.name == "cirh.Add" and op.operands[0].has_one_use()
 
 
 def _repeats(op: Operation) -> bool:

@@ -246,10 +246,10 @@ def _parts(ops: Sequence[_Reads]) -> dict[str, str]:
         for value in [value for value in passing if last_read[value] <= number]:
             del passing[value]
         is_end = number + 1 == len(ops) or ops[number + 1].module not in ("", *part)
-        if part and is_end and all(last[module] <= number for module in part):
-            if number + 1 == len(ops) or sum(map(types.nbytes, passing)) <= entering:
-                found.update(dict.fromkeys(part, part[-1]))
-                part.clear()
+        is_complete = part and is_end and all(last[module] <= number for module in part)
+        if is_complete and sum(map(types.nbytes, passing)) <= entering:
+            found.update(dict.fromkeys(part, part[-1]))
+            part.clear()
     return found
 
 

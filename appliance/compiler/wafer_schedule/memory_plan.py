@@ -121,7 +121,7 @@ def plan_memory(plan: plan_pb2.WaferPlan, profiles: Mapping[int, KernelProfile],
                     direct[run.kernel] = Kernel(profile.module).direct_results
                 placed = sum(
                     profile.output_bytes[i]
-                    for i in direct[run.kernel]
+                    for i in direct[run.kernel] - profile.beside
                     if run.outputs[i] in in_buffers and run.outputs[i] not in joined
                 )
                 joined.update(value for value in run.outputs if value in in_buffers)

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from xdsl.ir import Operation, SSAValue
 
-from appliance.compiler.core.target import Target
+from appliance.compiler.core.target import KernelLibrary, Target
 from appliance.compiler.cost.kernel_profile import profile_kernel
 from appliance.compiler.partition.cut import Cut
 from appliance.compiler.partition.groups import Bundle, KernelTable, Numbers
@@ -149,7 +149,8 @@ def make_wafer_work(cut: Cut, target: Target) -> WaferWork:
     others = [run for place, run in again.items() if run is not segments[place]]
     for run in [*order_segment_runs(segments, 0, 1, [range(1)], closing, {}), *others]:
         kernel = localiser.kernel(run.ops, run.inputs, run.outputs)
-        if target.saves_memory:
+        # Inductor decides itself which memory its loops use.
+        if target.saves_memory and target.kernel_library is KernelLibrary.ATEN:
             let_reuse_memory(kernel)
         text = print_module(kernel, locations=False)
         if target.row_slices > 1:

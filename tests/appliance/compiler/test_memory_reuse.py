@@ -7,10 +7,11 @@ import pytest
 import torch
 from compiled_steps import always_in_slices, one_at_a_time, simulate
 from random_programs import traced_program
-from test_row_slices import LONG, WIDTH, random_programs, traced, words
+from test_row_slices import WIDTH, random_programs, traced, words
 
+from appliance.compiler import micro_batches as micro_batches_module
 from appliance.compiler.core.errors import WaferMemoryError
-from appliance.compiler.core.target import MicroBatching, Target
+from appliance.compiler.core.target import KernelLibrary, MicroBatching, Target
 from appliance.compiler.cost.kernel_profile import profile_kernel
 from appliance.compiler.micro_batches import compile_in_micro_batches
 from appliance.compiler.plan_check.check import check_plan
@@ -153,6 +154,8 @@ def test_parts_of_layers_compute_what_layers_compute(window: int, micro_batches:
     with always_in_slices() as sliced:
         step.check([words(), words()], [(1, 1), (3, 2)], slices_attention=True, **settings)
     assert all("reuses_memory" in text for text in sliced)
+    inductor = step.plan(1, kernel_library=KernelLibrary.INDUCTOR, **settings)
+    assert not any("reuses_memory" in kernel.cirh for kernel in inductor.wafer.kernels)
 
 
 @pytest.mark.parity
@@ -171,17 +174,20 @@ def test_parts_of_layers_that_are_run_again() -> None:
 
 
 @pytest.mark.parity
-def test_a_layer_that_does_not_fit_is_divided() -> None:
-    step = traced(layers=1, wide=16 * WIDTH, **LONG)
-    settings = {"micro_batches": 2, "recomputes": True, "row_slices": 64, "slices_attention": True}
-    # The layer needs 2.3 MB, its larger part 2.0.
-    memory = 2_200_000
+def test_a_layer_that_does_not_fit_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(micro_batches_module, "_NUMBERS_OF_SLICES", (2, 16))
+    long = {"tokens": 1024, "samples": 2}
+    step = traced(layers=1, wide=16 * WIDTH, **long)
+    settings = {"micro_batches": 2, "recomputes": True, "row_slices": 16, "slices_attention": True}
+    # The layer needs 843 KiB, its larger part 683.
+    memory = 750 << 10
     with pytest.raises(WaferMemoryError, match="even in slices"):
         step.plan(1, wafer_memory_bytes=memory, **settings)
     target = Target(num_csx=1, num_shards=1, wafer_memory_bytes=memory)
     plan = compile_in_micro_batches(step.text, target, MicroBatching(), lambda: pytest.fail("no time is predicted"))
     check_plan(plan)
-    batches = [words(**LONG)]
+    assert "layers.0.down backward" in {instruction.run.layer for instruction in plan.wafer.instructions}
+    batches = [words(**long)]
     outputs, states = step.expected(batches)
     simulation = simulate(plan, step.initial)
     (results,) = simulation.run([batches], 0)
