@@ -350,7 +350,7 @@ class Kernel:
         self._check(inputs, self.inputs, "input")
         values: list[Any] = [*inputs, *self._tail]
         destinations = self._no_destinations if out is None else self._destinations_of(out)
-        direct = self._direct(inputs, destinations)
+        direct = () if out is None else self._direct(inputs, destinations)
         if self._reuses_memory and isinstance(inputs, list):
             inputs.clear()
         self._run(self._program(destinations, direct), values)
