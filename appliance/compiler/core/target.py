@@ -147,7 +147,7 @@ class Target:
         recomputes: whether the backward pass computes a layer's activations again, instead of keeping them.
         row_slices: the most slices in which a kernel computes a row; 1: at once.
         slices_attention: whether slices go through causal attention, too, where heads then share their keys.
-        saves_memory: whether layers are divided into parts, too, and kernels reuse memory.
+        saves_memory: whether layers are divided into sublayers, too, and kernels reuse memory.
         precision: mixed precision; None: float32 throughout.
         kernel_library: the library that runs the kernels of layers.
         execution_strategy: weight streaming or layer pipelined mode.

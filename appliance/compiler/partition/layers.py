@@ -133,7 +133,7 @@ class Segment:
 
 
 def partition(
-    cut: Cut, waits: Waits, *, in_slices: bool = False, gradients_apart: bool = False, in_parts: bool = False
+    cut: Cut, waits: Waits, *, in_slices: bool = False, gradients_apart: bool = False, in_sublayers: bool = False
 ) -> list[Segment]:
     """The wafer's segments in order of execution, without sunk operations, which are repeated where they are read.
 
@@ -142,13 +142,13 @@ def partition(
         models has a segment for each layer of each model then.
     gradients_apart: whether a segment that sends the gradient of a matrix, such as that of an embedding, belongs to no
         other in any case, so that there is room for the gradients of one of the two at a time.
-    in_parts: whether a layer is divided into parts between which no more values pass than into the layer, such as
-        attention and the products behind it, so that there is room for the weights of one part at a time.
+    in_sublayers: whether a layer is divided into sublayers between which no more values pass than into the layer, such
+        as attention and the products behind it, so that there is room for the weights of one of them at a time.
     """
     paths = {source_of(op).module for op in cut.wafer_ops}
     layers = _small_layers(paths) if in_slices else {path: layer_of(path) for path in paths}
-    if in_parts:
-        layers = _parts_of_layers(cut, layers)
+    if in_sublayers:
+        layers = _sublayers(cut, layers)
     early = _early_ops(cut, waits) | _random_keys(cut)
     runs: list[Segment] = []
     if early:
@@ -192,10 +192,10 @@ def _small_layers(paths: Collection[str]) -> dict[str, str]:
     return found
 
 
-def _parts_of_layers(cut: Cut, layers: Mapping[str, str]) -> dict[str, str]:
-    """By module path, the part of its layer, which has the name of its last module; "" for the layer itself.
+def _sublayers(cut: Cut, layers: Mapping[str, str]) -> dict[str, str]:
+    """By module path, its sublayer, which has the name of its last module; "" for the layer itself.
 
-    A part ends with a module of the layer after which no more bytes are read that the layer has read or made before
+    A sublayer ends with a module of the layer after which no more bytes are read that the layer has read or made before
     than it reads from other layers.
     """
     passed = cut.parts
@@ -206,12 +206,12 @@ def _parts_of_layers(cut: Cut, layers: Mapping[str, str]) -> dict[str, str]:
         if layer and not source.backward and op not in cut.sunk:
             read = [value for value in inputs_of(closure([op], cut.sunk)) if value in passed]
             forward[layer].append(_Reads(op, _module_in(layer, source.module), read))
-    parts = dict(layers)
+    sublayers = dict(layers)
     for layer, ops in forward.items():
-        found = _parts(ops)
+        found = _modules_of_sublayers(ops)
         if len(set(found.values())) > 1:
-            parts.update((path, found.get(_module_in(layer, path), "")) for path in layers if layers[path] == layer)
-    return parts
+            sublayers.update((path, found.get(_module_in(layer, path), "")) for path in layers if layers[path] == layer)
+    return sublayers
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,26 +230,26 @@ def _module_in(layer: str, path: str) -> str:
     return ".".join([layer, *inside[:size]]) if inside else ""
 
 
-def _parts(ops: Sequence[_Reads]) -> dict[str, str]:
-    """By module of a layer, the last module of its part. ops: those of the layer's forward pass, in order."""
+def _modules_of_sublayers(ops: Sequence[_Reads]) -> dict[str, str]:
+    """By module of a layer, the last module of its sublayer. ops: those of the layer's forward pass, in order."""
     last = {each.module: number for number, each in enumerate(ops)}
     last_read = {value: number for number, each in enumerate(ops) for value in each.read}
     made = {result for each in ops for result in each.op.results}
     entering = sum(types.nbytes(value) for value in last_read if value not in made)
     passing: dict[SSAValue, None] = {}  # values that are read from here on, and were read or made before
     found: dict[str, str] = {}
-    part: list[str] = []
+    modules: list[str] = []  # of the present sublayer
     for number, each in enumerate(ops):
-        if each.module and each.module not in part:
-            part.append(each.module)
+        if each.module and each.module not in modules:
+            modules.append(each.module)
         passing.update(dict.fromkeys(value for value in (*each.read, *each.op.results) if value in last_read))
         for value in [value for value in passing if last_read[value] <= number]:
             del passing[value]
-        is_end = number + 1 == len(ops) or ops[number + 1].module not in ("", *part)
-        is_complete = part and is_end and all(last[module] <= number for module in part)
+        is_end = number + 1 == len(ops) or ops[number + 1].module not in ("", *modules)
+        is_complete = modules and is_end and all(last[module] <= number for module in modules)
         if is_complete and sum(map(types.nbytes, passing)) <= entering:
-            found.update(dict.fromkeys(part, part[-1]))
-            part.clear()
+            found.update(dict.fromkeys(modules, modules[-1]))
+            modules.clear()
     return found
 
 

@@ -136,7 +136,7 @@ def make_wafer_work(cut: Cut, target: Target) -> WaferWork:
         recomputes=target.recomputes,
         in_slices=target.row_slices > 1,
         gradients_apart=target.slices_attention,
-        in_parts=target.saves_memory,
+        in_sublayers=target.saves_memory,
     )
     # Parts of several micro-batches are added in float32 and rounded once: see `partition/precision.py`.
     rounding = [op for op in cut.wafer_ops if target.micro_batches > 1 and op.results[0] in cut.sharding.rounded]
@@ -253,7 +253,7 @@ def make_segment_runs(
     recomputes: bool = False,
     in_slices: bool = False,
     gradients_apart: bool = False,
-    in_parts: bool = False,
+    in_sublayers: bool = False,
 ) -> list[SegmentRun]:
     """One segment run for each segment, with the values that it reads, and those that it makes for others.
 
@@ -263,9 +263,9 @@ def make_segment_runs(
         recomputes: whether the backward pass computes a layer's activations again, from what the layer reads.
         in_slices: as of `partition`.
         gradients_apart: as of `partition`.
-        in_parts: as of `partition`.
+        in_sublayers: as of `partition`.
     """
-    segments = partition(cut, waits, in_slices=in_slices, gradients_apart=gradients_apart, in_parts=in_parts)
+    segments = partition(cut, waits, in_slices=in_slices, gradients_apart=gradients_apart, in_sublayers=in_sublayers)
     forward = _repeatable(cut, waits, segments) if recomputes else {}
     work = []
     for segment in segments:

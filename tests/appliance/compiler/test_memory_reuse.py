@@ -1,4 +1,4 @@
-"""Kernels that reuse memory, and layers that are divided into parts: the same numbers, in less memory."""
+"""Kernels that reuse memory, and layers that are divided into sublayers: the same numbers, in less memory."""
 
 import gc
 import weakref
@@ -145,11 +145,11 @@ def test_random_programs_that_reuse_memory(
 @pytest.mark.parity
 @pytest.mark.parametrize("micro_batches", [1, 2])
 @pytest.mark.parametrize("window", [0, 3])
-def test_parts_of_layers_compute_what_layers_compute(window: int, micro_batches: int) -> None:
+def test_sublayers_compute_what_layers_compute(window: int, micro_batches: int) -> None:
     settings = {"row_slices": 4, "micro_batches": micro_batches, "recomputes": True, "saves_memory": True}
     step = traced(window=window)
     labels = {instruction.run.layer for instruction in step.plan(1, **settings).wafer.instructions}
-    # Each part has the name of its last module.
+    # Each sublayer has the name of its last module.
     assert {"layers.0.output", "layers.0.down", "layers.1.output backward", "layers.1.down backward"} < labels
     with always_in_slices() as sliced:
         step.check([words(), words()], [(1, 1), (3, 2)], slices_attention=True, **settings)
@@ -159,7 +159,7 @@ def test_parts_of_layers_compute_what_layers_compute(window: int, micro_batches:
 
 
 @pytest.mark.parity
-def test_parts_of_layers_that_are_run_again() -> None:
+def test_sublayers_that_are_run_again() -> None:
     with always_in_slices(), one_at_a_time(kept_at_most=1, keeps_weights=False):
         traced(layers=4).check(
             [words()],
@@ -179,7 +179,7 @@ def test_a_layer_that_does_not_fit_is_divided(monkeypatch: pytest.MonkeyPatch) -
     long = {"tokens": 1024, "samples": 2}
     step = traced(layers=1, wide=16 * WIDTH, **long)
     settings = {"micro_batches": 2, "recomputes": True, "row_slices": 16, "slices_attention": True}
-    # The layer needs 843 KiB, its larger part 683.
+    # The layer needs 843 KiB, its larger sublayer 683.
     memory = 750 << 10
     with pytest.raises(WaferMemoryError, match="even in slices"):
         step.plan(1, wafer_memory_bytes=memory, **settings)
