@@ -39,10 +39,11 @@ def beside_inputs(kernel: WaferKernel, results: Collection[int]) -> WaferKernel:
     """
 
     def call(inputs: Sequence[torch.Tensor], destinations: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+        read = [_memory(tensor) for tensor in inputs]
         made = kernel(inputs, destinations)
         for index in results:
-            others = [*inputs, *(other for number, other in enumerate(made) if number != index)]
-            if not made[index].is_contiguous() or _shares_memory(made[index], others):
+            others = [*read, *(_memory(other) for number, other in enumerate(made) if number != index)]
+            if not made[index].is_contiguous() or _memory(made[index]) in others:
                 made[index] = made[index].clone(memory_format=torch.contiguous_format)
         return made
 
@@ -63,6 +64,6 @@ def adding(kernel: WaferKernel, sums: Mapping[int, int], tensors: Sequence[torch
     return call
 
 
-def _shares_memory(tensor: torch.Tensor, others: Sequence[torch.Tensor]) -> bool:
-    memory = tensor.untyped_storage().data_ptr()
-    return any(other.untyped_storage().data_ptr() == memory for other in others)
+def _memory(tensor: torch.Tensor) -> int:
+    """The address of the memory that a tensor may share with others."""
+    return tensor.untyped_storage().data_ptr()

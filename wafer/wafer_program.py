@@ -142,6 +142,8 @@ class WaferProgram:
         values = self._program.values
         tensors = values.tensors
         inputs, outputs, drops = values.indices(run.inputs), values.indices(run.outputs), values.indices(run.drops)
+        # The kernel may free what it is the last to read.
+        freed, dropped = set(drops).difference(outputs), set(drops).intersection(outputs)
         destinations = [None if value in self._made else self._buffers.destination(value) for value in run.outputs]
         sums = {index: slot for index, slot in enumerate(outputs) if run.outputs[index] in self._sums}
         if not self._made.isdisjoint(value for value in run.outputs if value in self._joined):
@@ -152,10 +154,13 @@ class WaferProgram:
         self._made.update(run.outputs)
 
         def run_kernel(step: int) -> None:
-            results = kernel([tensors[index] for index in inputs], destinations)
+            given = [tensors[index] for index in inputs]
+            for index in freed:
+                tensors[index] = None
+            results = kernel(given, destinations)
             for index, result in zip(outputs, results, strict=True):
                 tensors[index] = result
-            for index in drops:
+            for index in dropped:
                 tensors[index] = None
 
         is_looped = not self._looped.isdisjoint((*run.inputs, *run.outputs))
@@ -177,6 +182,7 @@ class WaferProgram:
             return [(values.index(value), at_once if value in self._looped else 0) for value in numbers]
 
         inputs, outputs, drops = steps(run.inputs), steps(run.outputs), steps(run.drops)
+        freed, dropped = set(drops).difference(outputs), set(drops).intersection(outputs)  # as in other runs
         by_repetition = [destinations] * self._times
         if not self._looped.isdisjoint(run.outputs):
             by_repetition = [
@@ -189,12 +195,13 @@ class WaferProgram:
 
         def run_kernel(step: int) -> None:
             repetition = program.repetition
-            results = kernel(
-                [tensors[index + repetition * distance] for index, distance in inputs], by_repetition[repetition]
-            )
+            given = [tensors[index + repetition * distance] for index, distance in inputs]
+            for index, distance in freed:
+                tensors[index + repetition * distance] = None
+            results = kernel(given, by_repetition[repetition])
             for (index, distance), result in zip(outputs, results, strict=True):
                 tensors[index + repetition * distance] = result
-            for index, distance in drops:
+            for index, distance in dropped:
                 tensors[index + repetition * distance] = None
 
         return run_kernel
@@ -243,8 +250,9 @@ class WaferProgram:
             return kernel
 
         def call(inputs: Sequence[torch.Tensor], destinations: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+            shown = [inputs[i] for i in read]
             results = kernel(inputs, destinations)
-            clone_views(results, destinations, [*(inputs[i] for i in read), *(results[i] for i in written)])
+            clone_views(results, destinations, [*shown, *(results[i] for i in written)])
             return results
 
         return call

@@ -185,21 +185,22 @@ def _below(
 def _in_slices(step: CompiledStep, target: Target, keep: Keep | None) -> plan_pb2.Plan:
     """Compiles with rows in as few slices as fit without more runs of layers and receptions of weights.
 
-    Slices go through attention, too, only if nothing fits otherwise: each adds to the gradients of all keys.
+    Slices go through attention, too, only if nothing fits otherwise: each adds to the gradients of all keys. What saves
+    memory in other ways comes last.
     """
-    try:
-        most = _Candidate(step, replace(target, row_slices=_NUMBERS_OF_SLICES[-1]))
-    except WaferMemoryError:
-        if not any(op.name == "cirh.Attention" and attrs(op).get("is_causal") for op in body_ops(step.module)):
-            raise
-        target = replace(target, slices_attention=True)
-        most = _Candidate(step, replace(target, row_slices=_NUMBERS_OF_SLICES[-1]))
+    for sliced in _targets_in_slices(step, target):
+        try:
+            most = _Candidate(step, replace(sliced, row_slices=_NUMBERS_OF_SLICES[-1]))
+            break
+        except WaferMemoryError:
+            if sliced.saves_memory:
+                raise
     fits = most
     begin, end = 0, len(_NUMBERS_OF_SLICES) - 1  # the numbers before `begin` do not fit, that of `end` does
     while begin < end:
         middle = (begin + end) // 2
         try:
-            candidate = _Candidate(step, replace(target, row_slices=_NUMBERS_OF_SLICES[middle]))
+            candidate = _Candidate(step, replace(sliced, row_slices=_NUMBERS_OF_SLICES[middle]))
             is_good = candidate.num_instructions == most.num_instructions
         except WaferMemoryError:
             is_good = False
@@ -208,6 +209,15 @@ def _in_slices(step: CompiledStep, target: Target, keep: Keep | None) -> plan_pb
         else:
             begin = middle + 1
     return fits.chosen(keep)
+
+
+def _targets_in_slices(step: CompiledStep, target: Target) -> Iterator[Target]:
+    """Yields the targets for which rows are computed in slices, those that need more memory first."""
+    yield target
+    if any(op.name == "cirh.Attention" and attrs(op).get("is_causal") for op in body_ops(step.module)):
+        target = replace(target, slices_attention=True)
+        yield target
+    yield replace(target, saves_memory=True)
 
 
 def _largest(

@@ -138,6 +138,7 @@ class Stages:
             recomputes=target.recomputes,
             row_slices=target.row_slices,
             slices_attention=target.slices_attention,
+            saves_memory=target.saves_memory,
         )
         return alike == target
 

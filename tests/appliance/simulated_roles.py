@@ -122,7 +122,7 @@ class Wafer(Role):
                         yield from self.wait_for_places(written, step, repetition)
                         places = [None if value in made else self.place_of.get(value) for value in run.outputs]
                         inputs = [self.read(value) for value in run.inputs]
-                        results = self.kernels[run.kernel](inputs, places)
+                        results = self.kernels[run.kernel](list(inputs), places)
                         for i, value in enumerate(run.outputs):
                             if value in made and value in self.sums:
                                 before = self.values[value].tensor

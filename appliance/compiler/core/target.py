@@ -147,6 +147,7 @@ class Target:
         recomputes: whether the backward pass computes a layer's activations again, instead of keeping them.
         row_slices: the most slices in which a kernel computes a row; 1: at once.
         slices_attention: whether slices go through causal attention, too, where heads then share their keys.
+        saves_memory: whether layers are divided into sublayers, too, and kernels reuse memory.
         precision: mixed precision; None: float32 throughout.
         kernel_library: the library that runs the kernels of layers.
         execution_strategy: weight streaming or layer pipelined mode.
@@ -165,6 +166,7 @@ class Target:
     recomputes: bool = False
     row_slices: int = 1
     slices_attention: bool = False
+    saves_memory: bool = False
     precision: Precision | None = None
     kernel_library: KernelLibrary = KernelLibrary.ATEN
     execution_strategy: ExecutionStrategy = ExecutionStrategy.WEIGHT_STREAMING

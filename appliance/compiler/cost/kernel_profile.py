@@ -1,12 +1,13 @@
 """Profiles a kernel of a plan: its arithmetic, its predicted time, and the memory that it needs while it runs."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 
 from appliance.compiler.cost.flops import VIEWS, flops
 from appliance.compiler.cost.machine_model import MachineModel
@@ -15,6 +16,7 @@ from waferbox.cirh.calls.attention import block_bytes, choose, is_in_parts
 from waferbox.cirh.calls.products import is_by_float32, is_large_product
 from waferbox.cirh.dialect import types
 from waferbox.cirh.dialect.operations import Const, body_ops, func_of, return_of
+from waferbox.cirh.execution.memory_reuse import memory_reuse, reuses_memory
 from waferbox.cirh.table.lookup import site_of
 from waferbox.cirh.text.parser import parse_module
 from wsc.v1 import plan_pb2
@@ -90,6 +92,8 @@ class KernelProfile:
         output_bytes: size of each result.
         choices: the chosen implementations of operations, each with its reason.
         output_sources: by result, the argument that it is a cast or a view of; None if it is not.
+        beside: the results that are written over another value than a sum's earlier part. Where such a result is
+            written to a send buffer instead, that value is held beside it.
     """
 
     module: ModuleOp
@@ -98,6 +102,16 @@ class KernelProfile:
     output_bytes: tuple[int, ...]
     choices: tuple[str, ...]
     output_sources: tuple[int | None, ...]
+    beside: frozenset[int]
+
+    def working_bytes_without(self, freed: frozenset[int]) -> int:
+        """The working bytes less the memory of arguments that the kernel frees after their last reader.
+
+        freed: the arguments, by number, that nothing reads after the call.
+        """
+        return (
+            _working_bytes_without(self.module, freed) if freed and reuses_memory(self.module) else self.working_bytes
+        )
 
 
 # Several parts of a compile profile the same kernels.
@@ -108,13 +122,19 @@ def profile_kernel(text: str) -> KernelProfile:
     ops = [op for op in body_ops(module) if not isinstance(op, Const)]
     arguments: dict[SSAValue, int] = {argument: index for index, argument in enumerate(func_of(module).block.args)}
     results = return_of(module).operands
+    written_over = memory_reuse(module, ops, results).written_over
     return KernelProfile(
         module=module,
         flops=sum(map(flops, ops)),
-        working_bytes=_working_bytes(ops, results),
+        working_bytes=_working_bytes_without(module, frozenset()),
         output_bytes=tuple(types.nbytes(value) for value in results),
         choices=tuple(dict.fromkeys(_choices(ops))),
         output_sources=tuple(_source(value, arguments) for value in results),
+        beside=frozenset(
+            index
+            for index, value in enumerate(results)
+            if value.owner in written_over and not _adds_to_sum(value.owner)
+        ),
     )
 
 
@@ -137,28 +157,56 @@ def loop_time(module: ModuleOp, machine: MachineModel) -> float:
     return machine.operation_seconds + sum(map(types.nbytes, ends)) / machine.bytes_per_second
 
 
-def _working_bytes(ops: Sequence[Operation], results: Sequence[SSAValue]) -> int:
-    """The most bytes at one moment. A view takes no memory, and keeps the value that it is a view of."""
-    views = {op for op in ops if op.name in VIEWS and not _repeats(op)}
+@lru_cache(maxsize=1024)
+def _working_bytes_without(module: ModuleOp, freed: frozenset[int]) -> int:
+    """The most bytes at one moment. A view takes no memory, and keeps the value that it is a view of.
+
+    freed: the arguments, by number, whose bytes are subtracted after their last reader.
+    """
+    ops = [op for op in body_ops(module) if not isinstance(op, Const)]
+    results = return_of(module).operands
+    reuse = memory_reuse(module, ops, results)
+    views = {op: op.operands[0] for op in ops if op.name in VIEWS and not _repeats(op)}
+    # What is written over an operand takes its memory, as a view of it would.
+    views.update(reuse.written_over)
     shown: dict[SSAValue, SSAValue] = {}  # by view: the value that it is a view of
     last_read: dict[SSAValue, int] = {}
     for position, op in enumerate(ops):
         for operand in op.operands:
-            last_read[shown.get(operand, operand)] = position
+            if operand not in reuse.early:
+                last_read[shown.get(operand, operand)] = position
         if op in views:
-            shown.update(dict.fromkeys(op.results, shown.get(op.operands[0], op.operands[0])))
+            shown.update(dict.fromkeys(op.results, shown.get(views[op], views[op])))
+        for value in op.results:
+            if value in reuse.early:
+                last_read[shown.get(value, value)] = position
     kept = {shown.get(value, value) for value in results}
     dying: dict[int, int] = {}
+    for argument in (func_of(module).block.args[index] for index in freed):
+        if argument not in kept and argument in last_read:
+            dying[last_read[argument]] = dying.get(last_read[argument], 0) + types.nbytes(argument)
+    placed: Counter[Operation] = Counter()  # by join: the bytes of the parts that have their places
     held = most = 0
     for position, op in enumerate(ops):
         for value in op.results if op not in views else ():
-            held += types.nbytes(value)
+            held += types.nbytes(value) - placed[op]
             if value not in kept:
                 end = last_read.get(value, position)
                 dying[end] = dying.get(end, 0) + types.nbytes(value)
         most = max(most, held + temporary_bytes(op))
+        for value in op.results:
+            if value in reuse.early:
+                # The kernel gives a large value memory where it is written first.
+                placed[reuse.early[value].join] += types.nbytes(value)
+                held += types.nbytes(value)
+                most = max(most, held)
         held -= dying.get(position, 0)
     return most
+
+
+def _adds_to_sum(op: Operation | Block) -> bool:
+    """Whether an operation adds a part to a sum, whose earlier parts were added in the same place."""
+    return isinstance(op, Operation) and op.name == "cirh.Add" and op.operands[0].has_one_use()
 
 
 def _repeats(op: Operation) -> bool:

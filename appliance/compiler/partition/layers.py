@@ -1,7 +1,7 @@
 """Layers: the wafers' work divided into segments by module, and the reduced values that each operation waits for."""
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -132,7 +132,9 @@ class Segment:
         return f"{self.layer or 'model'}{BACKWARD if self.backward else ''}"
 
 
-def partition(cut: Cut, waits: Waits, *, in_slices: bool = False, gradients_apart: bool = False) -> list[Segment]:
+def partition(
+    cut: Cut, waits: Waits, *, in_slices: bool = False, gradients_apart: bool = False, in_sublayers: bool = False
+) -> list[Segment]:
     """The wafer's segments in order of execution, without sunk operations, which are repeated where they are read.
 
     in_slices: whether kernels compute rows in slices. What one kernel passes on to another exists for all slices, so
@@ -140,9 +142,13 @@ def partition(cut: Cut, waits: Waits, *, in_slices: bool = False, gradients_apar
         models has a segment for each layer of each model then.
     gradients_apart: whether a segment that sends the gradient of a matrix, such as that of an embedding, belongs to no
         other in any case, so that there is room for the gradients of one of the two at a time.
+    in_sublayers: whether a layer is divided into sublayers between which no more values pass than into the layer, such
+        as attention and the products behind it, so that there is room for the weights of one of them at a time.
     """
     paths = {source_of(op).module for op in cut.wafer_ops}
     layers = _small_layers(paths) if in_slices else {path: layer_of(path) for path in paths}
+    if in_sublayers:
+        layers = _sublayers(cut, layers)
     early = _early_ops(cut, waits) | _random_keys(cut)
     runs: list[Segment] = []
     if early:
@@ -183,6 +189,67 @@ def _small_layers(paths: Collection[str]) -> dict[str, str]:
         longest = max((len(members[name]) for name, _ in lists[path]), default=0)
         long = (member for name, member in lists[path] if len(members[name]) * _MUCH_LONGER > longest)
         found[path] = next(long, layer_of(path))
+    return found
+
+
+def _sublayers(cut: Cut, layers: Mapping[str, str]) -> dict[str, str]:
+    """By module path, its sublayer, which has the name of its last module; "" for the layer itself.
+
+    A sublayer ends with a module of the layer after which no more bytes are read that the layer has read or made before
+    than it reads from other layers.
+    """
+    passed = cut.parts
+    forward: dict[str, list[_Reads]] = defaultdict(list)
+    for op in cut.wafer_ops:
+        source = source_of(op)
+        layer = layers[source.module]
+        if layer and not source.backward and op not in cut.sunk:
+            read = [value for value in inputs_of(closure([op], cut.sunk)) if value in passed]
+            forward[layer].append(_Reads(op, _module_in(layer, source.module), read))
+    sublayers = dict(layers)
+    for layer, ops in forward.items():
+        found = _modules_of_sublayers(ops)
+        if len(set(found.values())) > 1:
+            sublayers.update((path, found.get(_module_in(layer, path), "")) for path in layers if layers[path] == layer)
+    return sublayers
+
+
+@dataclass(frozen=True, slots=True)
+class _Reads:
+    """An operation, the module of its layer that it belongs to, and the values of the batch that it reads."""
+
+    op: Operation
+    module: str
+    read: Sequence[SSAValue]
+
+
+def _module_in(layer: str, path: str) -> str:
+    """The module of a layer, or member of a list in it, on a path within the layer; "" if it is the layer's own."""
+    inside = path.split(".")[layer.count(".") + 1 :]
+    size = next((size for size, name in enumerate(inside) if size and not name.isdecimal()), len(inside))
+    return ".".join([layer, *inside[:size]]) if inside else ""
+
+
+def _modules_of_sublayers(ops: Sequence[_Reads]) -> dict[str, str]:
+    """By module of a layer, the last module of its sublayer. ops: those of the layer's forward pass, in order."""
+    last = {each.module: number for number, each in enumerate(ops)}
+    last_read = {value: number for number, each in enumerate(ops) for value in each.read}
+    made = {result for each in ops for result in each.op.results}
+    entering = sum(types.nbytes(value) for value in last_read if value not in made)
+    passing: dict[SSAValue, None] = {}  # values that are read from here on, and were read or made before
+    found: dict[str, str] = {}
+    modules: list[str] = []  # of the present sublayer
+    for number, each in enumerate(ops):
+        if each.module and each.module not in modules:
+            modules.append(each.module)
+        passing.update(dict.fromkeys(value for value in (*each.read, *each.op.results) if value in last_read))
+        for value in [value for value in passing if last_read[value] <= number]:
+            del passing[value]
+        is_end = number + 1 == len(ops) or ops[number + 1].module not in ("", *modules)
+        is_complete = modules and is_end and all(last[module] <= number for module in modules)
+        if is_complete and sum(map(types.nbytes, passing)) <= entering:
+            found.update(dict.fromkeys(modules, modules[-1]))
+            modules.clear()
     return found
 
 

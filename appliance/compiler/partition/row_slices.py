@@ -28,6 +28,7 @@ from waferbox.cirh.dialect import types
 from waferbox.cirh.dialect.attributes import AttrValue, SplatAttr, attrs
 from waferbox.cirh.dialect.operations import Const, body_ops, func_of, return_of
 from waferbox.cirh.dialect.spec import Typed
+from waferbox.cirh.execution.memory_reuse import let_reuse_memory, reuses_memory
 from waferbox.cirh.modules.builder import GraphBuilder
 from waferbox.cirh.table.lookup import spec
 
@@ -73,7 +74,12 @@ def compute_in_slices(
         return None
     cut = {value: placement for value, (number, placement) in found.items() if number == tokens}
     stages = _Stages(module, cut, num_slices, attends=attends)
-    return _Builder(module, stages, num_slices).build() if stages.outcomes else None
+    if not stages.outcomes:
+        return None
+    made = _Builder(module, stages, num_slices).build()
+    if reuses_memory(module):
+        let_reuse_memory(made)
+    return made
 
 
 def _tokens(value: SSAValue, rows: int) -> tuple[int, Placement]:

@@ -103,6 +103,7 @@ def plan_memory(plan: plan_pb2.WaferPlan, profiles: Mapping[int, KernelProfile],
     dying = _last_uses(plan, groups)
     arriving = _arriving(plan, groups)
     weights, made = _Held(), _Held()
+    outputs = {value for instruction in plan.instructions for value in instruction.run.outputs}
     joined: set[int] = set()  # values whose first part is in its buffer: further parts take memory until they are added
     points = []
     for position, instruction in enumerate(plan.instructions):
@@ -119,10 +120,15 @@ def plan_memory(plan: plan_pb2.WaferPlan, profiles: Mapping[int, KernelProfile],
                 new = dict(zip(run.outputs, profile.output_bytes, strict=True))
                 placed = sum(
                     profile.output_bytes[i]
-                    for i in _direct_results(profile)
+                    for i in _direct_results(profile) - profile.beside
                     if run.outputs[i] in in_buffers and run.outputs[i] not in joined
                 )
                 joined.update(value for value in run.outputs if value in in_buffers)
+                freed = frozenset(
+                    index
+                    for index, value in enumerate(run.inputs)
+                    if value in run.drops and value in outputs and value not in in_buffers
+                )
                 points.append(
                     MemoryPoint(
                         segment=run.layer,
@@ -130,7 +136,7 @@ def plan_memory(plan: plan_pb2.WaferPlan, profiles: Mapping[int, KernelProfile],
                         weight_bytes=weights.nbytes,
                         activation_bytes=made.nbytes,
                         gradient_bytes=gradient_bytes,
-                        working_bytes=max(profile.working_bytes - placed, 0),
+                        working_bytes=max(profile.working_bytes_without(freed) - placed, 0),
                         arriving_bytes=arriving[position],
                     )
                 )

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from xdsl.ir import Operation, SSAValue
 
-from appliance.compiler.core.target import Target
+from appliance.compiler.core.target import KernelLibrary, Target
 from appliance.compiler.cost.kernel_profile import profile_kernel
 from appliance.compiler.partition.cut import Cut
 from appliance.compiler.partition.groups import Bundle, KernelTable, Numbers
@@ -44,6 +44,7 @@ from appliance.compiler.wafer_schedule.streams import (
 )
 from waferbox.cirh.dialect import types
 from waferbox.cirh.dialect.operations import func_of
+from waferbox.cirh.execution.memory_reuse import let_reuse_memory
 from waferbox.cirh.text.parser import parse_module
 from waferbox.cirh.text.printer import print_module
 from waferbox.runtime.loops import body_of
@@ -138,6 +139,7 @@ def make_wafer_work(cut: Cut, target: Target) -> WaferWork:
         recomputes=target.recomputes,
         in_slices=target.row_slices > 1,
         gradients_apart=target.slices_attention,
+        in_sublayers=target.saves_memory,
     )
     # Parts of several micro-batches are added in float32 and rounded once: see `partition/precision.py`.
     rounding = [op for op in cut.wafer_ops if target.micro_batches > 1 and op.results[0] in cut.sharding.rounded]
@@ -149,7 +151,11 @@ def make_wafer_work(cut: Cut, target: Target) -> WaferWork:
     again = _runs_again(cut, waits, segments, whole, in_slices=target.row_slices > 1)
     others = [run for place, run in again.items() if run is not segments[place]]
     for run in [*order_segment_runs(segments, 0, 1, [range(1)], closing, {}), *others]:
-        text = print_module(localiser.kernel(run.ops, run.inputs, run.outputs), locations=False)
+        kernel = localiser.kernel(run.ops, run.inputs, run.outputs)
+        # Inductor decides itself which memory its loops use.
+        if target.saves_memory and target.kernel_library is KernelLibrary.ATEN:
+            let_reuse_memory(kernel)
+        text = print_module(kernel, locations=False)
         if target.row_slices > 1:
             rows = _rows(cut.sharding, run.inputs)
             text = _in_slices(text, rows, target.row_slices, attends=target.slices_attention)
@@ -244,7 +250,13 @@ def _in_slices(text: str, rows: tuple[tuple[int, int], ...], most: int, *, atten
 
 
 def make_segment_runs(
-    cut: Cut, waits: Waits, *, recomputes: bool = False, in_slices: bool = False, gradients_apart: bool = False
+    cut: Cut,
+    waits: Waits,
+    *,
+    recomputes: bool = False,
+    in_slices: bool = False,
+    gradients_apart: bool = False,
+    in_sublayers: bool = False,
 ) -> list[SegmentRun]:
     """One segment run for each segment, with the values that it reads, and those that it makes for others.
 
@@ -254,8 +266,9 @@ def make_segment_runs(
         recomputes: whether the backward pass computes a layer's activations again, from what the layer reads.
         in_slices: as of `partition`.
         gradients_apart: as of `partition`.
+        in_sublayers: as of `partition`.
     """
-    segments = partition(cut, waits, in_slices=in_slices, gradients_apart=gradients_apart)
+    segments = partition(cut, waits, in_slices=in_slices, gradients_apart=gradients_apart, in_sublayers=in_sublayers)
     forward = _repeatable(cut, waits, segments) if recomputes else {}
     work = []
     for segment in segments:

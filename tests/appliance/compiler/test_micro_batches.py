@@ -150,8 +150,8 @@ def test_the_largest_size_is_found_whatever_refusals_estimate(
 @pytest.mark.parametrize(
     ("largest", "share", "sizes"),
     [
-        # Where nothing fits by the estimate, single rows are tried next, and at last in slices.
-        (0, 0, [8, 8, 1, 1, 1]),
+        # Where nothing fits by the estimate, single rows are tried next, then in slices, and at last in sublayers, too.
+        (0, 0, [8, 8, 1, 1, 1, 1]),
         (1, 0, [8, 8, 1, 1, 4, 3, 2]),
         (4, 0, [8, 8, 1, 1, 4, 6]),
         (6, 1, [8, 8, 6, 4, 3, 2, 1, 6]),

@@ -16,6 +16,7 @@ from waferbox.cirh.dialect.attributes import DenseAttr, SplatAttr
 from waferbox.cirh.dialect.operations import Const, body_ops, func_of, return_of
 from waferbox.cirh.dialect.spec import Call
 from waferbox.cirh.dialect.types import TensorInfo, info, shape
+from waferbox.cirh.execution.memory_reuse import memory_reuse, reuses_memory
 from waferbox.cirh.modules.verify import verify
 from waferbox.cirh.table.lookup import build, runtime_operands, spec
 from waferbox.cirh.text.parser import parse_module
@@ -65,10 +66,19 @@ class _Compiler:
         self._returned = list(return_of(module).operands)
         for argument in arguments:
             self._slots[argument] = self._slot(None)
-        for op in self._needed(module):
+        needed = self._needed(module)
+        self._reuse = memory_reuse(module, needed, self._returned)
+        self.reuses_memory = reuses_memory(module)
+        self._early_joins = {part.join for part in self._reuse.early.values()}
+        for op in needed:
             self._add(op)
+            for result in op.results:
+                if result in self._reuse.early:
+                    part = self._reuse.early[result]
+                    self._place(part.join, result, part.axis, part.start)
         self.results = tuple(self._whole(value) for value in self._returned)
-        self.steps = self._with_last_uses(len(arguments))
+        # The caller may keep arguments, but the kernel does not.
+        self.steps = self._with_last_uses(0 if self.reuses_memory else len(arguments))
 
     def _needed(self, module: ModuleOp) -> list[Operation]:
         """The operations on which results depend."""
@@ -130,12 +140,18 @@ class _Compiler:
     def _add(self, op: Operation) -> None:
         if op.name == "cirh.BroadcastInDim":
             return  # when it is read
+        if op in self._early_joins:
+            self._place_rest(op)
+            return
         call = build(op)
         operands = runtime_operands(op)
         if spec(op.name).pointwise and shape(op.results[0]):
             slots, call = self._pointwise_operands(op, operands, call)
         else:
             slots = tuple(self._whole(operand) for operand in operands)
+        if op in self._reuse.written_over and call.out is not None:
+            over = slots.index(self._whole(self._reuse.written_over[op]))
+            call = Call(partial(_write_over, call.out, over), call.out)
         results = tuple(self._slot(None) for _ in op.results)
         self._slots.update(zip(op.results, results, strict=True))
         adds = op.name == "cirh.Add" and all(
@@ -143,6 +159,27 @@ class _Compiler:
             for operand, slot in zip(operands, slots, strict=True)
         )
         self.steps.append(_Step(call, slots, results, (), listed=spec(op.name).results != 1, adds=adds))
+
+    def _place_rest(self, join: Operation) -> None:
+        """Adds the steps that copy those parts of a joined value to it that were not copied when they were made."""
+        axis = next(part.axis for part in self._reuse.early.values() if part.join is join)
+        start = 0
+        for part in join.operands:
+            if part not in self._reuse.early:
+                self._place(join, part, axis, start)
+            start += shape(part)[axis]
+
+    def _place(self, join: Operation, part: SSAValue, axis: int, start: int) -> None:
+        """Adds the step that copies a part of a joined value to its place. The first such step makes the value."""
+        (joined,) = join.results
+        place = _Place(info(joined), axis, start, shape(part)[axis])
+        slot = self._whole(part)
+        if joined in self._slots:
+            target = self._slots[joined]
+            self.steps.append(_Step(Call(place.fill), (target, slot), (target,), ()))
+        else:
+            target = self._slots[joined] = self._slot(None)
+            self.steps.append(_Step(Call(place.begin, place.begin), (slot,), (target,), ()))
 
     def _pointwise_operands(self, op: Operation, operands: list[SSAValue], call: Call) -> tuple[tuple[int, ...], Call]:
         """The smallest operands of which one still has the whole shape."""
@@ -163,7 +200,8 @@ class _Compiler:
         slots = tuple(self._whole(o) if s is None else s for o, s in zip(operands, small, strict=True))
         return slots, call
 
-    def _with_last_uses(self, arguments: int) -> list[_Step]:
+    def _with_last_uses(self, first: int) -> list[_Step]:
+        """The steps with the slots that each is the last to read, from `first`."""
         keep = set(self.results)
         steps: list[_Step] = []
         seen: set[int] = set()
@@ -172,11 +210,33 @@ class _Compiler:
             dead = {
                 slot
                 for slot in made_or_read
-                if slot not in seen and slot not in keep and slot >= arguments and self.values[slot] is None
+                if slot not in seen and slot not in keep and slot >= first and self.values[slot] is None
             }
             seen.update(made_or_read)
             steps.append(replace(step, dead=tuple(sorted(dead))))
         return steps[::-1]
+
+
+def _write_over(function: Callable[..., Any], over: int, *operands: Any) -> Any:
+    return function(*operands, out=operands[over])
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The place of a part in a joined value: its begin and size in one dimension."""
+
+    joined: TensorInfo
+    axis: int
+    start: int
+    size: int
+
+    def begin(self, part: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Makes the joined value, of which other parts follow."""
+        return self.fill(torch.empty(self.joined.shape, dtype=self.joined.dtype) if out is None else out, part)
+
+    def fill(self, joined: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+        joined.narrow(self.axis, self.start, self.size).copy_(part)
+        return joined
 
 
 def _power(x: torch.Tensor, exponent: float) -> torch.Tensor:
@@ -208,6 +268,7 @@ class Kernel:
         self.inputs: tuple[TensorInfo, ...] = tuple(info(argument) for argument in func_of(module).block.args)
         self.outputs: tuple[TensorInfo, ...] = tuple(info(value) for value in return_of(module).operands)
         self._steps = compiler.steps
+        self._reuses_memory = compiler.reuses_memory
         self._tail = compiler.values[len(self.inputs) :]
         self._results = compiler.results
         self._producers = {
@@ -278,7 +339,8 @@ class Kernel:
         """Runs the module.
 
         Args:
-            inputs: tensors of the arguments' shapes and dtypes.
+            inputs: tensors of the arguments' shapes and dtypes. A kernel that reuses memory empties a list of them, so
+                that tensors to which the caller has no other reference are freed after their last reader.
             out: for each result the tensor to write it to, which may share memory with inputs, or None.
 
         Returns:
@@ -287,12 +349,13 @@ class Kernel:
         """
         self._check(inputs, self.inputs, "input")
         values: list[Any] = [*inputs, *self._tail]
-        if out is None:
-            self._run(self._program(self._no_destinations, ()), values)
-            return [values[slot] for slot in self._results]
-        destinations = self._destinations_of(out)
-        direct = self._direct(inputs, destinations)
+        destinations = self._no_destinations if out is None else self._destinations_of(out)
+        direct = () if out is None else self._direct(inputs, destinations)
+        if self._reuses_memory and isinstance(inputs, list):
+            inputs.clear()
         self._run(self._program(destinations, direct), values)
+        if out is None:
+            return [values[slot] for slot in self._results]
         return self._copy_rest(values, destinations.tensors, direct)
 
     def _destinations_of(self, out: Sequence[torch.Tensor | None]) -> _Destinations:

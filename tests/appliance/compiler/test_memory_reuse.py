@@ -1,0 +1,196 @@
+"""Kernels that reuse memory, and layers that are divided into sublayers: the same numbers, in less memory."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from compiled_steps import always_in_slices, one_at_a_time, simulate
+from random_programs import traced_program
+from test_row_slices import WIDTH, random_programs, traced, words
+
+from appliance.compiler import micro_batches as micro_batches_module
+from appliance.compiler.core.errors import WaferMemoryError
+from appliance.compiler.core.target import KernelLibrary, MicroBatching, Target
+from appliance.compiler.cost.kernel_profile import profile_kernel
+from appliance.compiler.micro_batches import compile_in_micro_batches
+from appliance.compiler.plan_check.check import check_plan
+from cstorch.errors import CompileError as LoweringError
+from waferbox.cirh.execution.kernel import Kernel
+from waferbox.cirh.execution.memory_reuse import let_reuse_memory
+from waferbox.cirh.text.parser import parse_module
+from waferbox.cirh.text.printer import print_module
+
+# --- Kernels
+
+
+def reusing(text: str) -> str:
+    """The text of a kernel that reuses memory."""
+    module = parse_module(text)
+    let_reuse_memory(module)
+    return print_module(module, locations=False)
+
+
+def check_kernel(text: str, *inputs: torch.Tensor) -> float:
+    """Checks that a kernel that reuses memory has the same results. Returns the share of the memory that it needs."""
+    expected = Kernel.build(text)([tensor.clone() for tensor in inputs])
+    kernel = Kernel.build(reusing(text))
+    given = [tensor.clone() for tensor in inputs]
+    assert all(torch.equal(*pair) for pair in zip(kernel(list(given)), expected, strict=True))
+    assert all(torch.equal(*pair) for pair in zip(given, inputs, strict=True))
+    places = [torch.empty_like(tensor) for tensor in expected]
+    assert all(torch.equal(*pair) for pair in zip(kernel(given, places), expected, strict=True))
+    assert all(torch.equal(*pair) for pair in zip(places, expected, strict=True))
+    return profile_kernel(reusing(text)).working_bytes / profile_kernel(text).working_bytes
+
+
+def test_parts_are_joined_as_soon_as_they_are_made() -> None:
+    text = """
+    module {
+      func @graph(%x: tensor<4x8xf32>) -> (tensor<4x24xf32>) {
+        %0 = cirh.Tanh %x : tensor<4x8xf32>
+        %1 = cirh.Exp %x : tensor<4x8xf32>
+        %2 = cirh.Neg %1 : tensor<4x8xf32>
+        %3 = cirh.Concat %0, %x, %2 {axis = 1 : i64} : (tensor<4x8xf32>, tensor<4x8xf32>, tensor<4x8xf32>)
+          -> tensor<4x24xf32>
+        return %3 : tensor<4x24xf32>
+      }
+    }
+    """
+    # Three parts, and one that is not in its place yet; or three and two that wait.
+    assert check_kernel(text, torch.randn(4, 8)) == pytest.approx(3 / 5)
+
+
+def test_operands_are_written_over() -> None:
+    text = """
+    module {
+      func @graph(%x: tensor<8x8xf32>, %y: tensor<8x8xf32>) -> (tensor<8x8xf32>) {
+        %0 = cirh.Mul %x, %y : tensor<8x8xf32>
+        %1 = cirh.Exp %0 : tensor<8x8xf32>
+        %2 = cirh.Sub %y, %1 : tensor<8x8xf32>
+        %3 = cirh.RoundCb16 %2 : tensor<8x8xf32>
+        return %3 : tensor<8x8xf32>
+      }
+    }
+    """
+    assert check_kernel(text, torch.randn(8, 8), torch.randn(8, 8)) == 1 / 2
+
+
+@pytest.mark.parametrize(
+    "reader",
+    [
+        "%2 = cirh.Transpose %0, %cst : (tensor<8x8xf32>, tensor<2xi64>) -> tensor<8x8xf32>\n"
+        "%3 = cirh.Add %0, %2 : tensor<8x8xf32>\n%4 = cirh.Mul %3, %1 : tensor<8x8xf32>",
+        "%2 = cirh.Reshape %0 : (tensor<8x8xf32>) -> tensor<8x8xf32>\n"
+        "%3 = cirh.Neg %0 : tensor<8x8xf32>\n%4 = cirh.Mul %3, %2 : tensor<8x8xf32>",
+        "%2 = cirh.Cast %0 {Truncate = false} : tensor<8x8xf32> -> tensor<8x8xf32>\n"
+        "%3 = cirh.Neg %0 : tensor<8x8xf32>\n%4 = cirh.Mul %2, %3 : tensor<8x8xf32>",
+    ],
+)
+def test_what_another_value_shows_is_not_written_over(reader: str) -> None:
+    text = f"""
+    module {{
+      func @graph(%x: tensor<8x8xf32>) -> (tensor<8x8xf32>, tensor<8x8xf32>) {{
+        %cst = cirh.Const dense<[1, 0]> : tensor<2xi64>
+        %0 = cirh.Exp %x : tensor<8x8xf32>
+        %1 = cirh.Tanh %x : tensor<8x8xf32>
+        {reader}
+        return %1, %4 : tensor<8x8xf32>, tensor<8x8xf32>
+      }}
+    }}
+    """
+    check_kernel(text, torch.randn(8, 8))
+
+
+def test_an_argument_is_freed_after_its_last_reader() -> None:
+    text = """
+    module {
+      func @graph(%x: tensor<8xf32>, %y: tensor<8xf32>) -> (tensor<8xf32>) {
+        %0 = cirh.Exp %x : tensor<8xf32>
+        %1 = cirh.Sub %0, %y : tensor<8xf32>
+        return %1 : tensor<8xf32>
+      }
+    }
+    """
+    inputs = [torch.randn(8), torch.randn(8)]
+    freed = [weakref.ref(tensor) for tensor in inputs]
+    (result,) = Kernel.build(reusing(text))(inputs)
+    gc.collect()
+    assert not inputs
+    assert [reference() for reference in freed] == [None, None]
+    assert result.shape == (8,)
+    profile = profile_kernel(reusing(text))
+    assert profile.working_bytes_without(frozenset()) == profile.working_bytes == 32
+    # The caller holds 64 bytes of arguments, of which none are left.
+    assert profile.working_bytes_without(frozenset({0, 1})) == 32
+
+
+# --- Steps
+
+
+@pytest.mark.parity
+@random_programs
+def test_random_programs_that_reuse_memory(
+    number: int, cut: tuple[int, int], row_slices: int, recomputes: bool
+) -> None:
+    wafers, micro_batches = cut
+    try:
+        program, batch = traced_program(number)
+    except LoweringError:
+        pytest.skip("refused")
+    settings = {"micro_batches": micro_batches, "row_slices": row_slices, "recomputes": recomputes}
+    program.check([batch], [(wafers, 1 + number % 2)], seeds=[number % 5], saves_memory=True, **settings)
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("window", [0, 3])
+def test_sublayers_compute_what_layers_compute(window: int, micro_batches: int) -> None:
+    settings = {"row_slices": 4, "micro_batches": micro_batches, "recomputes": True, "saves_memory": True}
+    step = traced(window=window)
+    labels = {instruction.run.layer for instruction in step.plan(1, **settings).wafer.instructions}
+    # Each sublayer has the name of its last module.
+    assert {"layers.0.output", "layers.0.down", "layers.1.output backward", "layers.1.down backward"} < labels
+    with always_in_slices() as sliced:
+        step.check([words(), words()], [(1, 1), (3, 2)], slices_attention=True, **settings)
+    assert all("reuses_memory" in text for text in sliced)
+    inductor = step.plan(1, kernel_library=KernelLibrary.INDUCTOR, **settings)
+    assert not any("reuses_memory" in kernel.cirh for kernel in inductor.wafer.kernels)
+
+
+@pytest.mark.parity
+def test_sublayers_that_are_run_again() -> None:
+    with always_in_slices(), one_at_a_time(kept_at_most=1, keeps_weights=False):
+        traced(layers=4).check(
+            [words()],
+            [(1, 1), (2, 1)],
+            row_slices=4,
+            micro_batches=3,
+            recomputes=True,
+            slices_attention=True,
+            saves_memory=True,
+            seeds=[0, 3],
+        )
+
+
+@pytest.mark.parity
+def test_a_layer_that_does_not_fit_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(micro_batches_module, "_NUMBERS_OF_SLICES", (2, 16))
+    long = {"tokens": 1024, "samples": 2}
+    step = traced(layers=1, wide=16 * WIDTH, **long)
+    settings = {"micro_batches": 2, "recomputes": True, "row_slices": 16, "slices_attention": True}
+    # The layer needs 843 KiB, its larger sublayer 683.
+    memory = 750 << 10
+    with pytest.raises(WaferMemoryError, match="even in slices"):
+        step.plan(1, wafer_memory_bytes=memory, **settings)
+    target = Target(num_csx=1, num_shards=1, wafer_memory_bytes=memory)
+    plan = compile_in_micro_batches(step.text, target, MicroBatching(), lambda: pytest.fail("no time is predicted"))
+    check_plan(plan)
+    assert "layers.0.down backward" in {instruction.run.layer for instruction in plan.wafer.instructions}
+    batches = [words(**long)]
+    outputs, states = step.expected(batches)
+    simulation = simulate(plan, step.initial)
+    (results,) = simulation.run([batches], 0)
+    torch.testing.assert_close(list(results.values()), outputs[0], rtol=1e-9, atol=1e-9)
+    for name, value in states.items():
+        torch.testing.assert_close(simulation.states[name], value, rtol=1e-9, atol=1e-9)
