@@ -273,16 +273,17 @@ class ClusterExecution(Execution):
 
     def _finish(self) -> None:
         if self._stream is not None:
-            self._settle(self._stream.finish())
+            input_states = self._stream.finish()
+            self._settle()
+            if input_states:
+                self.executor.dataloader.completed([read_state(each) for each in input_states])
             kind = "Training" if self._step.trains else "Evaluation"
             logger.info("%s of %d steps completed successfully!", kind, self.executor.num_steps)
 
-    def _settle(self, input_states: list[bytes]) -> None:
+    def _settle(self) -> None:
         """Marks the end of the execution after the last step that the script has done."""
         self._is_running = False
         self._session.state.settle(is_saved=self._done in self.snapshot_steps)
-        if input_states:
-            self.executor.dataloader.completed([read_state(each) for each in input_states])
 
     def _close(self) -> None:
         """Ends the execution, or marks it as left if the script has left its loop before the last step."""
@@ -305,7 +306,8 @@ class ClusterExecution(Execution):
         assert self._stream is not None
         logger.info("Ending the execution after step %d: steps beyond it are undone", self._done)
         try:
-            self._settle(self._stream.stop_after(self._done))
+            self._stream.stop_after(self._done)
+            self._settle()
         except BaseException:
             self.give_up()
             self._session.abandon_job(NO_STEP)

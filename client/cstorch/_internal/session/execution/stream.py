@@ -204,24 +204,20 @@ class ExecutionStream:
             self._consumed = 0
             self.send(coordinator_pb2.ExecuteRequest(consumed=coordinator_pb2.Consumed(step=step)))
 
-    def finish(self) -> list[bytes]:
-        """Waits for the end of the last step; returns the states of the workers' loaders, if there are any."""
-        return self._finished(self.receive("finished"))
-
-    def stop_after(self, step: int) -> list[bytes]:
-        """Ends the execution after a step, counted from 1, that the script has done; returns as `finish`.
+    def stop_after(self, step: int) -> None:
+        """Ends the execution after a step, counted from 1, that the script has done.
 
         Steps that the cluster has run beyond it are undone: it runs those since its last recovery point again.
         """
         for each in [each for each in self._checkpoint_steps if each <= step]:
             self._release(each)
         self.send(coordinator_pb2.ExecuteRequest(stop_after=coordinator_pb2.StopAfter(step=step)))
-        while not (response := self.receive("finished", "outputs", "checkpoint")).HasField("finished"):
+        while not self.receive("finished", "outputs", "checkpoint").HasField("finished"):
             pass  # was on its way
-        return self._finished(response)
 
-    def _finished(self, response: coordinator_pb2.ExecuteResponse) -> list[bytes]:
-        finished = response.finished
+    def finish(self) -> list[bytes]:
+        """Waits for the end of the last step; returns the states of the workers' loaders, if there are any."""
+        finished = self.receive("finished").finished
         for name, seconds in sorted(finished.seconds.items()):
             logger.debug("%s: %.3f s", name, seconds)
         return list(finished.input_states)
