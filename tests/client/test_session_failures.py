@@ -26,7 +26,9 @@ from waferbox import deadlines
 from wsc.v1 import node_pb2
 
 
-def test_an_exception_of_a_closure_reaches_the_script_and_cancels(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_an_exception_of_a_closure_reaches_the_script_whose_end_cancels_the_job(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
     setup = Setup(cluster, tmp_path)
 
     @cstorch.step_closure
@@ -36,11 +38,15 @@ def test_an_exception_of_a_closure_reaches_the_script_and_cancels(cluster: FakeC
 
     with pytest.raises(ValueError, match="the loss is NaN"):
         run(setup.executor(5), lambda batch: check(setup.step(batch)))
+    assert setup.weight() == 0.25  # that of the step of the closure
+    with pytest.raises(ValueError, match="the loss is NaN"):
+        run(setup.executor(5), lambda batch: check(setup.step(batch)))
+    setup.backend.close()
     assert cluster.cancelled == ["job-1"]
     assert cluster.sessions_ended.wait(5)
 
 
-def test_interrupt_cancels_the_job(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_the_end_of_an_interrupted_script_cancels_the_job(cluster: FakeCluster, tmp_path: Path) -> None:
     setup = Setup(cluster, tmp_path)
 
     def interrupted() -> None:
@@ -51,6 +57,7 @@ def test_interrupt_cancels_the_job(cluster: FakeCluster, tmp_path: Path) -> None
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
+    setup.backend.close()
     assert cluster.cancelled == ["job-1"]
     assert cluster.finished == [True]
 

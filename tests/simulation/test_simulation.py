@@ -123,7 +123,7 @@ MUTATIONS: dict[str, tuple[type, str, Callable[..., object], Sequence[str]]] = {
     "replacements get no inputs": (Inputs, "prepare_again", _prepare_nobody, ()),
 }
 TRANSITION_MUTATIONS: dict[str, tuple[type, Callable[..., object], str]] = {
-    "the end of a former stream counts": (Disconnected, _believe_old_streams, "break a connection"),
+    "the end of a former stream counts": (Disconnected, _believe_old_streams, "partition"),
     "a coordinator gets no successor": (Exited, _end_without_asking, "kill a coordinator"),
 }
 

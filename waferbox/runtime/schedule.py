@@ -23,7 +23,7 @@ MAX_GROUPS: Final = 1 << 20
 def check_steps(num_steps: int, activation_steps: int, checkpoint_steps: Sequence[int], least: int = 1) -> None:
     """Raises ValueError: an execution exceeds the limits. activation_steps: 0 stands for 1. least: number of steps."""
     if not least <= num_steps <= MAX_STEPS:
-        raise ValueError(f"an execution has {least} to {MAX_STEPS} steps, not {num_steps}")
+        raise ValueError(f"an execution has at least {least} and at most {MAX_STEPS} steps, not {num_steps}")
     if not 0 <= activation_steps <= MAX_STEPS:
         raise ValueError(f"activation_steps is at most {MAX_STEPS}, not {activation_steps}")
     if len(checkpoint_steps) > MAX_CHECKPOINTS:
