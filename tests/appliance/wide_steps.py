@@ -43,6 +43,10 @@ def trained(model: Any, loss: torch.Tensor, rate: float = 0.1) -> torch.Tensor:
     return loss.detach()
 
 
+def mean_step(model: Any) -> Any:
+    return lambda batch: trained(model, model(batch).square().mean())
+
+
 def check(build: Any, model: nn.Module, batches: Any = None, clusters: Any = FEW, **settings: Any) -> Traced:
     batches = batches or rows()
     traced = Traced(build, model, batches[0])

@@ -4,6 +4,7 @@ import copy
 import itertools
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,9 +19,22 @@ from cstorch.errors import UsageError
 STEPS = 3
 
 
-def input_fn() -> DataLoader:
-    rows = torch.randn(8 * STEPS, 6, generator=torch.Generator().manual_seed(0))
+def input_fn(steps: int = STEPS) -> DataLoader:
+    rows = torch.randn(8 * steps, 6, generator=torch.Generator().manual_seed(0))
     return DataLoader(TensorDataset(rows, rows.sum(1, keepdim=True)), batch_size=8)
+
+
+def training_step(compiled: Any, optimizer: Any) -> Any:
+    @cstorch.trace
+    def train(batch: list[torch.Tensor]) -> torch.Tensor:
+        rows, wanted = batch
+        loss = (compiled(rows) - wanted).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return train
 
 
 def expected(model: nn.Module) -> list[float]:
@@ -59,14 +73,7 @@ def test_weights_stay_on_the_cluster_from_execution_to_execution(
     losses: list[float] = []
     report = cstorch.step_closure(lambda loss: losses.append(loss.item()))
 
-    @cstorch.trace
-    def train(batch: list[torch.Tensor]) -> torch.Tensor:
-        rows, wanted = batch
-        loss = (compiled(rows) - wanted).pow(2).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss
+    train = training_step(compiled, optimizer)
 
     @cstorch.trace
     def evaluate(batch: list[torch.Tensor]) -> torch.Tensor:
@@ -97,11 +104,6 @@ def test_weights_stay_on_the_cluster_from_execution_to_execution(
 LENGTH = 40  # steps of a loop that is left
 
 
-def long_input_fn() -> DataLoader:
-    rows = torch.randn(8 * LENGTH, 6, generator=torch.Generator().manual_seed(1))
-    return DataLoader(TensorDataset(rows, rows.sum(1, keepdim=True)), batch_size=8)
-
-
 @pytest.mark.cluster
 @pytest.mark.parametrize("activation_steps", [1, 4])
 def test_a_loop_that_is_left_gives_the_states_of_a_shorter_one(
@@ -119,17 +121,10 @@ def test_a_loop_that_is_left_gives_the_states_of_a_shorter_one(
     closures: list[int] = []
     numbers = itertools.count()
 
-    @cstorch.trace
-    def train(batch: list[torch.Tensor]) -> torch.Tensor:
-        rows, wanted = batch
-        loss = (compiled(rows) - wanted).pow(2).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss
+    train = training_step(compiled, optimizer)
 
     def executor(num_steps: int = LENGTH) -> DataExecutor:
-        loader = cstorch.utils.data.DataLoader(long_input_fn)
+        loader = cstorch.utils.data.DataLoader(input_fn, LENGTH)
         return DataExecutor(loader, num_steps, checkpoint_steps=8, activation_steps=activation_steps)
 
     def saved() -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ from compiled_steps import BATCH, RandomTraced, Traced, one_at_a_time, simulate
 from reported_steps import MACHINE
 from simulated_links import Hazard
 from torch import nn
-from wide_steps import WIDE, rows, trained
+from wide_steps import WIDE, mean_step, rows, trained
 
 from appliance.compiler import plan as plan_module
 from appliance.compiler.core.target import Target
@@ -44,10 +44,6 @@ class Chain(nn.Module):
         for layer in self.layers:
             x = x + layer(x)
         return x
-
-
-def mean_step(model: Any) -> Any:
-    return lambda batch: trained(model, model(batch).square().mean())
 
 
 def gathered_step(model: Any) -> Any:

@@ -5,9 +5,9 @@ import weakref
 
 import pytest
 import torch
-from compiled_steps import always_in_slices, one_at_a_time, simulate
+from compiled_steps import always_in_slices, one_at_a_time
 from random_programs import traced_program
-from test_row_slices import WIDTH, random_programs, traced, words
+from test_row_slices import WIDTH, assert_computes, random_programs, traced, words
 
 from appliance.compiler import micro_batches as micro_batches_module
 from appliance.compiler.core.errors import WaferMemoryError
@@ -187,10 +187,4 @@ def test_a_layer_that_does_not_fit_is_divided(monkeypatch: pytest.MonkeyPatch) -
     plan = compile_in_micro_batches(step.text, target, MicroBatching(), lambda: pytest.fail("no time is predicted"))
     check_plan(plan)
     assert "layers.0.down backward" in {instruction.run.layer for instruction in plan.wafer.instructions}
-    batches = [words(**long)]
-    outputs, states = step.expected(batches)
-    simulation = simulate(plan, step.initial)
-    (results,) = simulation.run([batches], 0)
-    torch.testing.assert_close(list(results.values()), outputs[0], rtol=1e-9, atol=1e-9)
-    for name, value in states.items():
-        torch.testing.assert_close(simulation.states[name], value, rtol=1e-9, atol=1e-9)
+    assert_computes(plan, step, long)

@@ -9,7 +9,7 @@ import torch
 from compiled_steps import BATCH, Traced, kinds, one_at_a_time, simulate
 from torch import nn
 from torch.nn import functional as F
-from wide_steps import WIDE, Wide, rows, sgd, trained
+from wide_steps import WIDE, Wide, mean_step, rows, sgd, trained
 
 from appliance.compiler import plan
 from appliance.compiler.core.errors import WaferMemoryError
@@ -42,10 +42,6 @@ class Deep(nn.Module):
         for layer in self.layers:
             x = x + layer(x)
         return x
-
-
-def mean_step(model: Any) -> Any:
-    return lambda batch: trained(model, model(batch).square().mean())
 
 
 def clipped_step(model: Any) -> Any:

@@ -209,6 +209,17 @@ def test_errors_of_slices_are_within_those_of_autocast(name: str, slices_attenti
 LONG = {"tokens": 4096, "samples": 2}
 
 
+def assert_computes(plan: plan_pb2.Plan, step: Traced, size: dict[str, int]) -> None:
+    """The plan computes in a step what plain torch does. size: of the batch, as of `words`."""
+    batches = [words(**size)]
+    outputs, states = step.expected(batches)
+    simulation = simulate(plan, step.initial)
+    (results,) = simulation.run([batches], 0)
+    torch.testing.assert_close(list(results.values()), outputs[0], rtol=1e-9, atol=1e-9)
+    for name, value in states.items():
+        torch.testing.assert_close(simulation.states[name], value, rtol=1e-9, atol=1e-9)
+
+
 def largest_kernel(plan: plan_pb2.Plan) -> int:
     """The bytes of the values that exist at once in a kernel, of the kernel that has the most."""
     return max(profile.working_bytes for profile in profile_kernels(plan.wafer.kernels).values())
@@ -228,13 +239,7 @@ def test_a_row_that_does_not_fit_is_computed_in_slices() -> None:
         assert plan.wafer.row_slices > 1
         assert plan.wafer.micro_batches == LONG["samples"]
         assert "slices, one after the other" in " ".join(micro_batch_notes(plan))
-    batches = [words(**LONG)]
-    outputs, states = step.expected(batches)
-    simulation = simulate(plan, step.initial)
-    (results,) = simulation.run([batches], 0)
-    torch.testing.assert_close(list(results.values()), outputs[0], rtol=1e-9, atol=1e-9)
-    for name, value in states.items():
-        torch.testing.assert_close(simulation.states[name], value, rtol=1e-9, atol=1e-9)
+    assert_computes(plan, step, LONG)
 
 
 @pytest.mark.parametrize(("tokens", "why"), [(4099, "a single row of the batch needs"), (4096, "even in slices")])
