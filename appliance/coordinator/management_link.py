@@ -132,6 +132,10 @@ class ManagementLink:
         self._request = first.job
         return first.job
 
+    def continue_from(self, earlier: management_pb2.CoordinatorHello) -> None:
+        """Continues the work of the job's earlier coordinator, with the nodes of the last hello that it recorded."""
+        self._nodes, self._started = earlier.nodes, earlier.started
+
     def listen(self, callbacks: ManagementCallbacks) -> None:
         """Begins to receive management's messages."""
         self._send_hello(callbacks)

@@ -187,6 +187,13 @@ class JobRecord:
         return settings.REPLACEMENT_SECONDS.get() if self.incarnation else deadlines.JOB_CREATION.session
 
     @property
+    def hello(self) -> management_pb2.CoordinatorHello:
+        """The latest hello for a restarted management service, without the token."""
+        hello = management_pb2.CoordinatorHello()
+        hello.CopyFrom(self._record.hello)
+        return hello
+
+    @property
     def incarnation(self) -> int:
         """Number of coordinators that the job had before."""
         return self._record.incarnation

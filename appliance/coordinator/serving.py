@@ -88,6 +88,7 @@ async def serve_job(
     try:
         if settings.restarted:
             record.take_over()
+            management.continue_from(record.hello)
     except RecordLost as error:
         lost = node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, message=f"the coordinator has died, and {error}")
     job = CoordinatedJob(

@@ -148,14 +148,14 @@ class NodeRegistry:
 
     # --- jobs ---------------------------------------------------------------------------------------------------------
 
-    def open(self, job: str, nodes: Sequence[management_pb2.NodeInfo] = ()) -> None:
+    def open(self, job: str, nodes: Sequence[management_pb2.NodeInfo] | None = None) -> None:
         """Allows a job to hold nodes, including those that were kept for it.
 
-        nodes: as its coordinator reports them after a restart of management.
+        nodes: as its coordinator reports them after a restart of management; None for a new job.
         """
-        known = self._jobs[job] = {node.member: node for node in nodes}
-        if nodes and (now := self._clock.monotonic()) < self._returning_until:
-            self._last_loss = now  # there are nodes that this service has not seen
+        known = self._jobs[job] = {node.member: node for node in nodes or ()}
+        if nodes is not None and (now := self._clock.monotonic()) < self._returning_until:
+            self._last_loss = now  # the cluster may have nodes that this service has not seen
             self._homes.update((node.address, (job, node.member)) for node in nodes)
         for node in self._nodes.values():
             if node.info.job:

@@ -342,6 +342,20 @@ def test_nodes_that_return_without_a_job_are_kept_for_the_one_that_had_them(node
     assert len(told.given) == 1
 
 
+def test_a_job_that_waited_when_management_was_killed_waits_for_nodes_that_have_not_registered_again(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deadlines, "REGISTRATION", replace(deadlines.REGISTRATION, missing_nodes=0.0))
+    nodes.registry._returning_until = float("inf")
+    told, wanted = Told(), management_pb2.Acquire(num_wafers=1, num_workers_per_wafer=1)
+    nodes.registry.open("one", [])
+    nodes.registry.enqueue(Waiting(job="one", wanted=wanted, priority=2, created=0.0), told)
+    for _ in range(2):
+        nodes.registry.review()  # fails if it refuses the job
+    nodes.one_of_each()
+    assert len(told.given) == 1
+
+
 # --- with a coordinator's link ----------------------------------------------------------------------------------------
 
 
@@ -351,6 +365,7 @@ class Listening:
     def __init__(self) -> None:
         self.lost: list[management_pb2.NodeInfo] = []
         self.statuses: list[management_pb2.QueueStatus] = []
+        self.hellos: list[management_pb2.CoordinatorHello] = []
 
     def callbacks(self) -> ManagementCallbacks:
         def refuse(error: Exception) -> None:
@@ -359,7 +374,7 @@ class Listening:
         return ManagementCallbacks(
             cancel=lambda: None,
             lease_lost=self.lost.append,
-            known_as=lambda management, hello: None,
+            known_as=lambda management, hello: self.hellos.append(hello),
             queued=self.statuses.append,
             trace=lambda request: None,
             history=list,
@@ -392,15 +407,27 @@ class Linked:
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever)
         self._thread.start()
-        self.link, self.nodes = self.run(self._open(settings)).result(WAIT_SECONDS)
+        self._settings = settings
+        self.link = self.run(self._open(None)).result(WAIT_SECONDS)
+        self.nodes = self.acquire().result(WAIT_SECONDS).nodes
 
-    async def _open(self, settings: CoordinatorSettings) -> tuple[ManagementLink, Sequence[management_pb2.NodeInfo]]:
+    async def _open(self, earlier: management_pb2.CoordinatorHello | None) -> ManagementLink:
         identity = ProcessIdentity(process_id=1, process_started=1, host="host")
-        link = ManagementLink(settings, "127.0.0.1:1", make_async_channel, identity, SystemClock())
+        link = ManagementLink(self._settings, "127.0.0.1:1", make_async_channel, identity, SystemClock())
         await link.hello()
+        if earlier is not None:
+            link.continue_from(earlier)
         link.listen(self.listening.callbacks())
-        acquired = await link.acquire(management_pb2.Acquire(num_wafers=1, num_workers_per_wafer=1))
-        return link, acquired.nodes
+        return link
+
+    def acquire(self) -> "Future[management_pb2.Acquired]":
+        return self.run(self.link.acquire(management_pb2.Acquire(num_wafers=1, num_workers_per_wafer=1)))
+
+    def succeed(self) -> None:
+        """Another coordinator takes over from the present one, which dies."""
+        earlier = self.listening.hellos[-1]
+        self.run(self.link.close(wait=False)).result(WAIT_SECONDS)
+        self.link = self.run(self._open(earlier)).result(WAIT_SECONDS)
 
     def run(self, work: Coroutine[Any, Any, Any]) -> "Future[Any]":
         return asyncio.run_coroutine_threadsafe(work, self.loop)
@@ -446,6 +473,21 @@ def test_the_link_waits_for_a_node_that_comes_later(cluster: Any, linked: Linked
     assert of(nodes, "wafer-0").address == cluster.nodes[-1][1].address
     cluster.until(lambda: not linked.listening.statuses[-1].waiting_for)
     assert {node.member for node in nodes} == {node.member for node in linked.nodes}
+
+
+def test_a_successor_gets_the_nodes_from_a_management_service_that_was_started_before_it_had_them(
+    cluster: Any, linked: Linked
+) -> None:
+    linked.succeed()
+    address = cluster.address
+    cluster.stop_management()
+    cluster.start_management(address)
+    cluster.until(cluster.jobs)
+    before = {(node.member, node.address) for node in linked.nodes}
+    known = cluster.service._registry._jobs[linked.job]
+    assert {(member, node.address) for member, node in known.items()} == before
+    after = linked.acquire().result(WAIT_SECONDS).nodes
+    assert {(node.member, node.address) for node in after} == before
 
 
 def test_the_link_asks_a_management_service_that_was_started_meanwhile(cluster: Any, linked: Linked) -> None:
