@@ -281,7 +281,10 @@ class ManagementLink:
             except grpc.aio.AioRpcError as error:
                 self._break("died or was cut off")
                 if error.code() in REFUSALS or error.code() == grpc.StatusCode.NOT_FOUND:
-                    callbacks.management_lost(f"{self._named()} does not know the job: {error.details()}")
+                    self._lost = f"{self._named()} does not know the job: {error.details()}"
+                    self._lost_at = -math.inf  # no wait for its return
+                    self._changes.notify()
+                    callbacks.management_lost(self._lost)
                     return
             await self._channel.close(None)
             await asyncio.sleep(deadlines.COORDINATION.retry)

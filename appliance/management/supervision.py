@@ -275,7 +275,8 @@ class Supervision:
         self._process.kill()
 
     def _stayed_away(self, event: TimeOver) -> None:
-        self._end(management_pb2.JOB_PHASE_FAILED, "its coordinator has died")
+        seconds = deadlines.COORDINATION.coordinator_return
+        self._end(management_pb2.JOB_PHASE_FAILED, f"its coordinator has not connected again within {seconds:g} s")
 
     # --- parts of transitions -----------------------------------------------------------------------------------------
 

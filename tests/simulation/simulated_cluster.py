@@ -424,12 +424,14 @@ class SimulatedCluster:
             if finished:
                 end = finished[-1].end
                 assert end is not None
-                # A coordinator waits for management for a while, to report the end, and then gives up.
-                assert phase == end.phase or job.cancelled or self._was_away(), (job.report, end)
+                # Coordinator and management wait for each other for a while, to report the end, and then give up.
+                faults = self._kinds()
+                is_late = message.startswith(NOT_CONNECTED) and {"stall a coordinator", "stall the ingress"} <= faults
+                assert phase == end.phase or job.cancelled or self._was_away() or is_late, (job.report, end)
                 continue
             assert phase == management_pb2.JOB_PHASE_FAILED or job.cancelled, job.report
             statuses = {f"its coordinator ended with status {each.process.status}" for each in ran}
-            died = {"its coordinator has died", "the fork server does not answer", "cancelled"}
+            died = {NOT_CONNECTED, "the fork server does not answer", "cancelled"}
             if not any(each.had_hello for each in ran):
                 died.add(f"the ingress at {INGRESS} does not run it")
             assert any(message.startswith(cause) for cause in statuses | died) or "did not start" in message, message
@@ -494,6 +496,7 @@ CREATION_FAULTS = {
     "lose a host",
 }
 # The ends of jobs that a fault explains: a part of the message, and the faults.
+NOT_CONNECTED = "its coordinator has not connected again"
 EXPLANATIONS: dict[str, set[str]] = {
     "no coordinator of job": {*CREATION_FAULTS, "stall a coordinator", "kill the ingress", "stall the ingress"},
     "did not start": {"refuse processes", "kill the ingress", "stall the ingress", "break a connection", "partition"},
@@ -505,13 +508,17 @@ EXPLANATIONS: dict[str, set[str]] = {
         "partition",
         "break a connection",
     },
-    # A script on another host that is stopped again, or cut off, before it has come back.
-    "the client did not open a session within": {"stall a client", "partition"},
+    # A script on another host that is stopped again, or cut off, before it has come back; or that gets the address of
+    # the coordinator from a management service that is stopped meanwhile.
+    "the client did not open a session within": {"stall a client", "stall management", "partition"},
+    # The job has ended for want of its script, and management has been killed since.
+    "started again after the end of the job": {"stall a client", "partition"},
     "no recovery point has the states": {"fill a disk"},
     # A job of the queue has got the nodes meanwhile.
     "there was no replacement": {"kill management", "stall management", "partition", "lose a node", "lose a host"},
     "and none is free": {"kill a node", "stall a node", "partition", "break a connection", "stall management"},
-    "the job needs": {"lose a node"},
+    # A node that is stopped for longer than a job waits is not in the cluster.
+    "the job needs": {"lose a node", "stall a node"},
     # A node that was leased and cannot be reached.
     "did not answer within": {"partition", "stall a node", "lose a host"},
     # The host that has it is out of reach.

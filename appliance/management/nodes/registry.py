@@ -360,9 +360,10 @@ class NodeRegistry:
             if job not in awaited or self._clock.monotonic() >= self._returning_until:
                 held = {node.member: node for node in self._held(job)}
                 known = self._jobs[job] or held
-                self._waiters[job].admitted(
-                    [held.get(member) or _with_lease(node, 0.0) for member, node in known.items()]
-                )
+                # A held node may have been kept for a replacement that the job does not have yet.
+                given = {member: held.get(member) or _with_lease(node, 0.0) for member, node in known.items()}
+                self._jobs[job] = given
+                self._waiters[job].admitted(list(given.values()))
                 self._forget(job)
 
     def _forget(self, job: str) -> None:

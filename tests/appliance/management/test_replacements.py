@@ -342,6 +342,22 @@ def test_nodes_that_return_without_a_job_are_kept_for_the_one_that_had_them(node
     assert len(told.given) == 1
 
 
+def test_a_successor_has_the_replacements_that_were_kept_while_others_were_missing(nodes: Nodes) -> None:
+    wafer, worker, *_ = nodes.one_of_each()
+    told = nodes.start("one")
+    before = told.given[0]
+    for each in (wafer, worker):
+        nodes.registry.remove(each, "died")
+    assert nodes.replace("one", [of(before, "wafer-0"), of(before, "worker-0")], told) == ""
+    kept = nodes.add(WAFER)  # is kept until there is a worker
+    nodes.registry.leave("one", told)
+    successor = Told()
+    wanted = management_pb2.Acquire(num_wafers=1, num_workers_per_wafer=1)
+    nodes.registry.enqueue(Waiting(job="one", wanted=wanted, priority=2, created=0.0), successor)
+    assert of(successor.given[0], "wafer-0").node_id == kept
+    assert nodes.registry.reduce("one", successor.given[0], successor) == ""
+
+
 def test_a_job_that_waited_when_management_was_killed_waits_for_nodes_that_have_not_registered_again(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -220,6 +220,8 @@ class JobSession:
                 return f"the connection to the ingress at {self.gateway} broke too, and nothing answers there"
             if is_unanswered(error):
                 return "the management service has ended too; where the cluster was started, `waferbox status` says why"
+            if status_of(error).code() == grpc.StatusCode.NOT_FOUND:
+                return "the management service was started again after the end of the job, and does not know its cause"
             return ""
         return job.message if job.ended else ""
 
