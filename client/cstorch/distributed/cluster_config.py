@@ -150,13 +150,23 @@ class ClusterConfig:
     @property
     def management(self) -> str | None:
         """The management address to use; None for an embedded cluster."""
+        return self._named_management()[0]
+
+    @property
+    def management_source(self) -> str:
+        """The place that the management address comes from, for messages."""
+        return self._named_management()[1]
+
+    def _named_management(self) -> tuple[str | None, str]:
+        """Returns the management address, with the place that it comes from."""
         if self.mgmt_address is not None:
-            return self.mgmt_address
+            return self.mgmt_address, "mgmt_address of the ClusterConfig"
         if address := settings.MANAGEMENT.get():
-            return check_address(address, f"the environment variable {settings.MANAGEMENT.name}")
+            source = f"the environment variable {settings.MANAGEMENT.name}"
+            return check_address(address, source), source
         of_user_node = cluster_defaults.user_node_address(self.mgmt_namespace)
         source = f"the server in {cluster_defaults.USER_NODE_VARIABLE}"
-        return check_address(of_user_node, source) if of_user_node else None
+        return (check_address(of_user_node, source) if of_user_node else None), source
 
 
 def check_address(address: str, source: str) -> str:

@@ -74,6 +74,7 @@ def backend(backend_type: str | BackendType | None = None, *args: Any, **setting
     Raises:
         UsageError: There is another backend already, or none is there to return.
         ConfigurationError: The name or a setting is wrong.
+        ClusterUnreachableError: No management service answers at the address of the cluster.
 
     Example:
         ::

@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import TypeVar
 
 from cstorch._internal.session.cluster_state import ClusterState
+from cstorch._internal.session.connecting import connect
 from cstorch._internal.session.embedded import EmbeddedCluster
 from cstorch._internal.session.job import ClientJob
 from cstorch._internal.session.staging import stage
 from cstorch._internal.tracing.random_counter import random_counter
 from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.distributed.run_settings import execution_strategy
-from cstorch.errors import CstorchError, UsageError
-from waferbox.security.tokens import Kind, own_clusters_token
+from cstorch.errors import ClusterUnreachableError, CstorchError, UsageError
+from waferbox.security.tokens import Kind, own_clusters_token, user_token
 from wsc.v1 import initialisation_pb2, node_pb2
 
 logger = logging.getLogger("cstorch.session")
@@ -61,6 +62,9 @@ class ClusterSession:
         config: What the job requires of the cluster.
         compile_dir: The folder of the cluster for artifacts, below its cache root unless absolute.
         embedded: The cluster to use if config names none; the session owns it.
+
+    Raises:
+        ClusterUnreachableError: No management service answers at the address that config names.
     """
 
     def __init__(self, config: ClusterConfig, compile_dir: str, embedded: EmbeddedCluster | None) -> None:
@@ -75,6 +79,17 @@ class ClusterSession:
         self._embedded = embedded
         if embedded is not None:
             self.open_in_background()
+        else:
+            self._check_management()
+
+    def _check_management(self) -> None:
+        """Checks that management answers, before the script builds its model and traces it."""
+        management = self._config.management
+        assert management is not None
+        try:
+            connect(management, "management service", user_token(management)).close()
+        except ClusterUnreachableError as error:
+            raise ClusterUnreachableError(f"{error}; the address is from {self._config.management_source}") from None
 
     def check_compile(self, config: ClusterConfig, trains: bool) -> None:
         """Checks a compile before it begins; warns of a training step after an evaluation.
