@@ -212,7 +212,7 @@ def sample(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the values of a tensor, at most MOST_ELEMENTS of them, in float64."""
     flat = tensor.detach().reshape(-1)
     distance = max(1, math.ceil(flat.numel() / MOST_ELEMENTS))
-    return flat[::distance].to(torch.float64).contiguous()
+    return flat[::distance].to(torch.float64, copy=True).contiguous()  # tied weights share their memory
 
 
 @functools.cache
