@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "integration"), str(HERE.parents[1])]
+sys.path[:0] = [str(HERE), *(str(HERE.parent / each) for each in ("integration", "shared")), str(HERE.parents[1])]
 
 from chaos_draw import draw
 from chaos_table import table

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "integration"), str(HERE.parents[1])]
+sys.path[:0] = [str(HERE), *(str(HERE.parent / each) for each in ("integration", "shared")), str(HERE.parents[1])]
 
 import psutil  # noqa: E402
 from cluster_rig import SCRIPTS, RunningCluster, RunningScript, Surroundings, running_cluster, wait_for  # noqa: E402

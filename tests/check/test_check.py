@@ -49,7 +49,7 @@ FAULTY = {
 
 
 @pytest.fixture
-def checked(tmp_path, monkeypatch):
+def checked(tmp_path, monkeypatch, forked_scripts):
     """Returns a function that returns the verdict of a script, which runs in its folder."""
 
     def check(script: Path, *, wafers: Sequence[int] = (1,), full_size: bool = False) -> Verdict:
@@ -118,6 +118,12 @@ def test_no_false_alarm(script, checked):
     # The check has changed no file.
     assert {path.suffix for path in script.parent.iterdir()} <= {".py", ""}
     assert not (script.parent / "out").exists()
+
+
+def test_command_starts_a_cluster_and_processes_of_its_own():
+    status, verdict = printed(SCRIPTS / "right", "mlp.py")
+    assert status == verdict["status"] == 0
+    assert {answer["state"] for answer in verdict["answers"]} == {"good"}
 
 
 def test_script_that_fails_before_its_first_step(tmp_path):

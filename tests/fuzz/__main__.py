@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "integration"), str(HERE.parents[1])]
+sys.path[:0] = [str(HERE), *(str(HERE.parent / each) for each in ("integration", "shared")), str(HERE.parents[1])]
 
 from fuzz_attack import attack
 

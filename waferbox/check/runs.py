@@ -5,7 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -73,6 +73,13 @@ def command_of(script: str, arguments: Sequence[str], *, is_module: bool = False
     return [program, *arguments]
 
 
+def start_script(command: Sequence[str], environment: Mapping[str, str], log: int) -> "subprocess.Popen[bytes]":
+    """Starts a script as a group of processes of its own, whose output is written to the descriptor `log`."""
+    return subprocess.Popen(
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+    )
+
+
 class ScriptProcess:
     """A script that runs for a check. Its processes are a group of their own, and end with `close`."""
 
@@ -88,14 +95,7 @@ class ScriptProcess:
         environment |= {settings.CHECK.name: run.to_json(), "PYTHONUNBUFFERED": "1"}
         environment.setdefault("PYTHONHASHSEED", "0")  # sets have the same order in all runs
         with (folder / LOG).open("wb") as log:
-            self._process = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            self._process = start_script(command, environment, log.fileno())
 
     def wait(self, seconds: float) -> Run:
         """Waits for the end of the script. Raises TimeoutError: it runs longer."""

@@ -8,6 +8,7 @@ and end are its own.
 import contextlib
 import gc
 import json
+import mmap
 import os
 import signal
 import socket
@@ -17,6 +18,7 @@ import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from waferbox import settings
 from waferbox.host.descriptors import readable
 
 MAX_BYTES = 1 << 17
@@ -122,16 +124,21 @@ def main() -> None:
     import torch._dynamo
     import torch.distributed.tensor  # noqa: F401
 
-    import cstorch  # noqa: F401
+    from cstorch._internal.checked_backend.backends import install_check
+    from cstorch.distributed import streaming
 
     gc.collect()
     gc.freeze()  # what is here stays shared with the scripts
     sys.argv = serve(socket.socket(fileno=int(sys.argv[1])))
-    sys.path[0] = str(Path(sys.argv[0]).parent)
+    streaming._asked = mmap.mmap(-1, len(streaming._asked))  # the scripts would share this memory
+    if settings.CHECK.is_set():  # the import of cstorch would have read it
+        install_check()
+    script = Path(sys.argv[0]).absolute()
+    sys.path[0] = str(script.parent)
     module = types.ModuleType("__main__")
-    module.__file__ = sys.argv[0]
+    module.__file__ = str(script)
     sys.modules["__main__"] = module
-    exec(compile(Path(sys.argv[0]).read_bytes(), sys.argv[0], "exec"), module.__dict__)
+    exec(compile(script.read_bytes(), str(script), "exec"), module.__dict__)
 
 
 if __name__ == "__main__":
