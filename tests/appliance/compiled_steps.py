@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from appliance.compiler import plan as plan_module
 from appliance.compiler.partition.row_slices import compute_in_slices
-from appliance.compiler.pipeline import Target, compile_module
+from appliance.compiler.pipeline import CompiledStep, Target
 from appliance.compiler.plan_check.check import check_plan
 from appliance.compiler.wafer_schedule import schedule as schedule_module
 from appliance.compiler.wafer_schedule import streams
@@ -104,8 +104,12 @@ class Traced:
         self.text = print_module(lower(trace))
         self.initial = {state.name: state.cell.read().clone() for state in trace.states}
 
+    @functools.cached_property
+    def step(self) -> CompiledStep:
+        return CompiledStep(self.text)
+
     def plan(self, wafers: int, shards: int = 1, **settings: Any) -> plan_pb2.Plan:
-        plan = compile_module(self.text, Target(num_csx=wafers, num_shards=shards, **settings))
+        plan = self.step.plan(Target(num_csx=wafers, num_shards=shards, **settings))
         check_plan(plan)
         return plan
 
