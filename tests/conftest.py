@@ -28,8 +28,11 @@ gc.disable()
 
 
 def pytest_collection_finish() -> None:
+    from waferbox.host.memory import collect_seldom
+
     gc.freeze()
     gc.enable()
+    collect_seldom()  # as in a coordinator: most tests compile
     # pytest attaches six handlers in each test to every logger that does not propagate, and torch has fifty of these.
     for name in logging.root.manager.loggerDict:
         if name.startswith("torch"):
