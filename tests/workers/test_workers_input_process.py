@@ -194,8 +194,9 @@ def test_a_killed_process_is_noticed(prepare: Prepare) -> None:
     assert (caught.value.kind, caught.value.peer) == (node_pb2.Failure.KIND_NODE, "")
 
 
-def test_a_killed_process_of_the_loader_is_noticed(prepare: Prepare) -> None:
-    with running(prepare(input_functions.random_rows, ROWS)) as harness:
+@pytest.mark.parametrize("input_fn", [input_functions.random_rows, input_functions.random_rows_without_signals])
+def test_a_killed_process_of_the_loader_is_noticed(prepare: Prepare, input_fn: Callable[..., Any]) -> None:
+    with running(prepare(input_fn, ROWS)) as harness:
         harness.batch()
         for process in psutil.Process(harness.process._process.pid).children():
             process.kill()

@@ -7,6 +7,7 @@ import traceback
 TRACEBACK_CHARACTERS = 20_000
 
 _KILLED = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal")
+_EXITED = re.compile(r"DataLoader worker \(pid\(s\) [\d, ]+\) exited unexpectedly")
 
 _HERE = os.path.dirname(__file__)
 
@@ -24,12 +25,23 @@ class InputFailure(Exception):
 def names_killed_process(error: BaseException | None) -> bool:
     """Whether torch raised the error, or a cause of it, since a process of a DataLoader was killed.
 
-    torch raises it from a signal handler, and so anywhere in the code.
+    torch raises it from a signal handler, and so anywhere in the code, or where it has waited in vain for a batch.
     """
     while error is not None:
-        if isinstance(error, RuntimeError) and _KILLED.match(str(error)):
-            return True
+        if isinstance(error, RuntimeError):
+            text = str(error)
+            if _KILLED.match(text) or (_EXITED.match(text) and _killed_processes(error)):
+                return True
         error = error.__cause__ or error.__context__
+    return False
+
+
+def _killed_processes(error: RuntimeError) -> bool:
+    """Whether a signal ended one of the processes that torch found ended; the text of its error lists only numbers."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        processes = frame.f_locals.get("failed_workers")
+        if isinstance(processes, list):
+            return any((process.exitcode or 0) < 0 for process in processes)
     return False
 
 
