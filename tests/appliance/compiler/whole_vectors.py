@@ -1,4 +1,4 @@
-"""Element-wise operations whose results do not depend on where an element lies in its tensor."""
+"""Operations whose results do not depend on where an element lies in its tensor, or a tensor in memory."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,10 +14,13 @@ _COPIES = 128
 
 @contextmanager
 def whole_vectors() -> Iterator[None]:
-    """Context in which each element of an element-wise operation is computed by the vector code of torch.
+    """Context in which torch's results depend on the values of tensors only, to the last bit.
 
-    Otherwise torch computes the elements after the last whole vector, and those of strided tensors, by other code. It
-    may round functions such as sigmoid otherwise.
+    * Each element of an element-wise operation is computed by the vector code of torch. Otherwise torch computes the
+      elements after the last whole vector, and those of strided tensors, by other code, which may round functions such
+      as sigmoid otherwise.
+    * Other operations, such as products and sums, take copies of their operands with the default strides. Otherwise the
+      order in which they add depends on the strides and, in the processor's library, on the alignment.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the parts of several threads may end within a vector
@@ -29,7 +32,7 @@ def whole_vectors() -> Iterator[None]:
 
 
 class _Copies(TorchDispatchMode):
-    """A mode in which element-wise operations have a last dimension more, of copies of each element."""
+    """A mode in which operations take copies: element-wise ones many of each element, in a last dimension more."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -37,8 +40,16 @@ class _Copies(TorchDispatchMode):
         given = (args, dict(kwargs or {}))
         tensors = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor)]
         is_elementwise = torch.Tag.pointwise in func.tags and torch.Tag.nondeterministic_seeded not in func.tags
+        names = [argument.name for argument in func._schema.arguments]
         if not is_elementwise or not tensors or any(tensor.numel() == 0 for tensor in tensors):
-            return func(*given[0], **given[1])
+            # What is viewed or written stays itself.
+            kept = {argument.name for argument in func._schema.arguments if argument.alias_info is not None}
+
+            def read(name: str, value: Any) -> Any:
+                return value if name in kept else pytree.tree_map_only(torch.Tensor, _copy, value)
+
+            by_position = [read(name, value) for name, value in zip(names, args, strict=False)]
+            return func(*by_position, **{name: read(name, value) for name, value in given[1].items()})
         has_dims = any(tensor.dim() for tensor in tensors)
         copied: dict[int, torch.Tensor] = {}
 
@@ -51,7 +62,6 @@ class _Copies(TorchDispatchMode):
 
         wide_args, wide_kwargs = pytree.tree_map_only(torch.Tensor, copies, given)
         result = func(*wide_args, **wide_kwargs)
-        names = [argument.name for argument in func._schema.arguments]
         by_name = {**dict(zip(names, args, strict=False)), **given[1]}
         written = [
             by_name[argument.name]
@@ -66,4 +76,8 @@ class _Copies(TorchDispatchMode):
 
 
 def _first_copies(wide: torch.Tensor) -> torch.Tensor:
-    return wide[..., 0].clone(memory_format=torch.contiguous_format)
+    return _copy(wide[..., 0])
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format)
