@@ -8,7 +8,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from script_server import ForkedScript, ScriptServer
+from forking_server import ForkedProcess
+from script_server import ScriptServer
 
 from cstorch._internal.session.embedded import EmbeddedCluster
 from cstorch.distributed import ClusterConfig
@@ -34,7 +35,7 @@ def management(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def forked_scripts(script_server: ScriptServer, management: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Has the scripts of checks forked, and run on the shared cluster."""
 
-    def start(command: Sequence[str], environment: Mapping[str, str], log: int) -> ForkedScript:
+    def start(command: Sequence[str], environment: Mapping[str, str], log: int) -> ForkedProcess:
         _, script, *arguments = command
         variables = {**environment, settings.MANAGEMENT.name: management}
         return script_server.start(Path(script), arguments, Path.cwd(), variables, [log, log])

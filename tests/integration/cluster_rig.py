@@ -18,7 +18,9 @@ from typing import TypeAlias
 import grpc
 import psutil
 import pytest
-from script_server import ForkedScript, ScriptServer
+from forking_server import MARK, NO_MARK, ForkedProcess
+from role_server import RoleServer
+from script_server import ScriptServer
 
 from benchmarks import by_hand
 from benchmarks.network import HERE, Host, NoNetwork, hosts
@@ -28,7 +30,6 @@ from waferbox.rpc.server import make_channel
 from wsc.v1 import management_pb2, management_pb2_grpc, node_pb2
 
 SCRIPTS = Path(__file__).parent / "scripts"
-MARK = "WAFERBOX_TEST_MARK"
 # The limit for waits that depend on the load of the machine. A time that users are promised is tested as it is.
 PATIENCE_SECONDS = 60.0
 
@@ -38,8 +39,8 @@ class Surroundings:
 
     def __init__(self, folder: Path, cache: Path) -> None:
         self.folder = folder
-        self.mark = secrets.token_hex(8)
-        self.sessions: set[int] = set()  # the sessions of forked processes, which have another mark or none
+        self.mark = secrets.token_hex(len(NO_MARK) // 2)
+        self.sessions: set[int] = set()  # of processes that write over their environment
         self.temporary = folder / "temporary"
         self.temporary.mkdir(parents=True)
         self._cache = cache
@@ -82,24 +83,39 @@ class RunningCluster:
     """A process `python -m waferbox.cluster.embedded`, which ends when its standard input is closed."""
 
     def __init__(
-        self, surroundings: Surroundings, *more: str, variables: dict[str, str] | None = None, **roles: int
+        self,
+        surroundings: Surroundings,
+        *more: str,
+        server: RoleServer | None = None,
+        variables: dict[str, str] | None = None,
+        **roles: int,
     ) -> None:
+        """server: who forks it, instead of a Python of its own."""
         self.surroundings = surroundings
         options = [*more, *(word for role, count in roles.items() for word in (f"--{role}", str(count)))]
         self.log = surroundings.folder / "cluster.log"
+        given, self._input = os.pipe()
+        output, given_output = os.pipe()
+        self._output = open(output, "rb")  # noqa: SIM115 - closed by stop
+        module, environment = "waferbox.cluster.embedded", surroundings.variables(**(variables or {}))
+        self.process: subprocess.Popen[bytes] | ForkedProcess
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "waferbox.cluster.embedded", *options],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=surroundings.variables(**(variables or {})),
-                start_new_session=True,
-            )
-        assert self.process.stdout is not None
+            if server is not None:
+                self.process = server.start(module, options, environment, [given, given_output, log.fileno()])
+            else:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-m", module, *options],
+                    stdin=given,
+                    stdout=given_output,
+                    stderr=log,
+                    env=environment,
+                    start_new_session=True,
+                )
+        os.close(given)
+        os.close(given_output)
         try:
-            assert readable([self.process.stdout], PATIENCE_SECONDS), self.log.read_text()
-            line = self.process.stdout.readline()
+            assert readable([self._output], PATIENCE_SECONDS), self.log.read_text()
+            line = self._output.readline()
             assert line, self.log.read_text()
             announced = json.loads(line)
             self.management: str = announced["management"]
@@ -132,10 +148,8 @@ class RunningCluster:
         """Closes the standard input of the process, and waits for its end."""
         if hasattr(self, "_channel"):
             self._channel.close()
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.close()
-        self.process.stdout.close()
+        os.close(self._input)
+        self._output.close()
         try:
             self.process.wait(PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
@@ -146,11 +160,16 @@ class RunningCluster:
 
 @contextlib.contextmanager
 def running_cluster(
-    folder: Path, cache: Path, *options: str, variables: dict[str, str] | None = None, **roles: int
+    folder: Path,
+    cache: Path,
+    *options: str,
+    server: RoleServer | None = None,
+    variables: dict[str, str] | None = None,
+    **roles: int,
 ) -> Iterator[RunningCluster]:
     """Runs a cluster with these numbers of nodes by role, and checks that nothing is left at its end."""
     surroundings = Surroundings(folder, cache)
-    cluster = RunningCluster(surroundings, *options, variables=variables, **roles)
+    cluster = RunningCluster(surroundings, *options, server=server, variables=variables, **roles)
     try:
         yield cluster
     except grpc.RpcError as error:
@@ -226,12 +245,11 @@ class RunningScript:
         address = {} if management is None else {"WAFERBOX_MANAGEMENT": management}
         environment = surroundings.variables(**address, **(variables or {}))
         words = [str(argument) for argument in arguments]
-        self.process: subprocess.Popen[bytes] | ForkedScript
+        self.process: subprocess.Popen[bytes] | ForkedProcess
         with self._output.open("wb") as output, self._errors.open("wb") as errors:
             if server is not None:
                 outputs = [output.fileno(), errors.fileno()]
                 self.process = server.start(script, words, surroundings.folder, environment, outputs)
-                surroundings.sessions.add(self.process.pid)
                 return
             self.process = subprocess.Popen(
                 [*prefix, python, str(script), *words],
@@ -276,6 +294,7 @@ class RunningScript:
 
 
 StartScript: TypeAlias = Callable[..., RunningScript]  # see the fixture start_script
+StartCluster: TypeAlias = Callable[..., contextlib.AbstractContextManager[RunningCluster]]  # see start_cluster
 
 
 def wait_for(

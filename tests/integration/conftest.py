@@ -2,12 +2,21 @@
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing
 from itertools import count
 from pathlib import Path
 
 import pytest
-from cluster_rig import SCRIPTS, RunningCluster, RunningScript, StartScript, Surroundings, running_cluster
+from cluster_rig import (
+    SCRIPTS,
+    RunningCluster,
+    RunningScript,
+    StartCluster,
+    StartScript,
+    Surroundings,
+    running_cluster,
+)
+from role_server import RoleServer
 from script_server import ScriptServer
 
 sys.path.insert(0, str(SCRIPTS))  # for workers too, which import the functions that make input
@@ -20,10 +29,28 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[RunningCluster]:
+def role_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RoleServer]:
+    with closing(RoleServer(tmp_path_factory.mktemp("role_server"))) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def start_cluster(cache: Path, role_server: RoleServer) -> StartCluster:
+    """start_cluster(folder, *options, variables=None, **roles), as running_cluster."""
+
+    def start(
+        folder: Path, *options: str, variables: dict[str, str] | None = None, **roles: int
+    ) -> AbstractContextManager[RunningCluster]:
+        return running_cluster(folder, cache, *options, server=role_server, variables=variables, **roles)
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory, start_cluster: StartCluster) -> Iterator[RunningCluster]:
     """A cluster of 4 wafers with 2 workers each, and 2 MemoryX shards. A test must not kill its processes."""
     folder = tmp_path_factory.mktemp("cluster") / "own"
-    with running_cluster(folder, cache, wafers=4, memoryx=2, workers=8) as cluster:
+    with start_cluster(folder, wafers=4, memoryx=2, workers=8) as cluster:
         yield cluster
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_rig import SCRIPTS, RunningCluster, RunningScript, StartScript, Surroundings, running_cluster, wait_for
+from cluster_rig import SCRIPTS, RunningCluster, RunningScript, StartCluster, StartScript, Surroundings, wait_for
+from role_server import RoleServer
 
 from wsc.v1 import management_pb2, node_pb2
 
@@ -62,9 +63,9 @@ def test_an_address_where_nobody_is_is_named_soon(start_script: StartScript) -> 
 
 
 def test_a_missing_role_is_named_with_the_command_that_adds_one(
-    start_script: StartScript, tmp_path: Path, cache: Path
+    start_script: StartScript, tmp_path: Path, start_cluster: StartCluster
 ) -> None:
-    with running_cluster(tmp_path / "cluster", cache, swarmx=0, workers=0) as cluster, ExitStack() as stack:
+    with start_cluster(tmp_path / "cluster", swarmx=0, workers=0) as cluster, ExitStack() as stack:
         script = run(start_script, cluster, "runs")
         assert script.process.returncode == 1
         commands = re.findall(r"python -m (\w+) --management (\S+?)(?:[;,]|$)", message_of(script), re.MULTILINE)
@@ -99,10 +100,10 @@ def start_long(
 
 
 @pytest.fixture(scope="module")
-def victims(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[RunningCluster]:
+def victims(tmp_path_factory: pytest.TempPathFactory, start_cluster: StartCluster) -> Iterator[RunningCluster]:
     """A cluster whose nodes and coordinators may be killed: what died is started again."""
     roles = {"wafers": 3, "memoryx": 3, "swarmx": 2, "workers": 3}
-    with running_cluster(tmp_path_factory.mktemp("victims") / "own", cache, **roles) as cluster:
+    with start_cluster(tmp_path_factory.mktemp("victims") / "own", **roles) as cluster:
         yield cluster
 
 
@@ -173,9 +174,9 @@ def test_a_coordinator_that_dies_is_named_and_its_nodes_can_be_used(
 
 
 def test_the_last_node_of_a_role_is_there_again_for_the_next_job(
-    start_script: StartScript, tmp_path: Path, cache: Path
+    start_script: StartScript, tmp_path: Path, start_cluster: StartCluster
 ) -> None:
-    with running_cluster(tmp_path / "cluster", cache, wafers=1) as cluster:
+    with start_cluster(tmp_path / "cluster", wafers=1) as cluster:
         (victim,) = cluster.nodes(node_pb2.ROLE_WAFER)
         cluster.process_at(victim.address).kill()
         script = run(start_script, cluster, "runs")
@@ -183,10 +184,10 @@ def test_the_last_node_of_a_role_is_there_again_for_the_next_job(
 
 
 def test_a_script_whose_cluster_loses_its_owner_is_told_how_to_continue(
-    start_script: StartScript, tmp_path: Path, cache: Path
+    start_script: StartScript, tmp_path: Path, cache: Path, role_server: RoleServer
 ) -> None:
     """The process that started the cluster is killed: all its processes end with it, one after the other."""
-    cluster = RunningCluster(Surroundings(tmp_path / "cluster", cache), wafers=2, memoryx=2)
+    cluster = RunningCluster(Surroundings(tmp_path / "cluster", cache), server=role_server, wafers=2, memoryx=2)
     try:
         script = start_long(start_script, cluster, WAFERBOX_MAX_NUM_RESTARTS="3")
         cluster.process.kill()
@@ -277,10 +278,10 @@ def suspend(script: RunningScript) -> None:
 
 
 @pytest.fixture(scope="module")
-def impatient(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[RunningCluster]:
+def impatient(tmp_path_factory: pytest.TempPathFactory, start_cluster: StartCluster) -> Iterator[RunningCluster]:
     """A cluster that soon gives up whoever answers no ping."""
     folder = tmp_path_factory.mktemp("impatient") / "own"
-    with running_cluster(folder, cache, variables=KEEPALIVE, wafers=2, memoryx=2, workers=2) as cluster:
+    with start_cluster(folder, variables=KEEPALIVE, wafers=2, memoryx=2, workers=2) as cluster:
         yield cluster
 
 

@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from cluster_rig import SCRIPTS, RunningCluster, RunningScript, StartScript, running_cluster, wait_for
+from cluster_rig import SCRIPTS, RunningCluster, RunningScript, StartCluster, StartScript, wait_for
 
 from wsc.v1 import node_pb2
 
@@ -75,12 +75,10 @@ def copies(disk: Path) -> list[Path]:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, cache: Path) -> Iterator[RunningCluster]:
+def cluster(tmp_path: Path, start_cluster: StartCluster) -> Iterator[RunningCluster]:
     """Without MemoryX, and with recovery points as often as can be."""
     often = {"WAFERBOX_RECOVERY_SECONDS": "0.5", "WAFERBOX_REPLACEMENT_SECONDS": str(START_SECONDS)}
-    with running_cluster(
-        tmp_path / "cluster", cache, wafers=2, memoryx=0, swarmx=1, workers=2, variables=often
-    ) as cluster:
+    with start_cluster(tmp_path / "cluster", wafers=2, memoryx=0, swarmx=1, workers=2, variables=often) as cluster:
         yield cluster
 
 

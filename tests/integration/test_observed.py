@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from cluster_rig import SCRIPTS, StartScript, running_cluster, wait_for
+from cluster_rig import SCRIPTS, StartCluster, StartScript, wait_for
 from typer.testing import CliRunner
 
 from waferbox.commands.cli import app
@@ -16,8 +16,10 @@ pytestmark = pytest.mark.cluster
 NUM_STEPS = 2500
 
 
-def test_a_job_can_be_watched_and_traced(start_script: StartScript, tmp_path: Path, cache: Path) -> None:
-    with running_cluster(tmp_path / "cluster", cache) as cluster, make_channel(cluster.management) as channel:
+def test_a_job_can_be_watched_and_traced(
+    start_script: StartScript, tmp_path: Path, start_cluster: StartCluster
+) -> None:
+    with start_cluster(tmp_path / "cluster") as cluster, make_channel(cluster.management) as channel:
         script = start_script(
             SCRIPTS / "watched.py", "--artifacts", "artifacts", "--num-steps", NUM_STEPS, management=cluster.management
         )

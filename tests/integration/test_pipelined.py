@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cerebras.pytorch.utils.data import DataExecutor
-from cluster_rig import SCRIPTS, RunningCluster, StartScript, running_cluster, wait_for
+from cluster_rig import SCRIPTS, RunningCluster, StartCluster, StartScript, wait_for
 from delayed_updates import train_with_delays, uses_of
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -257,9 +257,9 @@ def test_several_wafers_are_refused(cluster: RunningCluster, monkeypatch: pytest
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("role", "name"), [(node_pb2.ROLE_WAFER, "wafer-0"), (node_pb2.ROLE_WORKER, "worker-0")])
 def test_a_node_that_dies_is_named(
-    start_script: StartScript, tmp_path: Path, cache: Path, role: "node_pb2.Role.ValueType", name: str
+    start_script: StartScript, tmp_path: Path, start_cluster: StartCluster, role: "node_pb2.Role.ValueType", name: str
 ) -> None:
-    with running_cluster(tmp_path / "cluster", cache, memoryx=0, swarmx=0) as cluster:
+    with start_cluster(tmp_path / "cluster", memoryx=0, swarmx=0) as cluster:
         arguments = ("runs", "--artifacts", "artifacts", "--num-steps", FOR_EVER)
         variables = {**PIPELINE, "WAFERBOX_MAX_NUM_RESTARTS": "0"}
         script = start_script(FAULTS, *arguments, management=cluster.management, **variables)

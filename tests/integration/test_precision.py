@@ -9,7 +9,7 @@ from pathlib import Path
 import mixed_precision
 import pytest
 import torch
-from cluster_rig import RunningCluster, running_cluster
+from cluster_rig import RunningCluster, StartCluster
 from torch.utils.data import DataLoader
 from xdsl.dialects.builtin import ModuleOp
 
@@ -105,7 +105,7 @@ def test_half_gradients_of_several_micro_batches_are_rounded_once(
 @pytest.mark.cluster
 @pytest.mark.usefixtures("generated_updates")
 def test_half_gradients_are_rounded_by_each_node_of_a_tree_that_adds(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, start_cluster: StartCluster
 ) -> None:
     """Eight wafers below two SwarmX nodes below the root."""
     join = simulated_roles.reduced
@@ -118,7 +118,7 @@ def test_half_gradients_are_rounded_by_each_node_of_a_tree_that_adds(
     torch.manual_seed(0)
     model = mixed_precision.Network()
     initial, num_steps = copy.deepcopy(model), 6
-    with running_cluster(tmp_path / "cluster", cache, wafers=8, memoryx=2, swarmx=3, workers=8) as cluster:
+    with start_cluster(tmp_path / "cluster", wafers=8, memoryx=2, swarmx=3, workers=8) as cluster:
         monkeypatch.setenv("WAFERBOX_MANAGEMENT", cluster.management)
         losses, _ = mixed_precision.train(
             tmp_path / "artifacts", model, "bfloat16", 1, 8, num_steps, half_gradients=True

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster_rig import SCRIPTS, StartScript, running_cluster, wait_for
+from cluster_rig import SCRIPTS, StartCluster, StartScript, wait_for
 
 PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -50,11 +50,9 @@ def test_the_configuration_is_valid() -> None:
 
 
 def test_every_panel_has_something_to_show(
-    start_script: StartScript, tmp_path: Path, cache: Path, request: pytest.FixtureRequest
+    start_script: StartScript, tmp_path: Path, start_cluster: StartCluster, request: pytest.FixtureRequest
 ) -> None:
-    with running_cluster(
-        tmp_path / "cluster", cache, "--page", "127.0.0.1:0", "--metrics", wafers=2, workers=2
-    ) as cluster:
+    with start_cluster(tmp_path / "cluster", "--page", "127.0.0.1:0", "--metrics", wafers=2, workers=2) as cluster:
         found = {"url": f"{cluster.page}targets", "refresh_interval": "200ms"}
         asking: dict[str, Any] = {"global": {"scrape_interval": "200ms", "scrape_timeout": "200ms"}}
         asking["scrape_configs"] = [{"job_name": "waferbox", "http_sd_configs": [found]}]

@@ -14,7 +14,7 @@ import grpc
 import parity
 import pytest
 import torch
-from cluster_rig import PATIENCE_SECONDS, SCRIPTS, RunningScript, StartScript, Surroundings, running_cluster, wait_for
+from cluster_rig import PATIENCE_SECONDS, SCRIPTS, RunningScript, StartCluster, StartScript, Surroundings, wait_for
 from typer.testing import CliRunner
 
 import cerebras.pytorch as cstorch
@@ -32,9 +32,9 @@ TWO = {"wafers": 2, "memoryx": 2, "swarmx": 2, "workers": 2}
 
 @pytest.mark.timeout(300)  # four scripts, one after the other
 def test_two_scripts_run_side_by_side_and_others_wait_for_their_turn(
-    start_script: StartScript, tmp_path: Path, cache: Path
+    start_script: StartScript, tmp_path: Path, start_cluster: StartCluster
 ) -> None:
-    with running_cluster(tmp_path / "cluster", cache, **TWO) as cluster:
+    with start_cluster(tmp_path / "cluster", **TWO) as cluster:
 
         def start(num_steps: int) -> RunningScript:
             arguments = ("runs", "--artifacts", "artifacts", "--num-steps", num_steps)

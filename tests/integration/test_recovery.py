@@ -5,7 +5,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from cluster_rig import SCRIPTS, RunningCluster, RunningScript, StartScript, running_cluster, wait_for
+from cluster_rig import SCRIPTS, RunningCluster, RunningScript, StartCluster, StartScript, wait_for
 
 from waferbox import roles
 from wsc.v1 import management_pb2
@@ -51,10 +51,10 @@ def kill(cluster: RunningCluster, role: str) -> Callable[[RunningScript], None]:
 
 
 def test_the_results_are_those_of_a_run_in_which_nothing_dies(
-    start_script: StartScript, tmp_path: Path, cache: Path
+    start_script: StartScript, tmp_path: Path, cache: Path, start_cluster: StartCluster
 ) -> None:
     size = ("--num-csx", 2, "--shards", 2)
-    with running_cluster(tmp_path / "cluster", cache, wafers=2, memoryx=2, swarmx=1, workers=2) as cluster:
+    with start_cluster(tmp_path / "cluster", wafers=2, memoryx=2, swarmx=1, workers=2) as cluster:
         expected, _ = run(start_script, cluster, lambda script: assert_no_copies(cache / "recovery"), *size)
         for role in ROLES:
             output, errors = run(start_script, cluster, kill(cluster, role), *size)
@@ -63,10 +63,12 @@ def test_the_results_are_those_of_a_run_in_which_nothing_dies(
             assert "The job has resumed from step" in errors
 
 
-def test_halves_that_are_rounded_again_are_the_same(start_script: StartScript, tmp_path: Path, cache: Path) -> None:
+def test_halves_that_are_rounded_again_are_the_same(
+    start_script: StartScript, tmp_path: Path, start_cluster: StartCluster
+) -> None:
     """Gradients that travel in half, of a wafer that dies and of a node that adds them."""
     size = ("--num-csx", 2, "--half-gradients")
-    with running_cluster(tmp_path / "cluster", cache, wafers=2, memoryx=1, swarmx=1, workers=2) as cluster:
+    with start_cluster(tmp_path / "cluster", wafers=2, memoryx=1, swarmx=1, workers=2) as cluster:
         expected, errors = run(start_script, cluster, nothing, *size)
         assert "gradients travel in it" in errors
         for role in ("wafer", "swarmx"):
@@ -90,9 +92,9 @@ def kill_coordinator(cluster: RunningCluster) -> Callable[[RunningScript], None]
 
 
 def test_the_results_are_those_of_a_run_in_which_the_coordinator_does_not_die(
-    start_script: StartScript, tmp_path: Path, cache: Path
+    start_script: StartScript, tmp_path: Path, cache: Path, start_cluster: StartCluster
 ) -> None:
-    with running_cluster(tmp_path / "cluster", cache, wafers=1, memoryx=1, swarmx=1, workers=1) as cluster:
+    with start_cluster(tmp_path / "cluster", wafers=1, memoryx=1, swarmx=1, workers=1) as cluster:
         expected, _ = run(start_script, cluster, nothing)
         for options in ((), ("--restartable",)):
             output, errors = run(start_script, cluster, kill_coordinator(cluster), *options)
@@ -103,8 +105,10 @@ def test_the_results_are_those_of_a_run_in_which_the_coordinator_does_not_die(
         wait_for(lambda: not any(record.exists() for record in records))
 
 
-def test_the_coordinator_may_die_after_management_has(start_script: StartScript, tmp_path: Path, cache: Path) -> None:
-    with running_cluster(tmp_path / "cluster", cache, wafers=1, memoryx=1, swarmx=1, workers=1) as cluster:
+def test_the_coordinator_may_die_after_management_has(
+    start_script: StartScript, tmp_path: Path, start_cluster: StartCluster
+) -> None:
+    with start_cluster(tmp_path / "cluster", wafers=1, memoryx=1, swarmx=1, workers=1) as cluster:
         expected, _ = run(start_script, cluster, nothing)
 
         def kill_both(script: RunningScript) -> None:

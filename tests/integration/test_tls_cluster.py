@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from cluster_rig import StartScript, running_cluster
+from cluster_rig import StartCluster, StartScript
 from typer.testing import CliRunner
 
 from waferbox import settings
@@ -16,7 +16,7 @@ TRAIN = Path(__file__).parents[2] / "examples" / "fc_digits" / "train.py"
 
 @pytest.mark.cluster
 def test_a_job_trains_over_tls(
-    start_script: StartScript, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start_script: StartScript, start_cluster: StartCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     authority, of_client = tmp_path / "tls", tmp_path / "client"
     issue(authority)
@@ -25,7 +25,7 @@ def test_a_job_trains_over_tls(
         (of_client / name).write_bytes((authority / name).read_bytes())
     monkeypatch.setenv(settings.TLS_DIR.name, str(authority))  # for the questions that this process asks
     arguments = ("--num-csx", 1, "--num-steps", 20, "--model-dir", tmp_path / "model")
-    with running_cluster(tmp_path / "cluster", cache, variables={settings.TLS_DIR.name: str(authority)}) as cluster:
+    with start_cluster(tmp_path / "cluster", variables={settings.TLS_DIR.name: str(authority)}) as cluster:
         variables = {"WAFERBOX_LANE": "grpc", settings.TLS_DIR.name: str(of_client)}
         script = start_script(TRAIN, *arguments, management=cluster.management, **variables)
         assert script.wait() == 0, script.errors

@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 import torch
-from cluster_rig import RunningCluster, running_cluster, wait_for
+from cluster_rig import RunningCluster, StartCluster, wait_for
 from recorded_calls import Call, Client, recorded
 
 from vendor_gateway.wire_values import read_value
@@ -27,9 +27,9 @@ pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[RunningCluster]:
+def cluster(tmp_path_factory: pytest.TempPathFactory, start_cluster: StartCluster) -> Iterator[RunningCluster]:
     folder = tmp_path_factory.mktemp("vendor") / "own"
-    with running_cluster(folder, cache, "--vendor-python", sys.executable, wafers=1, memoryx=1) as cluster:
+    with start_cluster(folder, "--vendor-python", sys.executable, wafers=1, memoryx=1) as cluster:
         yield cluster
 
 
