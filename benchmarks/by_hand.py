@@ -6,9 +6,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol, TypeAlias
 
 from benchmarks.network import Host
 from waferbox.host.descriptors import readable
@@ -20,12 +20,41 @@ START_SECONDS: Final = 60.0
 END_SECONDS: Final = 15.0
 
 
+class Process(Protocol):
+    """A process that was started here."""
+
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
+# The host, the module and its arguments, the environment, the descriptor of output and of errors, and other descriptors
+# that the arguments name.
+StartModule: TypeAlias = Callable[[Host, Sequence[str], Mapping[str, str], int, Sequence[int]], Process]
+
+
+def start_python(
+    place: Host, words: Sequence[str], variables: Mapping[str, str], output: int, fds: Sequence[int]
+) -> Process:
+    """A StartModule: `python -m`."""
+    return subprocess.Popen(
+        place.command(sys.executable, "-m", *words),
+        cwd=ROOT,
+        env=variables,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        pass_fds=fds,
+    )
+
+
 @contextlib.contextmanager
 def cluster_by_hand(
     host: Host,
     places: Sequence[tuple[str, Host]],
     variables: Mapping[str, str],
     log: Path,
+    start: "StartModule | None" = None,
 ) -> Iterator[str]:
     """The address of a management service, once all roles have registered there; none of them is left afterwards.
 
@@ -34,23 +63,25 @@ def cluster_by_hand(
         places: module and host of each role.
         variables: the environment of all.
         log: a file for what they say.
+        start: starts each of them. Default: as a Python of its own.
 
     Raises:
         TimeoutError: somebody did not come; the message has the log.
     """
     with contextlib.ExitStack() as stack:
         messages = stack.enter_context(log.open("wb"))
+        start_module = start or start_python
 
-        def start(place: Host, *words: str, fds: Sequence[int] = ()) -> None:
-            command = place.command(sys.executable, "-m", *words)
-            process = subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, stderr=messages, pass_fds=fds)
+        def begin(place: Host, *words: str, fds: Sequence[int] = ()) -> Process:
+            process = start_module(place, words, variables, messages.fileno(), fds)
             for end in (process.kill, lambda: process.wait(END_SECONDS), process.terminate):
                 stack.callback(end)
+            return process
 
         reader, writer = os.pipe()
         announcement = stack.enter_context(open(reader, encoding="utf-8"))
         try:
-            start(host, "appliance", "--listen", f"{host.address}:0", "--announce-fd", str(writer), fds=[writer])
+            begin(host, "appliance", "--listen", f"{host.address}:0", "--announce-fd", str(writer), fds=[writer])
         finally:
             os.close(writer)
         line = announcement.readline() if readable([announcement], START_SECONDS) else ""
@@ -58,17 +89,11 @@ def cluster_by_hand(
             raise TimeoutError(f"the management service did not start: {log.read_text()}")
         management: str = json.loads(line)["management"]
         for module, place in places:
-            start(place, module, "--management", management, "--listen", f"{place.address}:0")
-        _wait_for_nodes(host, management, len(places), variables, log)
+            begin(place, module, "--management", management, "--listen", f"{place.address}:0")
+        # Asked by a process on the host, which may be the only one that reaches the address.
+        if begin(host, "benchmarks.by_hand", management, str(len(places))).wait(2 * START_SECONDS):
+            raise TimeoutError(f"not all of {len(places)} nodes came within {START_SECONDS:g} s: {log.read_text()}")
         yield management
-
-
-def _wait_for_nodes(host: Host, management: str, count: int, variables: Mapping[str, str], log: Path) -> None:
-    """Asked by a process on the host, which may be the only one that reaches the address."""
-    command = host.command(sys.executable, "-m", "benchmarks.by_hand", management, str(count))
-    waiting = subprocess.run(command, env=variables, cwd=ROOT, stdin=subprocess.DEVNULL, timeout=2 * START_SECONDS)
-    if waiting.returncode:
-        raise TimeoutError(f"not all of {count} nodes came within {START_SECONDS:g} s: {log.read_text()}")
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -79,6 +79,17 @@ class Surroundings:
         )
 
 
+def process_at(surroundings: Surroundings, address: str) -> psutil.Process:
+    """Returns the process there that listens at an address."""
+    port = int(address.rpartition(":")[2])
+    for process in surroundings.processes():
+        with contextlib.suppress(psutil.Error):
+            connections = process.net_connections(kind="tcp")
+            if any(c.status == psutil.CONN_LISTEN and c.laddr.port == port for c in connections):
+                return process
+    raise AssertionError(f"nobody listens at {address}")
+
+
 class RunningCluster:
     """A process `python -m waferbox.cluster.embedded`, which ends when its standard input is closed."""
 
@@ -101,7 +112,8 @@ class RunningCluster:
         self.process: subprocess.Popen[bytes] | ForkedProcess
         with self.log.open("wb") as log:
             if server is not None:
-                self.process = server.start(module, options, environment, [given, given_output, log.fileno()])
+                fds = {0: given, 1: given_output}
+                self.process = server.start(module, options, environment, output=log.fileno(), fds=fds)
             else:
                 self.process = subprocess.Popen(
                     [sys.executable, "-m", module, *options],
@@ -136,13 +148,7 @@ class RunningCluster:
 
     def process_at(self, address: str) -> psutil.Process:
         """Returns the process of the cluster that listens at an address."""
-        port = int(address.rpartition(":")[2])
-        for process in self.surroundings.processes():
-            with contextlib.suppress(psutil.Error):
-                connections = process.net_connections(kind="tcp")
-                if any(c.status == psutil.CONN_LISTEN and c.laddr.port == port for c in connections):
-                    return process
-        raise AssertionError(f"nobody listens at {address}")
+        return process_at(self.surroundings, address)
 
     def stop(self) -> None:
         """Closes the standard input of the process, and waits for its end."""
@@ -182,12 +188,27 @@ def running_cluster(
 
 @contextlib.contextmanager
 def cluster_by_hand(
-    folder: Path, cache: Path, places: Sequence[tuple[str, Host]], *, host: Host = HERE
+    surroundings: Surroundings,
+    server: RoleServer,
+    places: Sequence[tuple[str, Host]],
+    *,
+    host: Host = HERE,
+    **variables: str,
 ) -> Iterator[str]:
-    """The management address of a cluster of which each process is started alone, and of which nothing is left."""
-    surroundings = Surroundings(folder, cache)
-    log = folder / "roles.log"
-    with by_hand.cluster_by_hand(host, places, surroundings.variables(), log) as management:
+    """The management address of a cluster of which each process is started alone, and of which nothing is left.
+
+    variables: more of them for its environment.
+    """
+
+    def start(
+        place: Host, words: Sequence[str], variables: Mapping[str, str], output: int, fds: Sequence[int]
+    ) -> ForkedProcess:
+        module, *arguments = words
+        given = {fd: fd for fd in fds}
+        return server.start(module, arguments, variables, output=output, fds=given, namespace=place.namespace)
+
+    log = surroundings.folder / "roles.log"
+    with by_hand.cluster_by_hand(host, places, surroundings.variables(**variables), log, start) as management:
         yield management
     surroundings.assert_nothing_left()
 
@@ -195,19 +216,18 @@ def cluster_by_hand(
 class Restarted:
     """A process by hand that is killed, and started anew at its address."""
 
-    def __init__(self, surroundings: Surroundings, module: str, *words: object) -> None:
+    def __init__(self, surroundings: Surroundings, server: RoleServer, module: str, *arguments: object) -> None:
         self._surroundings = surroundings
-        self._command = [sys.executable, "-m", module, *map(str, words)]
-        self._process: subprocess.Popen[bytes] | None = None
+        self._server = server
+        self._module = module
+        self._arguments = [str(argument) for argument in arguments]
+        self._process: ForkedProcess | None = None
 
     def start(self, listen: str) -> None:
+        arguments = [*self._arguments, "--listen", listen]
         with (self._surroundings.folder / "restarted.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [*self._command, "--listen", listen],
-                env=self._surroundings.variables(),
-                stdin=subprocess.DEVNULL,
-                stderr=log,
-            )
+            variables = self._surroundings.variables()
+            self._process = self._server.start(self._module, arguments, variables, output=log.fileno())
 
     def kill(self) -> None:
         assert self._process is not None

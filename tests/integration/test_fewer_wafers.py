@@ -4,9 +4,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from cluster_rig import SCRIPTS, RunningScript, StartScript, Surroundings, wait_for
+from cluster_rig import SCRIPTS, RunningScript, StartScript, Surroundings, cluster_by_hand, wait_for
+from role_server import RoleServer
 
-from benchmarks import by_hand
 from benchmarks.network import HERE
 from waferbox.rpc.server import make_channel
 from wsc.v1 import management_pb2, management_pb2_grpc
@@ -26,11 +26,13 @@ def nodes(management: str) -> list[management_pb2.NodeInfo]:
         return list(stub.ListNodes(management_pb2.ListNodesRequest(), timeout=10.0).nodes)
 
 
-def test_the_losses_are_those_of_all_wafers(start_script: StartScript, tmp_path: Path, cache: Path) -> None:
+def test_the_losses_are_those_of_all_wafers(
+    start_script: StartScript, tmp_path: Path, cache: Path, role_server: RoleServer
+) -> None:
     surroundings = Surroundings(tmp_path / "cluster", cache)
-    variables = surroundings.variables(WAFERBOX_REPLACEMENT_SECONDS="1", WAFERBOX_RECOVERY_SECONDS="1")
-    log = surroundings.folder / "roles.log"
-    with by_hand.cluster_by_hand(HERE, [(role, HERE) for role in ROLES], variables, log) as management:
+    variables = {"WAFERBOX_REPLACEMENT_SECONDS": "1", "WAFERBOX_RECOVERY_SECONDS": "1"}
+    places = [(role, HERE) for role in ROLES]
+    with cluster_by_hand(surroundings, role_server, places, **variables) as management:
 
         def train(victim: str = "") -> RunningScript:
             options = ("--artifacts", "artifacts", "--num-csx", 2, "--shards", 2, "--steps", 80)
@@ -51,4 +53,3 @@ def test_the_losses_are_those_of_all_wafers(start_script: StartScript, tmp_path:
         assert reduced != expected  # it is not by chance that nothing has changed
         wait_for(lambda: not any(node.job for node in nodes(management)))
         assert len(nodes(management)) == len(ROLES) - 1
-    surroundings.assert_nothing_left()

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import parity
 import pytest
-from cluster_rig import SCRIPTS, RunningCluster, StartScript, cluster_by_hand, hosts_or_skip
+from cluster_rig import SCRIPTS, RunningCluster, StartScript, Surroundings, cluster_by_hand, hosts_or_skip
+from role_server import RoleServer
 
 from benchmarks.network import Host
 
@@ -20,12 +21,13 @@ def four_hosts() -> Iterator[list[Host]]:
         yield made
 
 
-@pytest.mark.timeout(300)  # nine processes import torch, each for itself
+@pytest.mark.timeout(300)  # on a busy machine
 def test_two_wafers_on_two_hosts_train_as_on_one_host(
     four_hosts: list[Host],
     start_script: StartScript,
     cluster: RunningCluster,
     cache: Path,
+    role_server: RoleServer,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -33,7 +35,7 @@ def test_two_wafers_on_two_hosts_train_as_on_one_host(
     places = [("memoryx", second), ("swarmx", second)]
     places += [(role, host) for host in wafer_hosts for role in ("wafer", "workers")]
     result = tmp_path / "result.json"
-    with cluster_by_hand(tmp_path / "cluster", cache, places, host=first) as management:
+    with cluster_by_hand(Surroundings(tmp_path / "cluster", cache), role_server, places, host=first) as management:
         arguments = ["CSX", result, "--num-csx", 2, "--num-steps", 12, "--lr", 0.01]
         script = start_script(SCRIPTS / "parity.py", *arguments, management=management, prefix=first.command())
         assert script.wait() == 0, script.errors

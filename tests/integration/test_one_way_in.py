@@ -7,9 +7,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from cluster_rig import SCRIPTS, Restarted, StartScript, Surroundings, cluster_by_hand, wait_for
+from cluster_rig import SCRIPTS, Restarted, StartScript, Surroundings, cluster_by_hand, process_at, wait_for
+from role_server import RoleServer
 
-from benchmarks import by_hand
 from benchmarks.network import HERE
 from waferbox.rpc.server import make_channel
 from wsc.v1 import management_pb2, management_pb2_grpc, node_pb2
@@ -22,8 +22,10 @@ NODES = [(role, HERE) for role in ("memoryx", "swarmx", "workers", "wafer")]
 PLACES = [("appliance.ingress", HERE), *NODES]
 
 
-def test_a_script_trains_and_saves_through_the_ingress(start_script: StartScript, cache: Path, tmp_path: Path) -> None:
-    with cluster_by_hand(tmp_path / "cluster", cache, PLACES) as management:
+def test_a_script_trains_and_saves_through_the_ingress(
+    start_script: StartScript, cache: Path, tmp_path: Path, role_server: RoleServer
+) -> None:
+    with cluster_by_hand(Surroundings(tmp_path / "cluster", cache), role_server, PLACES) as management:
         (ingress,) = ingresses(management)
         arguments = ["--num-csx", 1, "--num-steps", 20, "--checkpoint-steps", 10, "--model-dir", tmp_path / "model"]
         # Within one host, links would be sockets that are no ports.
@@ -46,10 +48,10 @@ def test_a_script_trains_and_saves_through_the_ingress(start_script: StartScript
 
 
 def test_the_states_of_a_layer_pipelined_job_are_reached_through_the_ingress(
-    start_script: StartScript, cache: Path, tmp_path: Path
+    start_script: StartScript, cache: Path, tmp_path: Path, role_server: RoleServer
 ) -> None:
     """A wafer keeps them."""
-    with cluster_by_hand(tmp_path / "cluster", cache, PLACES) as management:
+    with cluster_by_hand(Surroundings(tmp_path / "cluster", cache), role_server, PLACES) as management:
         arguments = ("--artifacts", "artifacts", "--pipeline", "--steps", 6)
         outputs = []
         for address in (management, *ingresses(management)):
@@ -71,19 +73,17 @@ class IngressCluster:
 
 
 @contextlib.contextmanager
-def cluster_with_ingress(folder: Path, cache: Path, *words: object) -> Iterator[IngressCluster]:
+def cluster_with_ingress(surroundings: Surroundings, server: RoleServer, *words: object) -> Iterator[IngressCluster]:
     """words: options of the ingress. Nothing is left of it."""
-    surroundings = Surroundings(folder, cache)
-    with by_hand.cluster_by_hand(HERE, NODES, surroundings.variables(), folder / "roles.log") as management:
-        ingress = Restarted(surroundings, "appliance.ingress", "--management", management, *words)
+    with cluster_by_hand(surroundings, server, NODES) as management:
+        ingress = Restarted(surroundings, server, "appliance.ingress", "--management", management, *words)
         try:
             ingress.start("127.0.0.1:0")
-            wait_for(lambda: ingresses(management), explain=(folder / "restarted.log").read_text)
+            wait_for(lambda: ingresses(management), explain=(surroundings.folder / "restarted.log").read_text)
             (address,) = ingresses(management)
             yield IngressCluster(surroundings=surroundings, management=management, ingress=ingress, address=address)
         finally:
             ingress.end()
-    surroundings.assert_nothing_left()
 
 
 def ingresses(management: str) -> list[str]:
@@ -95,9 +95,9 @@ def ingresses(management: str) -> list[str]:
 
 @pytest.mark.timeout(300)
 def test_a_script_goes_on_when_its_ingress_has_been_killed_or_restarted(
-    start_script: StartScript, cache: Path, tmp_path: Path
+    start_script: StartScript, cache: Path, tmp_path: Path, role_server: RoleServer
 ) -> None:
-    with cluster_with_ingress(tmp_path / "cluster", cache) as cluster:
+    with cluster_with_ingress(Surroundings(tmp_path / "cluster", cache), role_server) as cluster:
         ingress, address = cluster.ingress, cluster.address
 
         def after(end: Callable[[], None]) -> Callable[[], None]:
@@ -112,16 +112,16 @@ def test_a_script_goes_on_when_its_ingress_has_been_killed_or_restarted(
 
 @pytest.mark.timeout(300)
 def test_a_script_goes_on_when_its_ingress_and_management_have_been_killed_on_two_hosts(
-    start_script: StartScript, cache: Path, tmp_path: Path
+    start_script: StartScript, cache: Path, tmp_path: Path, role_server: RoleServer
 ) -> None:
     other = tmp_path / "disk_of_another_host"
-    with cluster_with_ingress(tmp_path / "cluster", cache, "--cache-root", other) as cluster:
+    with cluster_with_ingress(Surroundings(tmp_path / "cluster", cache), role_server, "--cache-root", other) as cluster:
         ingress, address = cluster.ingress, cluster.address
         expected = train(start_script, address)
-        successor = Restarted(cluster.surroundings, "appliance")
+        successor = Restarted(cluster.surroundings, role_server, "appliance")
 
         def restart_both() -> None:
-            (first,) = [p for p in cluster.surroundings.processes() if p.cmdline()[2:4] == ["appliance", "--listen"]]
+            first = process_at(cluster.surroundings, cluster.management)
             first.kill()
             ingress.kill()
             wait_for(lambda: not first.is_running() or first.status() == psutil.STATUS_ZOMBIE)

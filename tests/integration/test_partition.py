@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from cluster_rig import SCRIPTS, RunningScript, StartScript, cluster_by_hand, hosts_or_skip
+from cluster_rig import SCRIPTS, RunningScript, StartScript, Surroundings, cluster_by_hand, hosts_or_skip
+from role_server import RoleServer
 
 from benchmarks.network import Host
 from waferbox.security.tokens import Kind, own_clusters_token
@@ -35,11 +36,11 @@ def cut_off(victims: Sequence[Host]) -> None:
 
 
 def test_the_results_are_those_of_a_run_in_which_all_hosts_reach_each_other(
-    three_hosts: list[Host], start_script: StartScript, cache: Path, tmp_path: Path
+    three_hosts: list[Host], start_script: StartScript, cache: Path, tmp_path: Path, role_server: RoleServer
 ) -> None:
     first, states_host, wafers_host = three_hosts
     places = [("memoryx", states_host), ("swarmx", states_host), ("wafer", wafers_host), ("workers", wafers_host)]
-    with cluster_by_hand(tmp_path / "cluster", cache, places, host=first) as management:
+    with cluster_by_hand(Surroundings(tmp_path / "cluster", cache), role_server, places, host=first) as management:
 
         def start(pause: float) -> RunningScript:
             arguments = ("--artifacts", "artifacts", "--steps", 60, "--stop", 0, "--pause", pause)

@@ -5,6 +5,7 @@ The tests start hundreds of Pythons, and most of these take longer to import tor
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import signal
@@ -84,12 +85,12 @@ class ForkingServer:
             words: its sys.argv.
             folder: its working directory.
             variables: its environment.
-            fds: what its descriptors 0, 1, 2, ... are.
+            fds: its descriptors by number, which begin with 0, 1 and 2, and what they are here.
         """
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        request = {"words": list(words), "folder": str(folder), "variables": dict(variables)}
+        request = {"words": list(words), "folder": str(folder), "variables": dict(variables), "fds": list(fds)}
         with theirs:
-            socket.send_fds(self._requests, [json.dumps(request).encode()], [theirs.fileno(), *fds])
+            socket.send_fds(self._requests, [json.dumps(request).encode()], [theirs.fileno(), *fds.values()])
         return ForkedProcess(mine)
 
     def close(self) -> None:
@@ -121,16 +122,19 @@ def serve(requests: socket.socket) -> None:
                 connection.send(str(status).encode())
             os._exit(0)
     os.setsid()
-    take_descriptors(fds)
     asked = json.loads(request)
+    take_descriptors(fds, asked["fds"])
     os.chdir(asked["folder"])
     replace_environment(asked["variables"])
     sys.argv = asked["words"]
 
 
-def take_descriptors(fds: Sequence[int]) -> None:
-    """Makes these, each above their number, the descriptors 0, 1, 2, ..., and closes them."""
-    for number, fd in enumerate(fds):
+def take_descriptors(fds: Sequence[int], numbers: Sequence[int]) -> None:
+    """Moves descriptors to these numbers."""
+    aside = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 1 + max(numbers)) for fd in fds]
+    for fd in fds:
+        os.close(fd)
+    for number, fd in zip(numbers, aside, strict=True):
         os.dup2(fd, number)
         os.close(fd)
 

@@ -4,6 +4,7 @@ A forked process is what `python -m MODULE` is, but for one thing: a fork server
 process that comes with it and has not done anything yet.
 """
 
+import ctypes
 import json
 import os
 import runpy
@@ -28,6 +29,8 @@ from forking_server import (
 from waferbox.host.descriptors import readable
 from waferbox.launch import fork_server, fork_server_process
 
+CLONE_NEWNET = 0x40000000
+
 
 class RoleServer(ForkingServer):
     """Owns the process, which ends when this object is closed, or with this process."""
@@ -37,10 +40,28 @@ class RoleServer(ForkingServer):
         super().__init__(Path(__file__), temporary)
 
     def start(
-        self, module: str, arguments: Sequence[str], variables: Mapping[str, str], fds: Sequence[int]
+        self,
+        module: str,
+        arguments: Sequence[str],
+        variables: Mapping[str, str],
+        *,
+        output: int,
+        fds: Mapping[int, int] | None = None,
+        namespace: str = "",
     ) -> ForkedProcess:
-        """fds: what the descriptors 0, 1, 2, ... of the process are."""
-        return self.fork([module, *arguments], Path.cwd(), variables, fds)
+        """Starts `python -m module arguments`.
+
+        Args:
+            module: the module.
+            arguments: its arguments.
+            variables: its environment.
+            output: the descriptor of its standard output and error.
+            fds: its other descriptors by number, among which may be 0 and 1, and what they are here.
+            namespace: of the network; empty: that of this process.
+        """
+        with open(os.devnull, "rb") as nothing:
+            all_fds = {0: nothing.fileno(), 1: output, 2: output, **(fds or {})}
+            return self.fork([namespace, module, *arguments], Path.cwd(), variables, all_fds)
 
 
 class _ForkServer:
@@ -97,7 +118,7 @@ def _become_fork_server(requests: socket.socket) -> int:
     requests.close()
     if not message:
         return 0  # the process has ended, or needs no fork server
-    take_descriptors(fds[:3])
+    take_descriptors(fds[:3], range(3))
     request = json.loads(message)
     replace_environment(request["variables"])
     moved = dict(zip(map(str, request["fds"]), map(str, fds[3:]), strict=True))
@@ -123,11 +144,21 @@ def _prepare_fork_server() -> None:
     )
 
 
+def enter_namespace(name: str) -> None:
+    """Has this process in a network namespace, as `ip netns exec` has a command."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(f"/run/netns/{name}", "rb") as namespace:
+        if libc.setns(namespace.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"setns to {name}")
+
+
 def main() -> None:
     """The server; and the forked process, in which this ends as `python -m MODULE` does."""
     fork_server.preload(fork_server_process.COORDINATOR_PRELOAD)
     serve(socket.socket(fileno=int(sys.argv[1])))
     sys.path[0] = os.getcwd()
+    if namespace := sys.argv.pop(0):
+        enter_namespace(namespace)
     _prepare_fork_server()
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 

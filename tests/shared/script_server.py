@@ -30,7 +30,8 @@ class ScriptServer(ForkingServer):
     ) -> ForkedProcess:
         """outputs: descriptors for standard output and error."""
         with open(os.devnull, "rb") as nothing:
-            return self.fork([str(script), *arguments], folder, variables, [nothing.fileno(), *outputs])
+            fds = dict(enumerate([nothing.fileno(), *outputs]))
+            return self.fork([str(script), *arguments], folder, variables, fds)
 
 
 def main() -> None:
