@@ -233,3 +233,41 @@ def test_operands_elsewhere_than_where_they_can_be_are_refused(counts: str) -> N
 def test_a_value_is_no_vector() -> None:
     with pytest.raises(CirhError, match="expected a tensor type at 'vector<2x6xf32>'"):
         parse_module(SEGMENTS.replace("%arg0: tensor<2x6xf32>", "%arg0: vector<2x6xf32>"))
+
+
+def test_attributes_that_are_alike_are_read_alike() -> None:
+    """The same text, with a comment or a string in which it ends otherwise, and attributes that a pass changes."""
+    text = """
+    module {
+      func @graph(%x: tensor<4x4xf32>) -> (tensor<4x4xf32>) {
+        %0 = cirh.Const dense<2.0> : tensor<f32>
+        %1 = cirh.Const dense<2.0> : tensor<f32>
+        %2 = cirh.Const dense<2.0> : tensor<1xf32>
+        %3 = aten.cumsum %x {dim = 0 : i64} : (tensor<4x4xf32>) -> tensor<4x4xf32>
+        %4 = aten.cumsum %3 {dim = 0 : i64} : (tensor<4x4xf32>) -> tensor<4x4xf32>
+        %5 = aten.cumsum %4 {dim = 0 : i64 // } : (tensor<4x4xf32>) -> tensor<4x4xf32>
+        } : (tensor<4x4xf32>) -> tensor<4x4xf32>
+        %6 = aten.cumsum %5 {dim = 1 : i64} : (tensor<4x4xf32>) -> tensor<4x4xf32>
+        return %6 : tensor<4x4xf32>
+      }
+    }
+    """
+    module = parse_module(text)
+    constants = [op.value for op in body_ops(module) if isinstance(op, Const)]
+    assert constants[0] == constants[1] != constants[2]
+    sums = [op for op in body_ops(module) if op.name == "aten.cumsum"]
+    assert [site_of(op).attributes for op in sums] == [(("dim", dim),) for dim in (0, 0, 0, 1)]
+    sums[0].attributes["dim"] = sums[3].attributes["dim"]
+    assert [site_of(op).attributes for op in sums] == [(("dim", dim),) for dim in (1, 0, 0, 1)]
+    verify(module)
+
+
+@pytest.mark.parametrize("second", ["{dim = 0 : i65}", "{dim = 0 : i64, dim = 0 : i64}", "{dim = 0 : i64", "{dim 0}"])
+def test_attributes_that_are_nearly_alike_are_refused(second: str) -> None:
+    types = "(tensor<4x4xf32>) -> tensor<4x4xf32>"
+    texts = enumerate(["{dim = 0 : i64}", second])
+    operations = "\n".join(f"%{number} = aten.cumsum %x {text} : {types}" for number, text in texts)
+    function = "func @graph(%x: tensor<4x4xf32>) -> (tensor<4x4xf32>)"
+    text = f"module {{\n{function} {{\n{operations}\nreturn %1 : tensor<4x4xf32>\n}}\n}}"
+    with pytest.raises(CirhError, match="line 4"):
+        parse_module(text)

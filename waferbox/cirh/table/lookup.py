@@ -135,10 +135,19 @@ def _check_attributes(row: OpSpec, attributes: Mapping[str, AttrValue]) -> None:
         raise CirhError(f"{row.name}: attribute {missing[0]!r} is missing")
 
 
+_FEW_OPERANDS = 16
+_KNOWN_SEGMENTS: dict[
+    tuple[str, int], tuple[int, ...]
+] = {}  # by an operation's name and operands, where none are given
+
+
 def _segments(row: OpSpec, operands: int, attributes: Mapping[str, AttrValue]) -> tuple[int, ...]:
     """The number of operands that stand for each tensor argument."""
     given = next((attributes[name] for name in _ALL_SEGMENTS if name in attributes), None)
     if given is None:
+        known = _KNOWN_SEGMENTS.get((row.name, operands))
+        if known is not None:
+            return known
         counts = [s.count for s in row.operands]
         lists = counts.count(Count.LIST)
         # Beside a list, optional arguments are left out.
@@ -156,6 +165,8 @@ def _segments(row: OpSpec, operands: int, attributes: Mapping[str, AttrValue]) -
     if len(segments) == len(row.operands) and sum(segments) == operands:
         limits = {Count.ONE: (1, 1), Count.OPTIONAL: (0, 1), Count.LIST: (0, operands)}
         if all(limits[s.count][0] <= n <= limits[s.count][1] for s, n in zip(row.operands, segments, strict=True)):
+            if given is None and operands <= _FEW_OPERANDS:
+                _KNOWN_SEGMENTS[row.name, operands] = segments
             return segments
     names = ", ".join(s.name for s in row.operands)
     raise CirhError(f"{row.name} takes {names or 'no operands'}; {operands} operands are given")

@@ -36,6 +36,9 @@ MAXIMUM_LOCATION_DEPTH = 256
 MAXIMUM_NUMBER = 40
 MAXIMUM_LIST_TEXT = 1 << 23
 MAXIMUM_DENSE = 1 << 26
+# Attributes without strings, nested dictionaries and comments. Most operations have those of another one.
+_PLAIN_DICTIONARY = re.compile(r"\{[^{}\"/\n]{0,1024}+\}")
+_PLAIN_DENSE = re.compile(r"<[^<>\[\]\"/\n]{0,64}+>\s{0,8}+:\s{0,8}+(?:tensor|vector)<[0-9a-z]++>")
 _NUMBER = re.compile(r"-?(?:0[xX][0-9a-fA-F]++|\d++(?:\.\d*+)?(?:[eE][+-]?\d++)?)\Z")
 _SCALARS = frozenset(("i1", "i8", "i16", "i32", "i64", "ui8", "f16", "bf16", "f32", "f64"))
 
@@ -52,6 +55,8 @@ class AttributeParser(Scanner):
 
     def __init__(self, text: str) -> None:
         self._known_types: dict[str, AnyTensorType] = {}
+        self._known_dictionaries: dict[str, dict[str, Attribute]] = {}
+        self._known_constants: dict[str, ConstantAttr] = {}
         self._aliases: dict[str, LocationAttr] = {}
         super().__init__(text)
 
@@ -83,6 +88,17 @@ class AttributeParser(Scanner):
 
     def dense(self) -> ConstantAttr:
         """`dense<1.0>`, `dense<[1, 2]>`, `dense<"0x0102">` or `dense<>`, and a type."""
+        plain = self.text_here(_PLAIN_DENSE)
+        known = self._known_constants.get(plain)
+        if known is not None:
+            self.step_over(plain)
+            return known
+        constant = self._dense()
+        if plain:
+            self._known_constants[plain] = constant
+        return constant
+
+    def _dense(self) -> ConstantAttr:
         self.longest_string = MAXIMUM_DENSE
         self.expect("<")
         if self.kind == "string":
@@ -203,6 +219,11 @@ class AttributeParser(Scanner):
 
     def dictionary(self, depth: int = 0) -> dict[str, Attribute]:
         """`{a = 1 : i64, b}`."""
+        plain = "" if depth else self.text_here(_PLAIN_DICTIONARY)
+        known = self._known_dictionaries.get(plain)
+        if known is not None:
+            self.step_over(plain)
+            return known.copy()
         self.expect("{")
         found: dict[str, Attribute] = {}
 
@@ -213,6 +234,8 @@ class AttributeParser(Scanner):
             found[name] = self.attribute(depth) if self.accept("=") else UnitAttr()
 
         self.items("}", entry)
+        if plain:
+            self._known_dictionaries[plain] = found.copy()
         return found
 
     def location(self, depth: int = 0) -> LocationAttr:

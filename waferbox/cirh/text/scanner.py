@@ -116,6 +116,16 @@ class Scanner:
                 return found
             self.expect(",")
 
+    def text_here(self, pattern: re.Pattern[str]) -> str:
+        """The text of a pattern that begins with the current token; empty if there is none."""
+        match = pattern.match(self._text, self._start)
+        return "" if match is None else match[0]
+
+    def step_over(self, text: str) -> None:
+        """Steps over a text that begins with the current token, and that ends where a token does."""
+        self._end = self._start + len(text)
+        self.advance()
+
     def body_until(self, close: str, limit: int) -> str:
         """The raw text from the current token up to a mark, which becomes the current token."""
         at = self._text.find(close, self._start, self._start + limit)
