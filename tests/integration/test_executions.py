@@ -62,7 +62,7 @@ def test_weights_stay_on_the_cluster_from_execution_to_execution(
 ) -> None:
     caplog.set_level(logging.INFO, "cstorch")
     monkeypatch.setenv("WAFERBOX_MANAGEMENT", cluster.management)
-    jobs = len(cluster.jobs())
+    jobs = {job.job for job in cluster.jobs()}
     config = cstorch.distributed.ClusterConfig(num_csx=2)
     backend = cstorch.backend("CSX", artifact_dir=tmp_path, cluster_config=config)
     torch.manual_seed(0)
@@ -95,7 +95,7 @@ def test_weights_stay_on_the_cluster_from_execution_to_execution(
     torch.testing.assert_close(torch.tensor(losses), torch.tensor(plain), rtol=1e-5, atol=1e-7)
     sent = [message.split(" state")[0] for message in caplog.messages if message.startswith("Sent")]
     assert sent == ["Sent 8 of 8", "Sent 0 of 4", "Sent 0 of 8", "Sent 1 of 8"]
-    assert len(cluster.jobs()) == jobs + 1
+    assert len({job.job for job in cluster.jobs()} - jobs) == 1  # the oldest may be forgotten
     backend.cluster_config.num_csx = 1
     with pytest.raises(UsageError, match="locked in on the first compile job"):
         loop(train)

@@ -72,11 +72,11 @@ def jobs(management: str) -> list[management_pb2.JobInfo]:
 def test_a_job_runs_on_while_management_dies_and_comes_back(
     start_script: StartScript, surroundings: Surroundings
 ) -> None:
-    arguments = (FAULTS, "runs", "--artifacts", "artifacts", "--num-csx", 2, "--losses", "--num-steps", 3000)
+    arguments = (FAULTS, "runs", "--artifacts", "artifacts", "--num-csx", 2, "--losses", "--num-steps", 800)
     with up(surroundings, "--wafers", "2", "--page", "--metrics") as (cluster, management):
         undisturbed = start_script(*arguments, management=management)
         assert undisturbed.wait(120) == 0, undisturbed.errors
-        script = start_script(*arguments, management=management)
+        script = start_script(*arguments, "--pause", 0.02, management=management)
         script.wait_for_output("step 100:")
         first = management_process(surroundings)
         before = {node.address: node.member for node in nodes(management)}

@@ -10,7 +10,7 @@ from cluster_rig import SCRIPTS, RunningCluster, StartScript
 def test_two_embedded_clusters_run_at_once_beside_a_third(
     cluster: RunningCluster, start_script: StartScript, tmp_path: Path
 ) -> None:
-    jobs = len(cluster.jobs())
+    jobs = {job.job for job in cluster.jobs()}
     # Both find nothing in the cache, and make the same things at the same time.
     arguments = ("runs", "--artifacts", "artifacts", "--batch-size", 6)
     variables = {"WAFERBOX_CACHE": str(tmp_path / "cache")}
@@ -21,4 +21,4 @@ def test_two_embedded_clusters_run_at_once_beside_a_third(
         assert "WARNING" not in script.errors
     assert len(list((tmp_path / "cache").glob("*/*.plan"))) == 1
     assert not list((tmp_path / "cache").rglob("*.tmp"))
-    assert len(cluster.jobs()) == jobs
+    assert {job.job for job in cluster.jobs()} <= jobs

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -146,6 +147,7 @@ def replace_environment(variables: Mapping[str, str]) -> None:
     place = libc.getenv(MARK.encode())
     os.environ.clear()
     os.environ.update(variables)
+    tempfile.tempdir = None  # it was that of the server
     mark = variables.get(MARK, NO_MARK).encode()
     assert len(mark) == len(NO_MARK)
     ctypes.memmove(place, mark, len(mark))

@@ -93,6 +93,7 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=1)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--num-steps", type=int, default=20)
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds after each step, so that there is time")
     parser.add_argument("--losses", action="store_true", help="print them too")
     options = parser.parse_args()
 
@@ -126,8 +127,10 @@ def main() -> None:
         if not torch.isfinite(loss):
             raise ValueError(f"the loss is {loss.item()}")
         print(f"step {executor.user_iteration}{f': {loss.item()!r}' if options.losses else ''}", flush=True)
-        if options.num_steps > LONG:
-            time.sleep(0.01)  # the cluster waits for the closures: such a run leaves the machine to the others
+        if options.pause or options.num_steps > LONG:
+            time.sleep(
+                options.pause or 0.01
+            )  # the cluster waits for the closures: such a run leaves the machine to the others
 
     loader = cstorch.utils.data.DataLoader(INPUTS.get(options.mode, good), options.batch_size)
     executor = cstorch.utils.data.DataExecutor(loader, num_steps=options.num_steps)
