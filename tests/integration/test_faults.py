@@ -3,8 +3,6 @@
 import re
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -63,7 +61,7 @@ def test_an_address_where_nobody_is_is_named_soon(start_script: StartScript) -> 
 
 
 def test_a_missing_role_is_named_with_the_command_that_adds_one(
-    start_script: StartScript, tmp_path: Path, start_cluster: StartCluster
+    start_script: StartScript, tmp_path: Path, start_cluster: StartCluster, role_server: RoleServer
 ) -> None:
     with start_cluster(tmp_path / "cluster", swarmx=0, workers=0) as cluster, ExitStack() as stack:
         script = run(start_script, cluster, "runs")
@@ -71,9 +69,9 @@ def test_a_missing_role_is_named_with_the_command_that_adds_one(
         commands = re.findall(r"python -m (\w+) --management (\S+?)(?:[;,]|$)", message_of(script), re.MULTILINE)
         assert sorted(commands) == [("swarmx", cluster.management), ("workers", cluster.management)]
         for module, address in commands:
-            process = subprocess.Popen(
-                [sys.executable, "-m", module, "--management", address], env=cluster.surroundings.variables()
-            )
+            with cluster.log.open("ab") as log:
+                words = ["--management", address]
+                process = role_server.start(module, words, cluster.surroundings.variables(), output=log.fileno())
             stack.callback(process.wait)
             stack.callback(process.terminate)
         wait_for(lambda: len(cluster.nodes()) == 4)

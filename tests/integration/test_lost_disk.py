@@ -2,8 +2,6 @@
 
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import count
@@ -11,10 +9,12 @@ from pathlib import Path
 
 import pytest
 from cluster_rig import SCRIPTS, RunningCluster, RunningScript, StartCluster, StartScript, wait_for
+from forking_server import ForkedProcess
+from role_server import RoleServer
 
 from wsc.v1 import node_pb2
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]  # up to four processes import torch, each for itself
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]  # on a busy machine
 
 SCRIPT = SCRIPTS / "recovering.py"
 START_SECONDS = 150.0
@@ -24,12 +24,13 @@ END_SECONDS = 20.0
 class Shards:
     """Shards of MemoryX that the test starts, each with a disk of its own, as hosts have."""
 
-    def __init__(self, cluster: RunningCluster, folder: Path, stack: ExitStack) -> None:
+    def __init__(self, cluster: RunningCluster, server: RoleServer, folder: Path, stack: ExitStack) -> None:
         self._cluster = cluster
+        self._server = server
         self._folder = folder
         self._stack = stack
         self._numbers = count()
-        self._started: dict[int, tuple[subprocess.Popen[bytes], Path]] = {}  # by process id
+        self._started: dict[int, tuple[ForkedProcess, Path]] = {}  # by process id
 
     def start(self, number: int = 1) -> None:
         """So many more, on disks that nobody has used."""
@@ -41,9 +42,10 @@ class Shards:
 
     def _start(self) -> int:
         disk = self._folder / f"disk{next(self._numbers)}"
-        command = [sys.executable, "-m", "memoryx", "--management", self._cluster.management]
+        arguments = ["--management", self._cluster.management]
         variables = self._cluster.surroundings.variables(WAFERBOX_RECOVERY_DIR=str(disk))
-        process = subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL)
+        with self._cluster.log.open("ab") as log:
+            process = self._server.start("memoryx", arguments, variables, output=log.fileno())
         self._stack.callback(process.wait, END_SECONDS)
         self._stack.callback(process.terminate)
         self._started[process.pid] = process, disk
@@ -83,9 +85,9 @@ def cluster(tmp_path: Path, start_cluster: StartCluster) -> Iterator[RunningClus
 
 
 @pytest.fixture
-def shards(cluster: RunningCluster, tmp_path: Path) -> Iterator[Shards]:
+def shards(cluster: RunningCluster, role_server: RoleServer, tmp_path: Path) -> Iterator[Shards]:
     with ExitStack() as stack:
-        shards = Shards(cluster, tmp_path, stack)
+        shards = Shards(cluster, role_server, tmp_path, stack)
         shards.start(2)
         yield shards
 

@@ -13,7 +13,7 @@ from wsc.v1 import management_pb2, observation_pb2, observation_pb2_grpc
 
 pytestmark = pytest.mark.cluster
 
-NUM_STEPS = 2500
+NUM_STEPS = 500
 
 
 def test_a_job_can_be_watched_and_traced(
