@@ -15,7 +15,7 @@ import torch
 from wafer.joins import adding, beside_inputs, joining
 from wafer.kernels import WaferKernel, WaferKernels
 from wafer.large_tensors import limit_large_tensors, release_large_tensors
-from waferbox.cirh.execution.kernel import clone_views
+from waferbox.cirh.execution.kernel import Kernel, clone_views
 from waferbox.links.hub import Hub
 from waferbox.links.link import Link
 from waferbox.runtime.arena import RELEASED_GROUP, ArenaCounts, direct_values
@@ -138,6 +138,9 @@ class WaferProgram:
 
     def _add_run(self, run: plan_pb2.Run, kernel: WaferKernel) -> None:
         self._add_waits(group for value in run.outputs if (group := self._buffers.home_group(value)) is not None)
+        if run.overwritten:
+            assert isinstance(kernel, Kernel), "only such a kernel reuses memory"
+            kernel = kernel.writing_over(run.overwritten)
         kernel = self._beside_arena(run, kernel)
         values = self._program.values
         tensors = values.tensors

@@ -19,6 +19,7 @@ from appliance.compiler.pipelined.plan import fill_pipeline
 from appliance.compiler.sharding.gathered import gathered_values, reason_of
 from appliance.compiler.wafer_schedule.arena import lay_out_arena
 from appliance.compiler.wafer_schedule.memory_plan import MemoryPlan, check_memory, plan_memory
+from appliance.compiler.wafer_schedule.overwriting import add_overwritten
 from appliance.compiler.wafer_schedule.schedule import WaferSchedule, WaferWork, make_wafer_work, schedule_wafer
 from appliance.compiler.wafer_schedule.segment_runs import StepOrder
 from appliance.compiler.wafer_schedule.streams import Departure, Load
@@ -138,6 +139,7 @@ def fit_wafer(cut: Cut, target: Target) -> FittedWafer:
         numbers = Numbers()
         wafer = schedule_wafer(work, sharing, numbers, order, rounds or order.listed_rounds)
         plan = wafer.plan
+        add_overwritten(plan, profiles)
         plan.memory_bytes = target.wafer_memory_bytes
         plan.kernel_library = target.kernel_library.code
         plan.arena.CopyFrom(lay_out_arena(plan))
@@ -232,7 +234,7 @@ def _keeping_most(layers: int, best: _Scheduled, tried: Callable[[StepOrder], _S
 
     Weights stay on the wafer between runs of a layer if there is room for as many outputs even so.
     """
-    fewest, too_many = 1, layers.bit_length()  # more outputs would save few runs
+    fewest, too_many = 0, layers.bit_length()  # more outputs would save few runs
     while fewest < too_many:
         kept = (fewest + too_many) // 2
         found = tried(replace(best.order, kept_at_most=kept, keeps_weights=False))
@@ -242,7 +244,7 @@ def _keeping_most(layers: int, best: _Scheduled, tried: Callable[[StepOrder], _S
             fewest = kept + 1
         else:
             too_many = kept
-    if best.order.kept_at_most and best.memory.fits:
+    if best.order.kept_at_most is not None and best.memory.fits:
         found = tried(replace(best.order, keeps_weights=True))
         best = found if found.memory.fits else best
     return best

@@ -45,7 +45,7 @@ def one_at_a_time(
     *,
     adds_in_memoryx: bool = False,
     kept_every: tuple[int, ...] = (),
-    kept_at_most: int = 0,
+    kept_at_most: int | None = None,
     keeps_weights: bool = True,
 ) -> Iterator[None]:
     """Micro-batches go through the layers one by one, though there is memory for all.

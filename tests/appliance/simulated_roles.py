@@ -122,7 +122,10 @@ class Wafer(Role):
                         yield from self.wait_for_places(written, step, repetition)
                         places = [None if value in made else self.place_of.get(value) for value in run.outputs]
                         inputs = [self.read(value) for value in run.inputs]
-                        results = self.kernels[run.kernel](list(inputs), places)
+                        kernel = self.kernels[run.kernel]
+                        if run.overwritten:
+                            kernel = kernel.writing_over(run.overwritten)
+                        results = kernel(list(inputs), places)
                         for i, value in enumerate(run.outputs):
                             if value in made and value in self.sums:
                                 before = self.values[value].tensor
@@ -154,7 +157,7 @@ class Wafer(Role):
     def in_repetition(self, run: plan_pb2.Run, repetition: int) -> plan_pb2.Run:
         """A run with the numbers of a repetition of the loop."""
         step = repetition * self.plan.micro_batches_at_once
-        shifted = plan_pb2.Run(kernel=run.kernel)
+        shifted = plan_pb2.Run(kernel=run.kernel, overwritten=run.overwritten)
         for before, after in ((run.inputs, shifted.inputs), (run.outputs, shifted.outputs), (run.drops, shifted.drops)):
             after.extend(value + step if value in self.looped else value for value in before)
         return shifted

@@ -16,7 +16,13 @@ from waferbox.cirh.calls.attention import block_bytes, choose, is_in_parts
 from waferbox.cirh.calls.products import is_by_float32, is_large_product
 from waferbox.cirh.dialect import types
 from waferbox.cirh.dialect.operations import Const, body_ops, func_of, return_of
-from waferbox.cirh.execution.memory_reuse import memory_reuse, reuses_memory
+from waferbox.cirh.execution.memory_reuse import (
+    memory_reuse,
+    results_of_their_own,
+    reuses_memory,
+    shown_arguments,
+    terms_of_sum,
+)
 from waferbox.cirh.table.lookup import site_of
 from waferbox.cirh.text.parser import parse_module
 from wsc.v1 import plan_pb2
@@ -92,6 +98,8 @@ class KernelProfile:
         output_bytes: size of each result.
         choices: the chosen implementations of operations, each with its reason.
         output_sources: by result, the argument that it is a cast or a view of; None if it is not.
+        own_results: the results, by number, whose memory no argument and no other result shares.
+        shown_arguments: the arguments, by number, whose memory a result may share.
         beside: the results that are written over another value than a sum's earlier part. Where such a result is
             written to a send buffer instead, that value is held beside it.
     """
@@ -102,16 +110,34 @@ class KernelProfile:
     output_bytes: tuple[int, ...]
     choices: tuple[str, ...]
     output_sources: tuple[int | None, ...]
+    own_results: frozenset[int]
+    shown_arguments: frozenset[int]
     beside: frozenset[int]
 
-    def working_bytes_without(self, freed: frozenset[int]) -> int:
+    def working_bytes_without(self, freed: frozenset[int], overwritten: frozenset[int] = frozenset()) -> int:
         """The working bytes less the memory of arguments that the kernel frees after their last reader.
 
-        freed: the arguments, by number, that nothing reads after the call.
+        Args:
+            freed: the arguments, by number, that nothing reads after the call.
+            overwritten: those of them that the kernel writes results over.
         """
-        return (
-            _working_bytes_without(self.module, freed) if freed and reuses_memory(self.module) else self.working_bytes
-        )
+        if not freed or not reuses_memory(self.module):
+            return self.working_bytes
+        return _working_bytes_without(self.module, freed, overwritten)
+
+    @property
+    def reuses_memory(self) -> bool:
+        """Whether the kernel frees arguments after their last reader, and may write over them."""
+        return reuses_memory(self.module)
+
+    def overwritten(self, arguments: frozenset[int], results: frozenset[int]) -> tuple[int, ...]:
+        """The arguments over which the kernel writes results, in ascending order.
+
+        Args:
+            arguments: those that it may write over, by number.
+            results: the results that it may write over an argument, by number; others have memory of their own.
+        """
+        return _overwritten(self.module, arguments, results)
 
 
 # Several parts of a compile profile the same kernels.
@@ -126,10 +152,12 @@ def profile_kernel(text: str) -> KernelProfile:
     return KernelProfile(
         module=module,
         flops=sum(map(flops, ops)),
-        working_bytes=_working_bytes_without(module, frozenset()),
+        working_bytes=_working_bytes_without(module, frozenset(), frozenset()),
         output_bytes=tuple(types.nbytes(value) for value in results),
         choices=tuple(dict.fromkeys(_choices(ops))),
         output_sources=tuple(_source(value, arguments) for value in results),
+        own_results=results_of_their_own(module),
+        shown_arguments=shown_arguments(module),
         beside=frozenset(
             index
             for index, value in enumerate(results)
@@ -158,26 +186,29 @@ def loop_time(module: ModuleOp, machine: MachineModel) -> float:
 
 
 @lru_cache(maxsize=1024)
-def _working_bytes_without(module: ModuleOp, freed: frozenset[int]) -> int:
+def _working_bytes_without(module: ModuleOp, freed: frozenset[int], overwritten: frozenset[int]) -> int:
     """The most bytes at one moment. A view takes no memory, and keeps the value that it is a view of.
 
-    freed: the arguments, by number, whose bytes are subtracted after their last reader.
+    Args:
+        module: the kernel.
+        freed: the arguments, by number, whose bytes are subtracted after their last reader.
+        overwritten: those of them that results are written over.
     """
     ops = [op for op in body_ops(module) if not isinstance(op, Const)]
     results = return_of(module).operands
-    reuse = memory_reuse(module, ops, results)
-    views = {op: op.operands[0] for op in ops if op.name in VIEWS and not _repeats(op)}
-    # What is written over an operand takes its memory, as a view of it would.
-    views.update(reuse.written_over)
+    reuse = memory_reuse(module, ops, results, overwritten)
+    views = {value: op.operands[0] for op in ops if op.name in VIEWS and not _repeats(op) for value in op.results}
+    # What is written over an operand or an argument takes its memory, as a view of it would.
+    views.update((op.results[0], value) for op, value in (*reuse.written_over.items(), *reuse.joined_over.items()))
     shown: dict[SSAValue, SSAValue] = {}  # by view: the value that it is a view of
     last_read: dict[SSAValue, int] = {}
     for position, op in enumerate(ops):
         for operand in op.operands:
             if operand not in reuse.early:
                 last_read[shown.get(operand, operand)] = position
-        if op in views:
-            shown.update(dict.fromkeys(op.results, shown.get(views[op], views[op])))
         for value in op.results:
+            if value in views:
+                shown[value] = shown.get(views[value], views[value])
             if value in reuse.early:
                 last_read[shown.get(value, value)] = position
     kept = {shown.get(value, value) for value in results}
@@ -188,14 +219,14 @@ def _working_bytes_without(module: ModuleOp, freed: frozenset[int]) -> int:
     placed: Counter[Operation] = Counter()  # by join: the bytes of the parts that have their places
     held = most = 0
     for position, op in enumerate(ops):
-        for value in op.results if op not in views else ():
+        for value in (value for value in op.results if value not in views):
             held += types.nbytes(value) - placed[op]
             if value not in kept:
                 end = last_read.get(value, position)
                 dying[end] = dying.get(end, 0) + types.nbytes(value)
         most = max(most, held + temporary_bytes(op))
         for value in op.results:
-            if value in reuse.early:
+            if value in reuse.early and reuse.early[value].join.results[0] not in views:
                 # The kernel gives a large value memory where it is written first.
                 placed[reuse.early[value].join] += types.nbytes(value)
                 held += types.nbytes(value)
@@ -204,9 +235,21 @@ def _working_bytes_without(module: ModuleOp, freed: frozenset[int]) -> int:
     return most
 
 
+@lru_cache(maxsize=1024)
+def _overwritten(module: ModuleOp, arguments: frozenset[int], results: frozenset[int]) -> tuple[int, ...]:
+    ops = [op for op in body_ops(module) if not isinstance(op, Const)]
+    returned = return_of(module).operands
+    over = memory_reuse(module, ops, returned, arguments).arguments
+    # With a part of the arguments, a result that has memory of its own could take one that is meant for another.
+    if any(index not in results and any(value is op.results[0] for op in over) for index, value in enumerate(returned)):
+        return ()
+    written = set(over.values())
+    return tuple(index for index, argument in enumerate(func_of(module).block.args) if argument in written)
+
+
 def _adds_to_sum(op: Operation | Block) -> bool:
     """Whether an operation adds a part to a sum, whose earlier parts were added in the same place."""
-    return isinstance(op, Operation) and op.name == "cirh.Add" and op.operands[0].has_one_use()
+    return isinstance(op, Operation) and bool(terms_of_sum(op)) and op.operands[0].has_one_use()
 
 
 def _repeats(op: Operation) -> bool:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import torch
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation, SSAValue
 
@@ -25,7 +26,7 @@ from appliance.compiler.sharding.propagate import by_rule
 from appliance.compiler.sharding.rules.rule import SUM, Decompose, Mixes, Outcome, Placement, Query, R, sharded
 from appliance.compiler.sharding.rules.shape import reshaped_dim
 from waferbox.cirh.dialect import types
-from waferbox.cirh.dialect.attributes import AttrValue, SplatAttr, attrs
+from waferbox.cirh.dialect.attributes import AttrValue, SplatAttr, attrs, dense
 from waferbox.cirh.dialect.operations import Const, body_ops, func_of, return_of
 from waferbox.cirh.dialect.spec import Typed
 from waferbox.cirh.execution.memory_reuse import let_reuse_memory, reuses_memory
@@ -404,11 +405,27 @@ class _Builder:
                     local[value, placement] = result
                     if value in kept and placement.is_partial:
                         total = self._whole.get(value)
-                        self._whole[value] = result if total is None else self._emit("cirh.Add", [total, result])
+                        self._whole[value] = result if total is None else self._sum(total, result)
                     elif value in kept:
                         self._slices[value].append(result)
         for value in [value for op in first for value in op.results if value in self._joined and value in self._slices]:
             self._whole[value] = self._join(self._slices.pop(value), self._stages.placements[value])
+
+    def _sum(self, total: SSAValue, part: SSAValue) -> SSAValue:
+        """A sum with a further part. A product is added while it is made, so that it needs no memory of its own."""
+        product = part.owner
+        if isinstance(product, Operation) and product.name == "cirh.MatMul":
+            factors = [self._factor(product, index) for index in (0, 1)]
+            return self._emit("aten.addmm", [total, *factors], {"alpha": 1, "beta": 1})
+        return self._emit("cirh.Add", [total, part])
+
+    def _factor(self, product: Operation, index: int) -> SSAValue:
+        """A factor of a product, in the order in which it is multiplied."""
+        value = product.operands[index]
+        if not attrs(product).get("transpose_b" if index else "transpose_a", False):
+            return value
+        permutation = self._builder.constant(dense(torch.tensor([1, 0])))
+        return self._emit("cirh.Transpose", [value, permutation])
 
     def _is_read_later(self, value: SSAValue) -> bool:
         """Whether a region that does not make a value itself reads slices of it."""

@@ -142,6 +142,9 @@ class Role:
         return is_part and all(types.get(value) == type for value, type in made)
 
     def drop(self, run: plan_pb2.Run) -> None:
+        for position in run.overwritten:
+            is_free = position < len(run.inputs) and run.inputs[position] in run.drops
+            require(is_free, f"{self.name} writes over input {position} of kernel {run.kernel}, which it does not drop")
         for value in run.drops:
             require(self.values.pop(value, None) is not None, f"{self.name} drops value {value}, which it has not")
 

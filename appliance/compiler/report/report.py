@@ -65,10 +65,12 @@ def micro_batch_notes(plan: plan_pb2.Plan) -> list[str]:
                 else ""
             )
         )
-    if plan.wafer.kept_at_most:
+    if plan.wafer.HasField("kept_at_most"):
+        kept = plan.wafer.kept_at_most
+        keep = f"At most {kept} layer{'s' if kept > 1 else ''} keep{'' if kept > 1 else 's'} outputs at once"
         notes.append(
-            f"At most {plan.wafer.kept_at_most} layers keep their outputs at once; the forward passes of the others "
-            "are run again before their backward passes, each as few times as that allows"
+            f"{keep if kept else 'No layer keeps its outputs'}; the forward passes of the others are run again before "
+            "their backward passes, each as few times as that allows"
         )
     if plan.wafer.row_slices > 1:
         notes.append(

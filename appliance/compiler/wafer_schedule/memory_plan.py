@@ -136,7 +136,7 @@ def plan_memory(plan: plan_pb2.WaferPlan, profiles: Mapping[int, KernelProfile],
                         weight_bytes=weights.nbytes,
                         activation_bytes=made.nbytes,
                         gradient_bytes=gradient_bytes,
-                        working_bytes=max(profile.working_bytes_without(freed) - placed, 0),
+                        working_bytes=max(profile.working_bytes_without(freed, frozenset(run.overwritten)) - placed, 0),
                         arriving_bytes=arriving[position],
                     )
                 )

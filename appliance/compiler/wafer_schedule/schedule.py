@@ -360,7 +360,8 @@ def schedule_wafer(
     plan, times = assembler.plan, len(order.rounds) - len(rounds) + 1
     plan.micro_batches, plan.micro_batches_at_once = order.micro_batches, order.at_once
     plan.kept_every.extend(order.kept_every)
-    plan.kept_at_most = order.kept_at_most
+    if order.kept_at_most is not None:
+        plan.kept_at_most = order.kept_at_most
     looped = [position for position, run in enumerate(runs) if times > 1 and run.round == 1]
     loop = range(looped[0], looped[-1] + 1) if looped else range(0)
     if loop:

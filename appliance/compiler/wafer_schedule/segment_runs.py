@@ -31,8 +31,8 @@ class StepOrder:
         kept_every: of so many layers in a row, the outputs of one are kept for the backward pass, before which the
             forward passes of the others are run again. Each further number divides those in the same way. None: the
             outputs of all are kept.
-        kept_at_most: 0, or how many outputs of layers are kept at most, beside what the running layer reads. It
-            replaces `kept_every`.
+        kept_at_most: how many outputs of layers are kept at most, beside what the running layer reads. It replaces
+            `kept_every`. None: as that says.
         keeps_weights: whether weights that are read again after a few segments stay on the wafer until then.
     """
 
@@ -40,7 +40,7 @@ class StepOrder:
     at_once: int
     adds_in_memoryx: bool = False
     kept_every: tuple[int, ...] = ()
-    kept_at_most: int = 0
+    kept_at_most: int | None = None
     keeps_weights: bool = True
 
     @property
@@ -161,7 +161,7 @@ def runs_again(
     """
     again: dict[int, list[SegmentRun]] = {}
     rows = _consecutive(repeatable)
-    if order.kept_at_most:
+    if order.kept_at_most is not None:
         repeated_rows = [part for row in rows for part in _rows_keeping_at_most(row, order.kept_at_most)]
     else:
         repeated_rows = _rows_keeping_every(rows, order.kept_every)
@@ -197,17 +197,16 @@ def _rows_keeping_at_most(row: Sequence[int], kept: int) -> Iterator[Sequence[in
     The output in front of the second part of a row is kept until that part was run backwards; then the first part is
     run again. The parts are as long as binomial checkpointing has them, so that no layer is run more often than needed.
     """
-    times = 0
-    while _most_in_row(kept, times) < len(row):
-        times += 1
-    if not times:
-        return
-    # With nothing kept, the first part is run again for the last of the row alone.
-    behind = _most_in_row(kept - 1, times) if kept else 1
-    middle = len(row) - min(behind, len(row) - 1)
-    yield from _rows_keeping_at_most(row[middle:], kept - 1) if kept else ()
-    yield row[:middle]
-    yield from _rows_keeping_at_most(row[:middle], kept)
+    while len(row) > _most_in_row(kept, 0):
+        times = 1
+        while _most_in_row(kept, times) < len(row):
+            times += 1
+        # With nothing kept, the first part is run again for the last of the row alone.
+        behind = _most_in_row(kept - 1, times) if kept else 1
+        middle = len(row) - min(behind, len(row) - 1)
+        yield from _rows_keeping_at_most(row[middle:], kept - 1) if kept else ()
+        row = row[:middle]
+        yield row
 
 
 @cache

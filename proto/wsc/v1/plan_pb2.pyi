@@ -457,6 +457,7 @@ class Run(_message.Message):
     DROPS_FIELD_NUMBER: _builtins.int
     LAYER_FIELD_NUMBER: _builtins.int
     MICRO_BATCH_FIELD_NUMBER: _builtins.int
+    OVERWRITTEN_FIELD_NUMBER: _builtins.int
     kernel: _builtins.int
     layer: _builtins.str
     micro_batch: _builtins.int
@@ -471,6 +472,10 @@ class Run(_message.Message):
     def drops(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """values not needed afterwards"""
 
+    @_builtins.property
+    def overwritten(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """on a wafer: positions of inputs over which the kernel writes results"""
+
     def __init__(
         self,
         *,
@@ -481,10 +486,11 @@ class Run(_message.Message):
         drops: _abc.Iterable[_builtins.int] | None = ...,
         layer: _builtins.str = ...,
         micro_batch: _builtins.int = ...,
+        overwritten: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commits", b"commits", "drops", b"drops", "inputs", b"inputs", "kernel", b"kernel", "layer", b"layer", "micro_batch", b"micro_batch", "outputs", b"outputs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commits", b"commits", "drops", b"drops", "inputs", b"inputs", "kernel", b"kernel", "layer", b"layer", "micro_batch", b"micro_batch", "outputs", b"outputs", "overwritten", b"overwritten"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -623,7 +629,7 @@ class WaferPlan(_message.Message):
     row_slices: _builtins.int
     """for display: the most slices in which a kernel computes a row; 1: at once"""
     kept_at_most: _builtins.int
-    """For display: so many layers at most keep their outputs for the backward pass; others are run again. 0: see above."""
+    """For display: so many layers at most keep their outputs for the backward pass; others are run again. Absent: see above."""
     @_builtins.property
     def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___Group]: ...
     @_builtins.property
@@ -679,15 +685,17 @@ class WaferPlan(_message.Message):
         recomputes: _builtins.bool = ...,
         kept_every: _abc.Iterable[_builtins.int] | None = ...,
         row_slices: _builtins.int = ...,
-        kept_at_most: _builtins.int = ...,
+        kept_at_most: _builtins.int | None = ...,
         loop: Global___Loop | None = ...,
         looped_parts: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "loop", b"loop"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_kept_at_most", b"_kept_at_most", "arena", b"arena", "kept_at_most", b"kept_at_most", "loop", b"loop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "flops", b"flops", "groups", b"groups", "instructions", b"instructions", "joined", b"joined", "kept_at_most", b"kept_at_most", "kept_every", b"kept_every", "kernel_library", b"kernel_library", "kernels", b"kernels", "link_bytes", b"link_bytes", "loop", b"loop", "looped_parts", b"looped_parts", "memory_bytes", b"memory_bytes", "micro_batches", b"micro_batches", "micro_batches_at_once", b"micro_batches_at_once", "number_values", b"number_values", "own_bytes", b"own_bytes", "recomputes", b"recomputes", "row_slices", b"row_slices"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kept_at_most", b"_kept_at_most", "arena", b"arena", "flops", b"flops", "groups", b"groups", "instructions", b"instructions", "joined", b"joined", "kept_at_most", b"kept_at_most", "kept_every", b"kept_every", "kernel_library", b"kernel_library", "kernels", b"kernels", "link_bytes", b"link_bytes", "loop", b"loop", "looped_parts", b"looped_parts", "memory_bytes", b"memory_bytes", "micro_batches", b"micro_batches", "micro_batches_at_once", b"micro_batches_at_once", "number_values", b"number_values", "own_bytes", b"own_bytes", "recomputes", b"recomputes", "row_slices", b"row_slices"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__kept_at_most: _TypeAlias = _typing.Literal["kept_at_most"]  # noqa: Y015
+    _WhichOneofArgType__kept_at_most: _TypeAlias = _typing.Literal["_kept_at_most", b"_kept_at_most"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__kept_at_most) -> _WhichOneofReturnType__kept_at_most | None: ...
 
 Global___WaferPlan: _TypeAlias = WaferPlan  # noqa: Y015
 

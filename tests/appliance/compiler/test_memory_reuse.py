@@ -125,6 +125,116 @@ def test_an_argument_is_freed_after_its_last_reader() -> None:
     assert profile.working_bytes_without(frozenset({0, 1})) == 32
 
 
+def check_overwriting(text: str, *inputs: torch.Tensor, free: tuple[int, ...], over: tuple[int, ...]) -> int:
+    """Checks which of the arguments that are free are written over, and that results stay the same.
+
+    Returns the bytes that the kernel makes beside the arguments.
+    """
+    profile = profile_kernel(reusing(text))
+    results = frozenset(range(len(profile.output_bytes)))
+    assert profile.overwritten(frozenset(free), results) == over
+    expected = Kernel.build(text)([tensor.clone() for tensor in inputs])
+    kernel = Kernel.build(reusing(text)).writing_over(over)
+    given = [tensor.clone() for tensor in inputs]
+    memory = {given[index].data_ptr() for index in over}
+    made = kernel(list(given))
+    assert all(torch.equal(*pair) for pair in zip(made, expected, strict=True))
+    assert memory <= {tensor.data_ptr() for tensor in made}
+    kept = [index for index in range(len(inputs)) if index not in over]
+    assert all(torch.equal(given[index], inputs[index]) for index in kept)
+    # Results that are written to other places leave the arguments as they are.
+    given = [tensor.clone() for tensor in inputs]
+    places = [torch.empty_like(tensor) for tensor in expected]
+    assert all(torch.equal(*pair) for pair in zip(kernel(list(given), places), expected, strict=True))
+    return profile.working_bytes_without(frozenset(free), frozenset(over))
+
+
+def in_two_slices(begin: str, end: str) -> str:
+    """A kernel that computes `exp(x) * w` in two slices. begin, end: lines that read parts of x, too."""
+    return f"""
+    module {{
+      func @graph(%x: tensor<1x8x4xf32>, %w: tensor<1x4x4xf32>) -> (tensor<1x8x4xf32>, tensor<1x4x4xf32>) {{
+        %0 = aten.slice.Tensor %x {{dim = 1 : i64, start = 0 : i64, end = 4 : i64, step = 1 : i64}}
+          : tensor<1x8x4xf32> -> tensor<1x4x4xf32>
+        {begin}
+        %1 = cirh.Exp %0 : tensor<1x4x4xf32>
+        %2 = cirh.Mul %1, %w : tensor<1x4x4xf32>
+        %3 = aten.slice.Tensor %x {{dim = 1 : i64, start = 4 : i64, end = 8 : i64, step = 1 : i64}}
+          : tensor<1x8x4xf32> -> tensor<1x4x4xf32>
+        %4 = cirh.Exp %3 : tensor<1x4x4xf32>
+        %5 = cirh.Mul %4, %w : tensor<1x4x4xf32>
+        {end}
+        %6 = cirh.Concat %2, %5 {{axis = 1 : i64}} : (tensor<1x4x4xf32>, tensor<1x4x4xf32>) -> tensor<1x8x4xf32>
+        return %6, %r : tensor<1x8x4xf32>, tensor<1x4x4xf32>
+      }}
+    }}
+    """
+
+
+X, W = torch.randn(1, 8, 4), torch.randn(1, 4, 4)
+
+
+def test_slices_are_joined_over_an_argument() -> None:
+    text = in_two_slices("", "%r = cirh.Sin %5 : tensor<1x4x4xf32>")
+    made = check_overwriting(text, X, W, free=(0,), over=(0,))
+    assert check_overwriting(text, X, W, free=(), over=()) - made == X.nbytes
+    assert check_overwriting(text, X, W, free=(1,), over=()) > made
+
+
+@pytest.mark.parametrize(
+    ("begin", "end"),
+    [
+        ("", "%r = cirh.Sin %0 : tensor<1x4x4xf32>"),  # its place was taken by the first part
+        ("%r = cirh.Reshape %0 : (tensor<1x4x4xf32>) -> tensor<1x4x4xf32>", ""),  # a view of it is returned
+        (
+            "",
+            "%7 = aten.slice.Tensor %x {dim = 1 : i64, start = 2 : i64, end = 6 : i64, step = 1 : i64} "
+            ": tensor<1x8x4xf32> -> tensor<1x4x4xf32>\n%r = cirh.Neg %7 : tensor<1x4x4xf32>",
+        ),
+    ],
+)
+def test_an_argument_that_is_read_afterwards_is_not_joined_over(begin: str, end: str) -> None:
+    check_overwriting(in_two_slices(begin, end), X, W, free=(0,), over=())
+
+
+def test_a_result_is_written_over_an_argument() -> None:
+    text = """
+    module {
+      func @graph(%x: tensor<8xf32>, %y: tensor<8xf32>) -> (tensor<8xf32>) {
+        %0 = cirh.Exp %x : tensor<8xf32>
+        %1 = cirh.Sub %0, %y : tensor<8xf32>
+        return %1 : tensor<8xf32>
+      }
+    }
+    """
+    assert check_overwriting(text, torch.randn(8), torch.randn(8), free=(0,), over=(0,)) == 0
+    assert check_overwriting(text, torch.randn(8), torch.randn(8), free=(), over=()) == 32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_gradients_of_a_cross_entropy_need_no_memory_of_their_own(dtype: torch.dtype) -> None:
+    rows, classes, width = 6, 5, 4
+    kind = {torch.float32: "f32", torch.bfloat16: "bf16"}[dtype]
+    text = f"""
+    module {{
+      func @graph(%l: tensor<6xf32>, %s: tensor<6xf32>, %g: tensor<6xf32>, %e: tensor<6xf32>, %x: tensor<1x6x4x{kind}>,
+          %w: tensor<5x4x{kind}>, %t: tensor<6xi64>) -> (tensor<1x6x4x{kind}>, tensor<5x4x{kind}>) {{
+        %0 = cirh.Reshape %x : (tensor<1x6x4x{kind}>) -> tensor<6x4x{kind}>
+        %1, %2 = cirh.LinearCrossEntropyGrad %l, %s, %g, %e, %0, %w, %t {{is_trained = true}} : (tensor<6xf32>,
+          tensor<6xf32>, tensor<6xf32>, tensor<6xf32>, tensor<6x4x{kind}>, tensor<5x4x{kind}>, tensor<6xi64>)
+          -> (tensor<6x4x{kind}>, tensor<5x4x{kind}>)
+        %3 = cirh.Reshape %1 : (tensor<6x4x{kind}>) -> tensor<1x6x4x{kind}>
+        return %3, %2 : tensor<1x6x4x{kind}>, tensor<5x4x{kind}>
+      }}
+    }}
+    """
+    x, weight = torch.randn(1, rows, width).to(dtype), torch.randn(classes, width).to(dtype)
+    logsumexp = (x[0].float() @ weight.float().t()).logsumexp(1)
+    inputs = [*torch.randn(3, rows), logsumexp, x, weight, torch.arange(rows) % classes]
+    check_overwriting(text, *inputs, free=(4,), over=(4,))
+    assert Kernel.build(text).direct_results == {1}
+
+
 # --- Steps
 
 
@@ -153,7 +263,12 @@ def test_sublayers_compute_what_layers_compute(window: int, micro_batches: int) 
     assert {"layers.0.output", "layers.0.down", "layers.1.output backward", "layers.1.down backward"} < labels
     with always_in_slices() as sliced:
         step.check([words(), words()], [(1, 1), (3, 2)], slices_attention=True, **settings)
+        plan = step.plan(1, slices_attention=True, **settings)
     assert all("reuses_memory" in text for text in sliced)
+    # The gradient of what attention reads is made over that of what it makes.
+    runs = [instruction.run for instruction in plan.wafer.instructions]
+    over = [list(run.overwritten) for run in runs if run.layer == "layers.0.output backward"]
+    assert over == [[0]] * micro_batches
     inductor = step.plan(1, kernel_library=KernelLibrary.INDUCTOR, **settings)
     assert not any("reuses_memory" in kernel.cirh for kernel in inductor.wafer.kernels)
 

@@ -5,7 +5,7 @@ operands.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import torch
@@ -120,9 +120,16 @@ def prepare_linear_cross_entropy_grad(site: Site) -> Call:
         weight: torch.Tensor,
         labels: torch.Tensor,
         bias: torch.Tensor | None = None,
+        *,
+        out: Sequence[torch.Tensor | None] = (None, None, None),
     ) -> tuple[torch.Tensor, ...]:
-        input_grad = x.new_empty(x.shape)
-        weight_grad = weight.new_zeros(weight.shape, dtype=wide(x.dtype)) if is_trained else None
+        # The gradient of the input may be written over the input.
+        input_grad = x.new_empty(x.shape) if out[0] is None else out[0]
+        weight_grad = None
+        if is_trained and out[1] is not None and out[1].dtype is wide(x.dtype):
+            weight_grad = out[1].zero_()
+        elif is_trained:
+            weight_grad = weight.new_zeros(weight.shape, dtype=wide(x.dtype))
         bias_grad = weight.new_zeros(weight.shape[:1], dtype=wide(x.dtype)) if is_trained and bias is not None else None
         # d loss = p - label, d spread = classes * p - 1, d logsumexp = p
         of_probabilities = loss_grad + spread_grad * weight.shape[0] + logsumexp_grad
@@ -142,15 +149,19 @@ def prepare_linear_cross_entropy_grad(site: Site) -> Call:
             if bias_grad is not None:
                 bias_grad += changed.sum(0)
             changed = changed.to(x.dtype)
-            torch.mm(changed, weight, out=input_grad[block])
             if weight_grad is not None and weight_grad.dtype is x.dtype:
                 weight_grad.addmm_(changed.t(), x[block])
             elif weight_grad is not None:
                 weight_grad += torch.mm(changed.t(), x[block])
+            torch.mm(changed, weight, out=input_grad[block])
         made = (input_grad, weight_grad, bias_grad)
-        return tuple(gradient.to(x.dtype) for gradient in made if gradient is not None)
+        return tuple(
+            gradient.to(x.dtype) if place is None else place if place is gradient else place.copy_(gradient)
+            for gradient, place in zip(made, (*out, None), strict=False)
+            if gradient is not None
+        )
 
-    return Call(gradients)
+    return Call(gradients, gradients)
 
 
 def temporary_bytes(site: Site) -> int:

@@ -98,7 +98,11 @@ Tensors: TypeAlias = Any  # one tensor, or a tuple or list of them
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A prepared torch call. `function` takes the run-time operands; `out`, if there is one, takes `out=` too."""
+    """A prepared torch call.
+
+    `function` takes the run-time operands; `out`, if there is one, takes `out=` too: a tensor, or of several results a
+    sequence of a tensor or None for each.
+    """
 
     function: Callable[..., Tensors]
     out: Callable[..., Any] | None = None

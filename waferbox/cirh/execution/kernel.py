@@ -1,8 +1,8 @@
 """Running a module on CPU tensors: a loop over prepared torch calls."""
 
 import operator
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from waferbox.cirh.dialect.attributes import DenseAttr, SplatAttr
 from waferbox.cirh.dialect.operations import Const, body_ops, func_of, return_of
 from waferbox.cirh.dialect.spec import Call
 from waferbox.cirh.dialect.types import TensorInfo, info, shape
-from waferbox.cirh.execution.memory_reuse import memory_reuse, reuses_memory
+from waferbox.cirh.execution.memory_reuse import memory_reuse, reuses_memory, terms_of_sum
 from waferbox.cirh.modules.verify import verify
 from waferbox.cirh.table.lookup import build, runtime_operands, spec
 from waferbox.cirh.text.parser import parse_module
@@ -26,7 +26,8 @@ from waferbox.cirh.text.parser import parse_module
 class _Step:
     """One operation: its call, with the slots of operands and results, and the slots that no later step reads.
 
-    `listed`: the call returns a list of results, even of one. `adds`: it adds two tensors of the result's type.
+    `listed`: the call returns a list of results, even of one. `over`: the operand, by number, over which it writes its
+    first result. `adds`: it adds a tensor or a product to its first operand, which has the result's type.
     """
 
     call: Call
@@ -34,6 +35,7 @@ class _Step:
     results: tuple[int, ...]
     dead: tuple[int, ...]
     listed: bool = False
+    over: int | None = None
     adds: bool = False
 
 
@@ -57,7 +59,7 @@ def _reads_scalar_exponent(op: Operation) -> bool:
 class _Compiler:
     """Gives each value of a module a slot and each operation a step."""
 
-    def __init__(self, module: ModuleOp) -> None:
+    def __init__(self, module: ModuleOp, overwritable: Collection[int]) -> None:
         self._slots: dict[SSAValue, int] = {}
         self.values: list[Any] = []
         self.steps: list[_Step] = []
@@ -67,7 +69,7 @@ class _Compiler:
         for argument in arguments:
             self._slots[argument] = self._slot(None)
         needed = self._needed(module)
-        self._reuse = memory_reuse(module, needed, self._returned)
+        self._reuse = memory_reuse(module, needed, self._returned, overwritable)
         self.reuses_memory = reuses_memory(module)
         self._early_joins = {part.join for part in self._reuse.early.values()}
         for op in needed:
@@ -149,16 +151,17 @@ class _Compiler:
             slots, call = self._pointwise_operands(op, operands, call)
         else:
             slots = tuple(self._whole(operand) for operand in operands)
+        over = None
         if op in self._reuse.written_over and call.out is not None:
             over = slots.index(self._whole(self._reuse.written_over[op]))
-            call = Call(partial(_write_over, call.out, over), call.out)
         results = tuple(self._slot(None) for _ in op.results)
         self._slots.update(zip(op.results, results, strict=True))
-        adds = op.name == "cirh.Add" and all(
+        terms = terms_of_sum(op)
+        adds = bool(terms) and all(
             self._slots.get(operand) == slot and operand.type == op.results[0].type
-            for operand, slot in zip(operands, slots, strict=True)
+            for operand, slot in zip(terms, slots, strict=False)
         )
-        self.steps.append(_Step(call, slots, results, (), listed=spec(op.name).results != 1, adds=adds))
+        self.steps.append(_Step(call, slots, results, (), listed=spec(op.name).results != 1, over=over, adds=adds))
 
     def _place_rest(self, join: Operation) -> None:
         """Adds the steps that copy those parts of a joined value to it that were not copied when they were made."""
@@ -179,7 +182,9 @@ class _Compiler:
             self.steps.append(_Step(Call(place.fill), (target, slot), (target,), ()))
         else:
             target = self._slots[joined] = self._slot(None)
-            self.steps.append(_Step(Call(place.begin, place.begin), (slot,), (target,), ()))
+            argument = self._reuse.joined_over.get(join)
+            given = (slot,) if argument is None else (slot, self._slots[argument])
+            self.steps.append(_Step(Call(place.begin, place.begin), given, (target,), ()))
 
     def _pointwise_operands(self, op: Operation, operands: list[SSAValue], call: Call) -> tuple[tuple[int, ...], Call]:
         """The smallest operands of which one still has the whole shape."""
@@ -221,6 +226,25 @@ def _write_over(function: Callable[..., Any], over: int, *operands: Any) -> Any:
     return function(*operands, out=operands[over])
 
 
+def _write_first_over(
+    function: Callable[..., Any], over: int, others: Sequence[torch.Tensor | None], *operands: Any
+) -> Any:
+    return function(*operands, out=(operands[over], *others))
+
+
+def _function(step: _Step, places: Mapping[int, torch.Tensor]) -> Callable[..., Any]:
+    """The function of a step that writes some results to given tensors. places: these, by number of the result."""
+    write, over = step.call.out, step.over
+    if write is None or (not places and over is None):
+        return step.call.function
+    if not step.listed:
+        return partial(write, out=places[0]) if over is None or places else partial(_write_over, write, over)
+    first, *others = (places.get(number) for number in range(len(step.results)))
+    if over is None or first is not None:
+        return partial(write, out=(first, *others))
+    return partial(_write_first_over, write, over, others)
+
+
 @dataclass(frozen=True, slots=True)
 class _Place:
     """The place of a part in a joined value: its begin and size in one dimension."""
@@ -230,9 +254,12 @@ class _Place:
     start: int
     size: int
 
-    def begin(self, part: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Makes the joined value, of which other parts follow."""
-        return self.fill(torch.empty(self.joined.shape, dtype=self.joined.dtype) if out is None else out, part)
+    def begin(
+        self, part: torch.Tensor, over: torch.Tensor | None = None, *, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Makes the joined value, of which other parts follow: in `out`, over another tensor, or in new memory."""
+        target = over if out is None else out
+        return self.fill(torch.empty(self.joined.shape, dtype=self.joined.dtype) if target is None else target, part)
 
     def fill(self, joined: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
         joined.narrow(self.axis, self.start, self.size).copy_(part)
@@ -263,18 +290,29 @@ _MAX_DESTINATIONS = 256
 class Kernel:
     """A module that can be called on CPU tensors. Used by one thread at a time."""
 
-    def __init__(self, module: ModuleOp) -> None:
-        compiler = _Compiler(module)
+    def __init__(self, module: ModuleOp, overwritable: Collection[int] = ()) -> None:
+        """Prepares the calls.
+
+        Args:
+            module: the module.
+            overwritable: the inputs, by number, that a module that reuses memory may write over: their memory belongs
+                to nothing else, and nothing reads them afterwards.
+        """
+        self._module = module
+        self._variants: dict[tuple[int, ...], Kernel] = {}
+        compiler = _Compiler(module, overwritable)
         self.inputs: tuple[TensorInfo, ...] = tuple(info(argument) for argument in func_of(module).block.args)
         self.outputs: tuple[TensorInfo, ...] = tuple(info(value) for value in return_of(module).operands)
         self._steps = compiler.steps
         self._reuses_memory = compiler.reuses_memory
         self._tail = compiler.values[len(self.inputs) :]
         self._results = compiler.results
+        # By slot: the step that makes it, and can write to a given tensor, and the number of the step's result.
         self._producers = {
-            step.results[0]: index
+            slot: (index, number)
             for index, step in enumerate(self._steps)
-            if len(step.results) == 1 and step.call.out is not None
+            if step.call.out is not None and (len(step.results) == 1 or step.listed)
+            for number, slot in enumerate(step.results)
         }
         self._makers = self._find_makers()
         self._reads = Counter(slot for step in self._steps for slot in step.operands)
@@ -289,6 +327,13 @@ class Kernel:
         verify(module)
         return cls(module)
 
+    def writing_over(self, inputs: Sequence[int]) -> "Kernel":
+        """The kernel that may write over these inputs, as `overwritable` says."""
+        key = tuple(inputs)
+        if key not in self._variants:
+            self._variants[key] = Kernel(self._module, key)
+        return self._variants[key]
+
     @property
     def direct_results(self) -> frozenset[int]:
         """Results that are written to their given tensors directly; others are made elsewhere and copied there."""
@@ -297,20 +342,22 @@ class Kernel:
     def release_destinations(self) -> None:
         """Drops the references to tensors that results were written to."""
         self._destinations.clear()
+        for variant in self._variants.values():
+            variant.release_destinations()
 
-    def _find_makers(self) -> dict[int, int]:
-        """The results whose last step can write to a given tensor: {result: step}."""
-        makers: dict[int, int] = {}
+    def _find_makers(self) -> dict[int, tuple[int, int]]:
+        """The results whose last step can write to a given tensor: that step, and the number of its result."""
+        makers: dict[int, tuple[int, int]] = {}
         for index, slot in enumerate(self._results):
             if slot in self._producers and self._producers[slot] not in makers.values():
                 makers[index] = self._producers[slot]
         return makers
 
-    def _sum_makers(self, maker: int) -> list[int]:
+    def _sum_makers(self, maker: tuple[int, int]) -> list[tuple[int, int]]:
         """The steps, up to this one, that make a sum term by term: all can write to the tensor of the sum."""
         makers = [maker]
-        while self._steps[makers[-1]].adds:
-            slot = self._steps[makers[-1]].operands[0]
+        while self._steps[makers[-1][0]].adds:
+            slot = self._steps[makers[-1][0]].operands[0]
             if slot not in self._producers or self._reads[slot] > 1 or slot in self._results:
                 break
             makers.append(self._producers[slot])
@@ -320,17 +367,16 @@ class Kernel:
         """The program in which the steps of the results `direct` write to their given tensors."""
         program = destinations.programs.get(direct)
         if program is None:
-            written = {
-                step: destinations.tensors[index] for index in direct for step in self._sum_makers(self._makers[index])
-            }
+            places: dict[int, dict[int, torch.Tensor]] = defaultdict(dict)
+            for index in direct:
+                tensor = destinations.tensors[index]
+                assert tensor is not None
+                for step, number in self._sum_makers(self._makers[index]):
+                    places[step][number] = tensor
             program = destinations.programs[direct] = []
-            for number, step in enumerate(self._steps):
-                function = step.call.function
-                if number in written:
-                    assert step.call.out is not None
-                    function = partial(step.call.out, out=written[number])
-                target = step.results if step.listed else step.results[0]
-                program.append((function, getter(step.operands), target, step.dead))
+            for position, each in enumerate(self._steps):
+                target = each.results if each.listed else each.results[0]
+                program.append((_function(each, places[position]), getter(each.operands), target, each.dead))
         return program
 
     def __call__(
