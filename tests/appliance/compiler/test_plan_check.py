@@ -97,6 +97,7 @@ def mutations(plan: plan_pb2.Plan) -> Iterator[tuple[str, str, Callable[[], None
         places.setdefault(f"{place[0].DESCRIPTOR.name}.{place[1].name}", []).append(place)
     for name, found in places.items():
         for owner, field, index in found[:: max(1, len(found) // SPREAD)]:
+            is_absent = index is None and field.has_presence and not owner.HasField(field.name)
             before = getattr(owner, field.name) if index is None else getattr(owner, field.name)[index]
             for after in changes(before):
                 if after == before:
@@ -108,7 +109,13 @@ def mutations(plan: plan_pb2.Plan) -> Iterator[tuple[str, str, Callable[[], None
                     else:
                         getattr(owner, field.name)[index] = value
 
-                yield name, f"{name} {before!r} -> {after!r}", lambda: put(after), lambda: put(before)  # noqa: B023
+                def put_back(value: Any = before, owner: Message = owner, name: str = field.name) -> None:
+                    if is_absent:  # noqa: B023
+                        owner.ClearField(name)
+                    else:
+                        put(value)
+
+                yield name, f"{name} {before!r} -> {after!r}", lambda: put(after), put_back  # noqa: B023
 
 
 def pipelined(traced: Traced) -> plan_pb2.Plan:
