@@ -54,7 +54,7 @@ def cluster_by_hand(
     places: Sequence[tuple[str, Host]],
     variables: Mapping[str, str],
     log: Path,
-    start: "StartModule | None" = None,
+    start: StartModule = start_python,
 ) -> Iterator[str]:
     """The address of a management service, once all roles have registered there; none of them is left afterwards.
 
@@ -62,18 +62,17 @@ def cluster_by_hand(
         host: of the management service.
         places: module and host of each role.
         variables: the environment of all.
-        log: a file for what they say.
-        start: starts each of them. Default: as a Python of its own.
+        log: a file for what they print.
+        start: starts each of them; a Python of its own by default.
 
     Raises:
         TimeoutError: somebody did not come; the message has the log.
     """
     with contextlib.ExitStack() as stack:
         messages = stack.enter_context(log.open("wb"))
-        start_module = start or start_python
 
         def begin(place: Host, *words: str, fds: Sequence[int] = ()) -> Process:
-            process = start_module(place, words, variables, messages.fileno(), fds)
+            process = start(place, words, variables, messages.fileno(), fds)
             for end in (process.kill, lambda: process.wait(END_SECONDS), process.terminate):
                 stack.callback(end)
             return process

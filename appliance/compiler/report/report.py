@@ -69,8 +69,11 @@ def micro_batch_notes(plan: plan_pb2.Plan) -> list[str]:
         kept = plan.wafer.kept_at_most
         keep = f"At most {kept} layer{'s' if kept > 1 else ''} keep{'' if kept > 1 else 's'} outputs at once"
         notes.append(
-            f"{keep if kept else 'No layer keeps its outputs'}; the forward passes of the others are run again before "
-            "their backward passes, each as few times as that allows"
+            f"{keep}; the forward passes of the others are run again before their backward passes, each as few times "
+            "as that allows"
+            if kept
+            else "No layer keeps its outputs: before each layer's backward pass, the forward passes of all layers "
+            "before it are run again"
         )
     if plan.wafer.row_slices > 1:
         notes.append(

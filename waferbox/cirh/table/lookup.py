@@ -135,10 +135,10 @@ def _check_attributes(row: OpSpec, attributes: Mapping[str, AttrValue]) -> None:
         raise CirhError(f"{row.name}: attribute {missing[0]!r} is missing")
 
 
+# By the name of an operation and the number of its operands, where its attributes say nothing about them. Lists of more
+# operands are not kept, as their number is any.
 _FEW_OPERANDS = 16
-_KNOWN_SEGMENTS: dict[
-    tuple[str, int], tuple[int, ...]
-] = {}  # by an operation's name and operands, where none are given
+_KNOWN_SEGMENTS: dict[tuple[str, int], tuple[int, ...]] = {}
 
 
 def _segments(row: OpSpec, operands: int, attributes: Mapping[str, AttrValue]) -> tuple[int, ...]:
