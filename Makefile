@@ -80,12 +80,13 @@ docs: venv
 
 venv: .venv/.complete
 
-# torch first, at one version: a range would let pip weigh builds with CUDA.
+# torch first, at one version: a range would let pip weigh builds with CUDA. TORCH_INDEX can be given: the URL of an index
+# of CPU wheels of torch, which spare several GB of CUDA libraries. pip shows the progress of these minutes.
 .venv/.complete: pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet torch==2.13.0
-	$(BIN)/pip install --quiet --editable ".[dev]"
+	$(BIN)/pip install $(TORCH_INDEX:%=--index-url %) torch==2.13.0
+	$(BIN)/pip install --editable ".[dev]"
 	touch $@
 
 clean:
