@@ -67,10 +67,10 @@ def micro_batch_notes(plan: plan_pb2.Plan) -> list[str]:
         )
     if plan.wafer.HasField("kept_at_most"):
         kept = plan.wafer.kept_at_most
-        keep = f"At most {kept} layer{'s' if kept > 1 else ''} keep{'' if kept > 1 else 's'} outputs at once"
+        keep = "At most 1 layer keeps its outputs" if kept == 1 else f"At most {kept} layers keep their outputs"
         notes.append(
-            f"{keep}; the forward passes of the others are run again before their backward passes, each as few times "
-            "as that allows"
+            f"{keep} at once; the forward passes of the others are run again before their backward passes, each as few "
+            "times as that allows"
             if kept
             else "No layer keeps its outputs: before each layer's backward pass, the forward passes of all layers "
             "before it are run again"

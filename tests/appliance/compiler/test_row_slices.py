@@ -282,10 +282,12 @@ def test_layers_whose_attention_is_in_slices_keep_as_many_outputs_as_fit(monkeyp
             plan = step.plan(1, wafer_memory_bytes=memory, **settings)
         except WaferMemoryError:
             break
-        kept.append(plan.wafer.kept_at_most)
+        if plan.wafer.HasField("kept_at_most"):
+            kept.append(plan.wafer.kept_at_most)
         memory = memory * 88 // 100
-    assert f"At most {kept[-1]} layers keep their outputs" in " ".join(micro_batch_notes(plan))
-    assert [each for each in kept if each] == sorted(filter(None, kept), reverse=True)
+    notes = " ".join(micro_batch_notes(plan))
+    assert f"At most {kept[-1]} layer" in notes or (not kept[-1] and "No layer keeps its outputs" in notes)
+    assert kept == sorted(kept, reverse=True)
     assert len(set(kept)) > 2
 
 
@@ -344,7 +346,9 @@ def test_an_operation_that_costs_little_is_repeated() -> None:
     assert made is not None
     # The largest number of slices that is at most five and divides 64 tokens.
     names = Counter(op.name for op in body_ops(made))
-    assert (names["cirh.Tanh"], names["aten.mm"], names["aten.cumsum"], names["cirh.MatMul"]) == (2 * 4, 4, 1, 4)
+    assert (names["cirh.Tanh"], names["aten.mm"], names["aten.cumsum"]) == (2 * 4, 4, 1)
+    # The product of the first slice, and those of the others, which are added to it.
+    assert (names["cirh.MatMul"], names["aten.addmm"]) == (1, 3)
     x, w = torch.randn(1, 64, 8), torch.randn(8, 8)
     torch.testing.assert_close(Kernel(made)([x, w]), Kernel.build(text)([x, w]))
 
