@@ -30,6 +30,12 @@ def import_root(checkout: Path) -> Path:
     return checkout / "src" if (checkout / "src/cerebras").is_dir() else checkout
 
 
+def package(checkout: Path) -> Path:
+    """The folder of the checkout's package."""
+    root = import_root(checkout)
+    return root / "cerebras/modelzoo" if root.name == "src" else root / "modelzoo"
+
+
 def is_before_1_9(checkout: Path) -> bool:
     """Whether the checkout's scripts take the way to execute as an argument, as those of release 1.8 do."""
     parser = import_root(checkout) / "modelzoo/common/run_utils/cli_parser.py"
@@ -38,10 +44,9 @@ def is_before_1_9(checkout: Path) -> bool:
 
 def models(checkout: Path) -> Iterator[Model]:
     """The models of PyTorch: the folders with a script `run.py`, and with configurations or a `model.py`."""
-    root = import_root(checkout)
-    package = root / "cerebras/modelzoo" if root.name == "src" else root / "modelzoo"
-    for script in sorted(package.rglob("run.py")):
-        parts = script.parent.relative_to(package).parts
+    root = package(checkout)
+    for script in sorted(root.rglob("run.py")):
+        parts = script.parent.relative_to(root).parts
         is_model = (script.parent / "model.py").exists() or (script.parent / "configs").is_dir()
         if not {"tf", "data_preparation"}.intersection(parts) and is_model:
             name = "/".join(part for part in parts if part not in ("models", "pytorch"))

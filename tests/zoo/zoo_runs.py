@@ -1,11 +1,14 @@
 """Runs of one model of the public Model Zoo: on the CPU, and on a cluster that starts with the script."""
 
+import contextlib
 import math
 import os
 import re
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -75,9 +78,36 @@ def _train(model: Model, checkout: Path, folder: Path, device: str, limit: float
     else:
         command = [str(model.script), *device_arguments, "--mode", "train"]
         command += ["--params", str(parameters), "--model_dir", str(folder / "model")]
+    text, status = execute(command, checkout, folder, limit)
+    losses = dict(_LOSS.findall(text))
+    return [float(loss) for loss in losses.values()], _reason(text, status, losses, limit)
+
+
+def execute(
+    command: Sequence[str],
+    checkout: Path,
+    folder: Path,
+    limit: float,
+    settings: Mapping[str, str] | None = None,
+    watch: Callable[[], None] = lambda: None,
+) -> tuple[str, int | None]:
+    """Executes a script of a checkout.
+
+    Args:
+        command: Arguments of Python.
+        checkout: The checkout.
+        folder: The working folder; the output is in its file `log`.
+        limit: Seconds that the command may take.
+        settings: More variables of its environment.
+        watch: Is called about once a second meanwhile.
+
+    Returns:
+        Its output and its exit status, which is None if it was not done at the limit.
+    """
     paths = (import_root(checkout), REPOSITORY, REPOSITORY / "client", REPOSITORY / "proto")
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))} | dict(settings or {})
     log = folder / "log"
+    deadline = time.monotonic() + limit
     with log.open("w") as output:
         process = subprocess.Popen(
             [sys.executable, *command],
@@ -87,25 +117,32 @@ def _train(model: Model, checkout: Path, folder: Path, device: str, limit: float
             stderr=output,
             start_new_session=True,
         )
+        status = None
         try:
-            status = process.wait(limit)
-        except subprocess.TimeoutExpired:
-            status = None
+            while status is None and time.monotonic() < deadline:
+                watch()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    status = process.wait(1)
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-    text = log.read_text(errors="replace")
-    losses = dict(_LOSS.findall(text))
-    return [float(loss) for loss in losses.values()], _reason(text, status, losses, limit)
+    return log.read_text(errors="replace"), status
 
 
-def _reason(text: str, status: int | None, losses: dict[str, str], limit: float) -> str:
+def failure(text: str, status: int | None, limit: float) -> str:
+    """Why a script failed, by its output and its exit status; empty if it did not."""
     if status is None:
         return f"not done after {limit:.0f} s"
     if status:
         errors = [error for error in _ERROR.findall(text) if _OF_CALLBACK not in error]
         return str(errors[-1]) if errors else f"exit status {status}"
+    return ""
+
+
+def _reason(text: str, status: int | None, losses: dict[str, str], limit: float) -> str:
+    if reason := failure(text, status, limit):
+        return reason
     if list(losses) != [str(step) for step in range(1, STEPS + 1)]:
         return f"the steps with a loss are {', '.join(losses) or 'none'}"
     if not all(math.isfinite(float(loss)) for loss in losses.values()):

@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from zoo_cuts import PREDICTIONS, SEQUENCE, VOCABULARY, values
 
-SAMPLES = 32  # of a file
 FILES = 2
 SPLITS = ("train", "val")
-PATCHES = 4  # of an image, as it is cut
+PICTURE_SIDE = 32  # of an image that the input function scales
 IGNORED = -100  # the label of a token that is not predicted
 _SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<pad>", "<unk>", "<s>", "</s>")
 _LABELS = ("O", "B", "I")
@@ -32,12 +31,36 @@ class NoSamples(Exception):
 
 
 class Samples:
-    """Writes the files of one section of a configuration into a folder, and their paths into the section."""
+    """Writes the files of one section of a configuration into a folder, and their paths into the section.
 
-    def __init__(self, folder: Path, section: Section, configuration: Section) -> None:
+    Args:
+        folder: The folder.
+        section: The section.
+        configuration: The whole configuration.
+        count: The number of samples in a file.
+        length: Of a sample, in tokens.
+        predictions: The number of tokens of a sample that are predicted, where not all are.
+        patches: The number of tokens that are patches of an image.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        section: Section,
+        configuration: Section,
+        *,
+        count: int = 32,
+        length: int = SEQUENCE,
+        predictions: int = PREDICTIONS,
+        patches: int = 4,
+    ) -> None:
         self.folder = folder
         self.section = section
         self.configuration = configuration
+        self.count = count
+        self.length = length
+        self.predictions = predictions
+        self.patches = patches
         self.vocabulary = min([VOCABULARY, *(size for size in values(configuration, "vocab_size"))])
         self.words = [*_SPECIAL_TOKENS, *(f"word{number}" for number in range(VOCABULARY))][: self.vocabulary]
         self.random = np.random.default_rng(0)
@@ -82,20 +105,20 @@ class Samples:
         self._hdf5(self._masked_rows)
 
     def images_with_texts(self) -> None:
-        padding = np.zeros((SAMPLES, 1, SEQUENCE), int)
+        padding = np.zeros((self.count, 1, self.length), int)
         self._images_and_rows(padding, has_positions="trainer" not in self.configuration)  # left out since release 2.3
 
     def images_in_texts(self) -> None:
         """Texts whose tokens after the first are the patches of an image."""
-        padding = np.zeros((SAMPLES, 1, SEQUENCE), int)
-        places = np.tile(np.arange(1, 1 + PATCHES), (SAMPLES, 1))
-        is_patch = padding + np.isin(np.arange(SEQUENCE), places)
+        padding = np.zeros((self.count, 1, self.length), int)
+        places = np.tile(np.arange(1, 1 + self.patches), (self.count, 1))
+        is_patch = padding + np.isin(np.arange(self.length), places)
         self._images_and_rows(padding, is_patch, img_data_loc=places)
 
     def _images_and_rows(self, *more: Numbers, has_positions: bool = False, **others: Numbers) -> None:
-        self._pictures(self.folder / "images", (SEQUENCE, SEQUENCE, 3), "jpg")
+        self._pictures(self.folder / "images", (PICTURE_SIDE, PICTURE_SIDE, 3), "jpg")
         self.section["img_data_dir"] = str(self.folder / "images")
-        paths = np.array([[f"{number}.jpg".encode()] for number in range(SAMPLES)], dtype=h5py.string_dtype())
+        paths = np.array([[f"{number}.jpg".encode()] for number in range(self.count)], dtype=h5py.string_dtype())
         self._hdf5(
             lambda: {
                 "data": np.concatenate([self._language_rows(has_positions), *more], axis=1),
@@ -105,29 +128,29 @@ class Samples:
         )
 
     def _masked_rows(self) -> dict[str, Numbers]:
-        tokens = self._tokens((SAMPLES, SEQUENCE))
-        is_masked = self.random.random(tokens.shape) < PREDICTIONS / SEQUENCE
+        tokens = self._tokens((self.count, self.length))
+        is_masked = self.random.random(tokens.shape) < self.predictions / self.length
         return {
             "data": np.stack([tokens, np.ones_like(tokens)], axis=1),
             "labels": np.where(is_masked, tokens, IGNORED)[:, None],
         }
 
     def _language_rows(self, positions: bool = False) -> Numbers:
-        tokens = self._tokens((SAMPLES, SEQUENCE + 1))
+        tokens = self._tokens((self.count, self.length + 1))
         rows = [tokens[:, :-1], np.ones_like(tokens[:, 1:]), tokens[:, 1:]]
         if positions:
-            order = np.tile(np.arange(SEQUENCE), (SAMPLES, 1))
+            order = np.tile(np.arange(self.length), (self.count, 1))
             rows += [order[:, ::-1], order]  # how many later tokens may look back at this one, and where it is
         return np.stack(rows, axis=1)
 
     def _passage_rows(self, shape: tuple[int, ...]) -> Numbers:
-        tokens = self._tokens((SAMPLES, 1, *shape, SEQUENCE))
+        tokens = self._tokens((self.count, 1, *shape, self.length))
         return np.concatenate([tokens, np.ones_like(tokens), np.zeros_like(tokens)], axis=1)
 
     def _hdf5(self, parts: Callable[[], dict[str, Numbers]]) -> None:
         for number in range(FILES):
             with h5py.File(self.folder / f"data-{number}.h5", "w") as file:
-                file.attrs["n_examples"] = SAMPLES
+                file.attrs["n_examples"] = self.count
                 for name, data in parts().items():
                     file[name] = data if data.dtype == object else data.astype(np.int32)
 
@@ -137,42 +160,42 @@ class Samples:
     # --- Texts --------------------------------------------------------------------------------------------------------
     def masked_texts(self) -> None:
         """Rows for the masked language model with masks made before or while reading, and for questions."""
-        count = self.section.get("max_predictions_per_seq", PREDICTIONS)
+        count = self.section.get("max_predictions_per_seq", self.predictions)
         self._tables(
             {
-                "tokens": ["[CLS]", *self._words(SEQUENCE - 2), "[SEP]"],
-                "segment_ids": [0] * SEQUENCE,
+                "tokens": ["[CLS]", *self._words(self.length - 2), "[SEP]"],
+                "segment_ids": [0] * self.length,
                 "is_random_next": number % 2,
-                "input_ids": self._tokens((SEQUENCE,)).tolist(),
-                "attention_mask": [1] * SEQUENCE,
-                "input_mask": [1] * SEQUENCE,
-                "token_type_ids": [0] * SEQUENCE,
-                "masked_lm_positions": self.random.permutation(SEQUENCE)[:count].tolist(),
+                "input_ids": self._tokens((self.length,)).tolist(),
+                "attention_mask": [1] * self.length,
+                "input_mask": [1] * self.length,
+                "token_type_ids": [0] * self.length,
+                "masked_lm_positions": self.random.permutation(self.length)[:count].tolist(),
                 "masked_lm_weights": [1] * count,
                 "labels": self._tokens((count,)).tolist(),
                 "next_sentence_label": number % 2,
-                "start_position": number % SEQUENCE,
-                "end_position": number % SEQUENCE,
+                "start_position": number % self.length,
+                "end_position": number % self.length,
             }
-            for number in range(SAMPLES)
+            for number in range(self.count)
         )
 
     def summaries(self) -> None:
-        sentences = list(range(0, SEQUENCE, SEQUENCE // self.section.get("max_cls_tokens", PREDICTIONS)))
+        sentences = list(range(0, self.length, self.length // self.section.get("max_cls_tokens", self.predictions)))
         self._tables(
             {
-                "input_token_ids": self._tokens((SEQUENCE,)).tolist(),
+                "input_token_ids": self._tokens((self.length,)).tolist(),
                 "labels": self.random.integers(0, 2, len(sentences)).tolist(),
-                "segment_ids": [0] * SEQUENCE,
+                "segment_ids": [0] * self.length,
                 "cls_indices": sentences,
             }
-            for _ in range(SAMPLES)
+            for _ in range(self.count)
         )
 
     def entities(self) -> None:
         self._tables(
-            {"tokens": " ".join(self._words(SEQUENCE)), "labels": " ".join(self.random.choice(_LABELS, SEQUENCE))}
-            for _ in range(SAMPLES)
+            {"tokens": " ".join(self._words(self.length)), "labels": " ".join(self.random.choice(_LABELS, self.length))}
+            for _ in range(self.count)
         )
 
     def sentences(self) -> None:
@@ -186,18 +209,18 @@ class Samples:
                 "sentence2": self._line(),
                 "gold_label": relations[number % len(relations)],
             }
-            for number in range(SAMPLES)
+            for number in range(self.count)
         ]
         for name in ("train", "dev", "dev_matched", "dev_mismatched"):
             self._table(self.folder / f"{name}.tsv", rows, "\t")
 
     def lines(self) -> None:
-        self._listed(lambda path: path.write_text("".join(f"{self._line()}\n" for _ in range(SAMPLES))))
+        self._listed(lambda path: path.write_text("".join(f"{self._line()}\n" for _ in range(self.count))))
 
     def translations(self) -> None:
         self.lines()
         path = self.folder.absolute() / "samples-0"
-        (self.folder / "meta.dat").write_text(f"{path} {path} {SAMPLES}\n")
+        (self.folder / "meta.dat").write_text(f"{path} {path} {self.count}\n")
 
     def _tables(self, rows: Iterable[Section]) -> None:
         found = list(rows)
@@ -206,7 +229,7 @@ class Samples:
     def _listed(self, write: Callable[[Path], object]) -> None:
         for number in range(FILES):
             write(self.folder / f"samples-{number}")
-        (self.folder / "meta.dat").write_text("".join(f"samples-{number} {SAMPLES}\n" for number in range(FILES)))
+        (self.folder / "meta.dat").write_text("".join(f"samples-{number} {self.count}\n" for number in range(FILES)))
 
     def _table(self, path: Path, rows: Sequence[Section], delimiter: str) -> None:
         with path.open("w", newline="") as file:
@@ -219,19 +242,19 @@ class Samples:
         folder = self.folder / "MNIST/raw"
         folder.mkdir(parents=True)
         for split in ("train", "t10k"):
-            pixels = self.random.integers(0, 256, (SAMPLES, 28, 28), dtype=np.uint8)
-            labels = self.random.integers(0, 10, SAMPLES, dtype=np.uint8)
+            pixels = self.random.integers(0, 256, (self.count, 28, 28), dtype=np.uint8)
+            labels = self.random.integers(0, 10, self.count, dtype=np.uint8)
             (folder / f"{split}-images-idx3-ubyte").write_bytes(
                 struct.pack(">4i", 2051, *pixels.shape) + pixels.tobytes()
             )
-            (folder / f"{split}-labels-idx1-ubyte").write_bytes(struct.pack(">2i", 2049, SAMPLES) + labels.tobytes())
+            (folder / f"{split}-labels-idx1-ubyte").write_bytes(struct.pack(">2i", 2049, self.count) + labels.tobytes())
 
     def classes(self) -> None:
         names = ("n00000000", "n00000001")
         torch.save(({name: (name,) for name in names}, []), self.folder / "meta.bin")
         for split in SPLITS:
             for name in names:
-                self._pictures(self.folder / split / name, (SEQUENCE, SEQUENCE, 3), "JPEG")
+                self._pictures(self.folder / split / name, (PICTURE_SIDE, PICTURE_SIDE, 3), "JPEG")
 
     def latents(self) -> None:
         channels, sides = (next(values(self.configuration, name)) for name in ("latent_channels", "latent_size"))
@@ -239,7 +262,7 @@ class Samples:
         for split in SPLITS:
             folder = self.folder / split / "n00000000"
             folder.mkdir(parents=True)
-            for number in range(SAMPLES):
+            for number in range(self.count):
                 latent = self.random.standard_normal(shape, dtype=np.float32)
                 np.savez(folder / f"{number}.npz", vae_output=latent, label=np.array(0))
 
@@ -258,13 +281,13 @@ class Samples:
         self._pictures(self.folder / "train_images", (256, 1600, 3), "jpg")
         rows = [
             {"ImageId": f"{number}.jpg", "ClassId": self.section["class_id"], "EncodedPixels": f"{number + 1} 99"}
-            for number in range(SAMPLES)
+            for number in range(self.count)
         ]
         self._table(self.folder / "train.csv", rows, ",")
 
     def volumes(self) -> None:
         depth, *area = self.section["image_shape"]
-        names = [f"{number}.h5" for number in range(SAMPLES // 4)]
+        names = [f"{number}.h5" for number in range(self.count // 4)]
         for part in ("image_files", "annotations/v1.0.0"):
             (self.folder / part).mkdir(parents=True)
         for split in SPLITS:
@@ -278,7 +301,7 @@ class Samples:
 
     def _pictures(self, folder: Path, shape: Sequence[int], suffix: str, name: str = "{}", values: int = 256) -> None:
         folder.mkdir(parents=True)
-        for number in range(SAMPLES):
+        for number in range(self.count):
             pixels = self.random.integers(0, values, shape, dtype=np.uint8)
             Image.fromarray(pixels.squeeze()).save(folder / f"{name.format(number)}.{suffix}")
 
@@ -290,7 +313,7 @@ class Samples:
         return [str(word) for word in self.random.choice(self.words[len(_SPECIAL_TOKENS) :], count)]
 
     def _line(self) -> str:
-        return " ".join(self._words(SEQUENCE // 4))
+        return " ".join(self._words(self.length // 4))
 
 
 # What the files of a data processor are, by its name; the first pattern that its beginning fits counts.
