@@ -6,7 +6,7 @@ PROTOS := $(wildcard proto/wsc/v1/*.proto proto/vendor_wire/*.proto)
 # Also where the environment forbids it: every process of the tests would compile all modules, and rewrite all asserts.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test unit lint proto docs bench chaos simulate races fuzz opinfo vendor-test ray-test zoo-test venv clean
+.PHONY: demo test unit lint proto docs bench chaos simulate races fuzz opinfo vendor-test ray-test zoo-test zoo-compile venv clean
 
 demo: venv
 	$(BIN)/waferbox run --wafers 2 examples/fc_digits/train.py
@@ -61,6 +61,11 @@ ray-test: venv
 zoo-test: venv
 	$$($(BIN)/python tests/zoo/environment.py $(or $(ENVIRONMENT),.zoo)) tests/zoo $(ZOO); \
 		status=$$?; $(BIN)/python docs/compatibility.py && exit $$status
+
+# The configurations of a checkout at their full size, compiled only: some hours. ONLY is a part of their names.
+zoo-compile: venv
+	$$($(BIN)/python tests/zoo/environment.py $(or $(ENVIRONMENT),.zoo)) tests/zoo $(ZOO) \
+		--full-size --only "$(ONLY)" --limit 3600
 
 proto: venv
 	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=proto --grpc_python_out=proto \

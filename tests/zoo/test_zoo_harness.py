@@ -1,5 +1,8 @@
 """The driver of `make zoo-test`, with a small checkout of its own."""
 
+import os
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -7,6 +10,7 @@ from typing import Any
 import h5py
 import pytest
 import yaml
+from zoo_compiles import MARK, Meter, compile_at_full_size, configurations
 from zoo_cuts import cut, inputs
 from zoo_models import Model, models, release
 from zoo_results import row
@@ -129,3 +133,55 @@ def test_data_that_nothing_writes_is_a_reason(tmp_path: Path, place_of_data: dic
     place = checkout(tmp_path, "", own={"train_input": {"data_processor": "Own", "batch_size": 1} | place_of_data})
     (model,) = models(place)
     assert run(model, place, tmp_path / "runs", limit=1).reason == "there is no synthetic data for Own"
+
+
+COMPILES = """
+    import os, sys, yaml
+    from pathlib import Path
+    assert sys.argv[1] == "fit" and sys.argv[3:] == ["--compile_only"] and "WAFERBOX_CACHE" in os.environ
+    parameters = yaml.safe_load(Path(sys.argv[2]).read_text())["trainer"]
+    assert set(parameters) == {"init", "fit"} and parameters["init"]["model"]["num_hidden_layers"] == 96
+    import h5py
+    for section in parameters["fit"].values():
+        files = [h5py.File(path) for path in Path(section["data_dir"]).glob("*.h5")]
+        assert sum(len(file["data"]) for file in files) >= 100 and files[0]["data"].shape[-1] == 2048
+    sys.exit("MemoryError: " + sys.argv[1] if "bad" in sys.argv[2] else 0)
+"""
+
+
+def test_a_configuration_compiles_at_its_full_size(tmp_path: Path) -> None:
+    section = {"data_processor": "GptHDF5MapDataProcessor", "data_dir": "", "batch_size": 100}
+    model = CONFIGURATION["model"] | {"max_position_embeddings": 2048}
+    trainer = {
+        "init": {"model": model},
+        "fit": {"train_dataloader": section, "val_dataloader": section},
+        "validate": {},
+    }
+    place = tmp_path / "modelzoo-2.10.0"
+    package = place / "src/cerebras/modelzoo"
+    for folder in (package / "cli", package / "models/toy/configs/large"):
+        folder.mkdir(parents=True)
+    (package / "cli/main.py").write_text(textwrap.dedent(COMPILES))
+    (package / "models/toy/configs/large/all.yaml").write_text(yaml.safe_dump({"trainer": trainer}))
+    (path,) = configurations(place)
+
+    assert not compile_at_full_size(path, place, tmp_path / "good", limit=60).reason
+    assert compile_at_full_size(path, place, tmp_path / "bad", limit=60).reason == "MemoryError: fit"
+
+
+def test_memory_and_processor_of_marked_processes_are_measured(tmp_path: Path) -> None:
+    meter = Meter(str(tmp_path))
+    script = "import os; block = os.urandom(200_000_000); print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        env=os.environ | {MARK: meter.mark},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout
+        process.stdout.readline()
+        meter.read()
+        process.communicate(b"\n")
+    assert 0.2e9 < meter.memory < 0.3e9
+    assert list(meter.processor) == [process.pid]
+    assert 0 < meter.processor[process.pid] < 60

@@ -1,6 +1,5 @@
 """Compiles of the configurations of the public Model Zoo at their full size, with `--compile_only`."""
 
-import copy
 import os
 import time
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from zoo_models import package
 from zoo_runs import execute, failure
 from zoo_samples import FILES, NoSamples, Samples
 
-_MARK = "WAFERBOX_CACHE"  # a variable that all processes of a compile have: each compile has a folder of its own
+MARK = "WAFERBOX_CACHE"  # a variable that all processes of a compile have: each compile has a folder of its own
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -47,8 +46,6 @@ def compile_at_full_size(path: Path, checkout: Path, folder: Path, limit: float)
     """
     configuration = yaml.safe_load(path.read_text())
     folder.mkdir(parents=True)
-    # Anchors of YAML make one section of several: each gets data of its own.
-    configuration = copy.deepcopy(configuration)
     try:
         for number, section in enumerate(_inputs(configuration)):
             _samples(folder / f"data-{number}", section, configuration).write()
@@ -63,14 +60,14 @@ def compile_at_full_size(path: Path, checkout: Path, folder: Path, limit: float)
         configuration["runconfig"]["model_dir"] = str(folder / "model")
     parameters = folder / "params.yaml"
     parameters.write_text(yaml.safe_dump(configuration))
-    meter = _Meter(str(folder / "cache"))
+    meter = Meter(str(folder / "cache"))
     begin = time.monotonic()
     text, status = execute(
         ["-m", "cerebras.modelzoo.cli.main", "fit", str(parameters), "--compile_only"],
         checkout,
         folder,
         limit,
-        {_MARK: meter.mark},
+        {MARK: meter.mark},
         meter.read,
     )
     return Compile(
@@ -107,7 +104,7 @@ def _samples(folder: Path, section: dict[str, Any], configuration: dict[str, Any
     return Samples(folder, section, configuration, count=samples, **sizes)
 
 
-class _Meter:
+class Meter:
     """What the processes of a compile use: those with its mark in their environment."""
 
     def __init__(self, mark: str) -> None:
@@ -119,7 +116,7 @@ class _Meter:
         memory = 0
         for process in Path("/proc").glob("[0-9]*"):
             try:
-                if f"{_MARK}={self.mark}".encode() in (process / "environ").read_bytes().split(b"\0"):
+                if f"{MARK}={self.mark}".encode() in (process / "environ").read_bytes().split(b"\0"):
                     fields = (process / "stat").read_text().rpartition(")")[2].split()
                     self.processor[int(process.name)] = (int(fields[11]) + int(fields[12])) / _TICKS
                     rows = (process / "smaps_rollup").read_text().splitlines()[1:]
