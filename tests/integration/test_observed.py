@@ -41,6 +41,7 @@ def test_a_job_can_be_watched_and_traced(
         for step, loss in (line.split() for line in script.output.splitlines() if " 0x" in line)
     }
     scalars = [event.scalar for event in events if event.HasField("scalar")]
+    assert {scalar.name for scalar in scalars} == {"train/loss"}  # as the script calls it
     assert {scalars[0].step, scalars[-1].step} == {1, NUM_STEPS}
     assert {scalar.step: scalar.value for scalar in scalars} == {s.step: losses[s.step] for s in scalars}
 

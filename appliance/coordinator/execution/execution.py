@@ -472,11 +472,11 @@ class CoordinatedExecution:
         return epoch
 
     def _make_epoch(self, done_steps: int, point: RecoveryPoint | None) -> Epoch:
-        shown_step = self._client.shown_step
+        shown_step, labels = self._client.shown_step, self._begin.labels
 
         def on_scalars(step: int, values: Mapping[str, float]) -> None:
             if step > shown_step:  # others were reported in an earlier epoch
-                self._owner.scalars(step, values)
+                self._owner.scalars(step, {labels.get(name, name): value for name, value in values.items()})
 
         def on_outputs(seconds: float) -> None:
             asyncio.get_running_loop().call_later(seconds, self._changes.notify)

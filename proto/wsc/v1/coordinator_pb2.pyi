@@ -389,6 +389,26 @@ Global___Resumption: _TypeAlias = Resumption  # noqa: Y015
 class Begin(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     TOKEN_FIELD_NUMBER: _builtins.int
     ARTIFACT_FIELD_NUMBER: _builtins.int
     LOADER_FIELD_NUMBER: _builtins.int
@@ -398,6 +418,7 @@ class Begin(_message.Message):
     WANTS_INPUT_STATES_FIELD_NUMBER: _builtins.int
     ID_FIELD_NUMBER: _builtins.int
     RESUMPTION_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
     token: _builtins.str
     artifact: _builtins.str
     loader: _builtins.str
@@ -413,6 +434,10 @@ class Begin(_message.Message):
     def resumption(self) -> Global___Resumption:
         """absent: the execution is new"""
 
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """what the script calls outputs, by their names in the plan, for those who watch"""
+
     def __init__(
         self,
         *,
@@ -425,10 +450,11 @@ class Begin(_message.Message):
         wants_input_states: _builtins.bool = ...,
         id: _builtins.str = ...,
         resumption: Global___Resumption | None = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["resumption", b"resumption"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_steps", b"activation_steps", "artifact", b"artifact", "checkpoint_steps", b"checkpoint_steps", "id", b"id", "loader", b"loader", "num_steps", b"num_steps", "resumption", b"resumption", "token", b"token", "wants_input_states", b"wants_input_states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_steps", b"activation_steps", "artifact", b"artifact", "checkpoint_steps", b"checkpoint_steps", "id", b"id", "labels", b"labels", "loader", b"loader", "num_steps", b"num_steps", "resumption", b"resumption", "token", b"token", "wants_input_states", b"wants_input_states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

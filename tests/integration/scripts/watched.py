@@ -54,10 +54,16 @@ def main() -> None:
         if not Path("go").exists():
             time.sleep(SLOW_SECONDS)
 
+    @cstorch.step_closure
+    def add_scalar(name: str, value: torch.Tensor) -> None:
+        assert name == "train/loss"
+
     loader = cstorch.utils.data.DataLoader(input_fn, 8)
     executor = cstorch.utils.data.DataExecutor(loader, num_steps=options.num_steps)
     for batch in executor:
-        report(training_step(batch))
+        loss = training_step(batch)
+        add_scalar("train/loss", loss)
+        report(loss)
 
 
 if __name__ == "__main__":

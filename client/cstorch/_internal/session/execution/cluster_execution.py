@@ -182,6 +182,7 @@ class ClusterExecution(Execution):
             activation_steps=executor.activation_steps,
             checkpoint_steps=self.snapshot_steps,
             wants_input_states=executor.dataloader.is_restartable,
+            labels=self._step.labels,
         )
         self._job, self._stream = job, ExecutionStream(job, begin)
         stream = self._stream

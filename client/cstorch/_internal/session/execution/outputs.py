@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,8 @@ from cstorch._internal.tracing import LazyTensor, OutputInfo, Source, StepValue,
 from cstorch.errors import InternalError, UsageError
 from waferbox.links.elements import tensor_bytes, torch_dtype
 from wsc.v1 import coordinator_pb2, plan_pb2
+
+MAX_LABEL = 100  # characters
 
 
 class Outputs:
@@ -77,11 +79,7 @@ class Outputs:
             self._name(tensor, f"output_{name}")
 
     def _name(self, tensor: LazyTensor, name: str) -> None:
-        unique, number = name, 0
-        while unique in self._names.values():
-            number += 1
-            unique = f"{name}_{number}"
-        self._names[id(tensor)] = unique
+        self._names[id(tensor)] = unique_name(name, self._names.values())
 
     def add_same(self, others: "Outputs") -> bool:
         """Makes the tensors of another trace aliases of those at the same positions; False if the numbers differ."""
@@ -101,6 +99,22 @@ class Outputs:
             trace = trace.with_outputs(late)
         outputs = tuple(replace(output, name=self._names[id(output.tensor)]) for output in trace.outputs)
         return replace(trace, outputs=outputs)
+
+    def labels(self, calls: Iterable[Closure]) -> dict[str, str]:
+        """Returns what the script calls the outputs that it gives to closures, by their names in the plan.
+
+        Args:
+            calls: The calls of closures in a step; the first that takes an output counts.
+        """
+        labels: dict[str, str] = {}
+        for closure in calls:
+            for label, leaf in labelled_values(closure):
+                source = leaf.source if isinstance(leaf, StepValue) else leaf
+                output = self.find(source) if source is not None else None
+                name = self._names.get(id(output))
+                if name is not None and name not in labels:
+                    labels[name] = unique_name(label[:MAX_LABEL], labels.values())
+        return labels
 
     def value(self, source: Source, values: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Returns the value of a source from the outputs of a step."""
@@ -126,6 +140,15 @@ def _key(tensor: LazyTensor) -> object:
     return id(handle.cell) if handle.cell is not None else (handle.trace, handle.value)
 
 
+def unique_name(name: str, taken: Collection[str]) -> str:
+    """Returns the name, with a number if it is taken."""
+    unique, number = name, 0
+    while unique in taken:
+        number += 1
+        unique = f"{name}_{number}"
+    return unique
+
+
 def named_tensors(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterator[tuple[str, LazyTensor]]:
@@ -138,6 +161,33 @@ def named_tensors(
         tensors = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, LazyTensor)]
         for index, tensor in enumerate(tensors):
             yield f"{name}_{index}", tensor
+
+
+def labelled_values(closure: Closure) -> Iterator[tuple[str, LazyTensor | StepValue]]:
+    """Yields the values of a step among the arguments of a call, each with what the script calls it.
+
+    That is the text before the only value, as in `summarize_scalar("train/loss", loss)`, or the key of a dictionary,
+    or else the parameter.
+    """
+    arguments: Mapping[str, Any] = inspect.signature(closure.function).bind(*closure.args, **closure.kwargs).arguments
+    found: list[tuple[str, LazyTensor | StepValue]] = []
+    texts: list[str] = []
+    for name, argument in arguments.items():
+        if isinstance(argument, str) and not found:
+            texts.append(argument)
+        for path, leaf in pytree.tree_leaves_with_path(argument):
+            if isinstance(leaf, LazyTensor | StepValue):
+                found.append((_label(name, path), leaf))
+    if len(found) == 1 and texts:
+        found = [(texts[-1], found[0][1])]
+    yield from found
+
+
+def _label(parameter: str, path: Sequence[object]) -> str:
+    """What the script calls a value at a place in the argument of a parameter."""
+    keys = [str(part.key) for part in path if isinstance(part, pytree.MappingKey)]
+    indices = [str(part.idx) for part in path if isinstance(part, pytree.SequenceKey)]
+    return "_".join([*(keys or [parameter]), *indices])
 
 
 def takes_values(closure: Closure) -> bool:

@@ -98,6 +98,11 @@ class TracedStep(ABC):
         return {info.name: info.cell for info in self.trace.states}
 
     @property
+    def labels(self) -> dict[str, str]:
+        """What the script calls the outputs that it gives to closures, by their names in the plan."""
+        return self.outputs.labels([*self._calls_in_trace, *self.calls])
+
+    @property
     def model_class(self) -> str:
         """The class of the compiled model that the step calls; empty: it calls none."""
         return "" if self._model is None else type(self._model).__name__
