@@ -18,7 +18,13 @@
         └── InternalError                    a defect of Waferbox; carries the remote traceback
 
 Wrong argument types are plain TypeErrors.
+
+    CstorchWarning (UserWarning)             the script runs, but not as it says, or not as plain PyTorch would
 """
+
+
+class CstorchWarning(UserWarning):
+    """The script runs, but not as it says, or not as plain PyTorch would; `waferbox check` counts it as a finding."""
 
 
 class CstorchError(Exception):

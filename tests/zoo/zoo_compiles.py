@@ -11,7 +11,7 @@ import yaml
 from zoo_cuts import values
 from zoo_models import package
 from zoo_runs import execute, failure
-from zoo_samples import FILES, NoSamples, Samples
+from zoo_samples import NoSamples, Samples
 
 MARK = "WAFERBOX_CACHE"  # a variable that all processes of a compile have: each compile has a folder of its own
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -87,21 +87,20 @@ def _inputs(configuration: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _samples(folder: Path, section: dict[str, Any], configuration: dict[str, Any]) -> Samples:
-    """Files with as many samples as a batch needs, as long as the section or the model says."""
+    """A file with a whole batch for each process of the loader; samples as long as the section or the model says."""
     lengths = [
         section.get("max_sequence_length"),
         *values(configuration, "max_position_embeddings"),
         *values(configuration, "max_sequence_length"),
     ]
-    sizes: dict[str, int] = {}
+    sizes = {"files": max(2, section.get("num_workers") or 0), "count": max(32, section["batch_size"])}
     if length := next(filter(None, lengths), None):
         sizes["length"] = length
         sizes["predictions"] = max(1, min(length // 4, *values(section, "max_predictions_per_seq"), length))
     if isinstance(image := next(values(configuration, "image_size"), None), list):
         patch = next(values(configuration, "patch_size"))
         sizes["patches"] = (image[0] // patch[0]) * (image[1] // patch[1])
-    samples = max(32, -(-section["batch_size"] // FILES))
-    return Samples(folder, section, configuration, count=samples, **sizes)
+    return Samples(folder, section, configuration, **sizes)
 
 
 class Meter:

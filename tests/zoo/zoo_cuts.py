@@ -27,6 +27,8 @@ _LARGEST = [
         (r"(.*_)?num_kv_groups", 2),
         (r"d_kv|rotary_dim", 8),
         (r"(.*_)?(hidden_size|embedding_size|hidden_dim|inner_dim|layer_dim)|d_model|input_unit|layers_units", 32),
+        (r"(input|output)_size", 32),
+        (r"local_patch_dims", 2),
         (r"(.*_)?(filter_size|intermediate_size)|d_ff", 64),
         (r"(encoder|decoder)_filters", 16),
         (r"(.*_)?(max_sequence_length|max_position_embeddings)", SEQUENCE),
@@ -39,7 +41,7 @@ _LARGEST = [
         (r"total_iters|(warmup_|decay_)?steps", 2),
     )
 ]
-_IMAGE_SIZES = ("image_shape", "image_size", "image_data_size", "size")
+_IMAGE_SIZES = ("image_shape", "image_size", "global_image_size", "local_image_size", "image_data_size", "size")
 _MOST_CHANNELS = 4  # of an image: larger numbers of its shape are sides
 # Lengths in steps, which the cut sets, and what a small model on one computer does not need.
 _LEFT_OUT = re.compile(

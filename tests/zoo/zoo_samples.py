@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from PIL import Image
 from zoo_cuts import PREDICTIONS, SEQUENCE, VOCABULARY, values
 
-FILES = 2
 SPLITS = ("train", "val")
 PICTURE_SIDE = 32  # of an image that the input function scales
 IGNORED = -100  # the label of a token that is not predicted
@@ -37,6 +36,7 @@ class Samples:
         folder: The folder.
         section: The section.
         configuration: The whole configuration.
+        files: The number of files.
         count: The number of samples in a file.
         length: Of a sample, in tokens.
         predictions: The number of tokens of a sample that are predicted, where not all are.
@@ -49,6 +49,7 @@ class Samples:
         section: Section,
         configuration: Section,
         *,
+        files: int = 2,
         count: int = 32,
         length: int = SEQUENCE,
         predictions: int = PREDICTIONS,
@@ -57,6 +58,7 @@ class Samples:
         self.folder = folder
         self.section = section
         self.configuration = configuration
+        self.files = files
         self.count = count
         self.length = length
         self.predictions = predictions
@@ -71,6 +73,8 @@ class Samples:
         folders = [name for name in self.section if name.endswith("data_dir")]
         for name in folders:
             self.section[name] = [str(self.folder)] if isinstance(self.section[name], list) else str(self.folder)
+        if "dataset" in self.section:
+            self.section["dataset"]["root"] = str(self.folder)
         if folders or "dataset" in self.section:
             kind = self.section.get("data_processor", "")
             writers = (writer for pattern, writer in _WRITERS if re.match(pattern, kind))
@@ -148,7 +152,7 @@ class Samples:
         return np.concatenate([tokens, np.ones_like(tokens), np.zeros_like(tokens)], axis=1)
 
     def _hdf5(self, parts: Callable[[], dict[str, Numbers]]) -> None:
-        for number in range(FILES):
+        for number in range(self.files):
             with h5py.File(self.folder / f"data-{number}.h5", "w") as file:
                 file.attrs["n_examples"] = self.count
                 for name, data in parts().items():
@@ -227,9 +231,11 @@ class Samples:
         self._listed(lambda path: self._table(path, found, ","))
 
     def _listed(self, write: Callable[[Path], object]) -> None:
-        for number in range(FILES):
+        for number in range(self.files):
             write(self.folder / f"samples-{number}")
-        (self.folder / "meta.dat").write_text("".join(f"samples-{number} {self.count}\n" for number in range(FILES)))
+        (self.folder / "meta.dat").write_text(
+            "".join(f"samples-{number} {self.count}\n" for number in range(self.files))
+        )
 
     def _table(self, path: Path, rows: Sequence[Section], delimiter: str) -> None:
         with path.open("w", newline="") as file:
@@ -330,7 +336,7 @@ _WRITERS: tuple[tuple[str, Callable[[Samples], None]], ...] = (
     ("SST2|MNLI", Samples.sentences),
     ("T5Dynamic", Samples.lines),
     ("Transformer", Samples.translations),
-    ("ImageNet", Samples.classes),
+    ("ImageNet|Dino", Samples.classes),
     ("DiffusionLatent", Samples.latents),
     ("Cityscapes", Samples.streets),
     ("Inria", Samples.roofs),

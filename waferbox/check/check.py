@@ -52,7 +52,8 @@ _MOST_NAMED: Final = 4
 _SEEDS: Final = (
     "Give all of its random numbers a seed: those of torch, numpy and random, and of each generator of its own"
 )
-_SKIPPED: Final = "the loss scale skips the first step, and PyTorch on the CPU has no loss scale."
+_SKIPPED: Final = "the first step overflows even with a loss scale of 1, and is skipped."
+_RESCALED: Final = "This run began with a loss scale of 1, as the script's own skips the first step."
 _MOST_LAYERS: Final = 32
 # A loader is slow if this many workers for each wafer, together, keep it waiting, and a batch is longer on its way than
 # the outputs of a step: steps of small models take microseconds, and no loader keeps up with them.
@@ -124,19 +125,21 @@ class Check:
         cluster, eager = self._runs(Way.CLUSTER, Way.TORCH)
         return cluster, eager
 
-    def _runs(self, *ways: Way, observed: Sequence[tuple[int, int]] = ()) -> list[Run]:
+    def _runs(self, *ways: Way, observed: Sequence[tuple[int, int]] = (), loss_scale: float | None = None) -> list[Run]:
         """Runs the script in these ways, at the same time."""
         settings = self._settings
+        suffix = "-observed" if observed else "-scaled" if loss_scale else ""
         with ExitStack() as open_processes, ThreadPoolExecutor(len(ways)) as pool:
             processes = [
                 ScriptProcess(
                     settings.command,
                     RunSettings(
                         way=way,
-                        folder=str(settings.folder / (f"{way}-observed" if observed else way)),
+                        folder=str(settings.folder / f"{way}{suffix}"),
                         steps=settings.steps,
                         executions=EXECUTIONS,
                         observed=tuple(observed),
+                        loss_scale=loss_scale,
                     ),
                 )
                 for way in ways
@@ -156,7 +159,14 @@ class Check:
             return
         ours, theirs = step_values(cluster.folder, cluster.events), step_values(eager.folder, eager.events)
         half = next((program for program in programs if program.half), None)
-        yield self._values_answer(cluster, eager, ours, theirs, programs, is_half=half is not None)
+        # PyTorch on the CPU has no loss scale, and skips no step.
+        compared, note = steps_before_skip(ours), ""
+        if len(compared) < len(ours) and not any(step for _, step in compared):
+            self._progress("running the script on the cluster with a loss scale of 1, as its own skips the first step")
+            (run,) = self._runs(Way.CLUSTER, loss_scale=1.0)
+            compared, note = steps_before_skip(step_values(run.folder, run.events)), f" {_RESCALED}"
+        answer = self._values_answer(cluster, eager, compared, theirs, programs, is_half=half is not None)
+        yield replace(answer, summary=answer.summary + note)
         if half is not None:
             training = next((program for program in programs if program.half and program.trains), half)
             beyond = [each for each in _of(eager, Found) if each.question is Question.HALF]
@@ -190,8 +200,7 @@ class Check:
                 summary = f"Not compared: two runs of the script by PyTorch differ in {name}. {_SEEDS}"
                 return Answer(question=question, state=State.OPEN, summary=summary)
         if is_half:
-            # PyTorch in half precision is compared, and float32 is the judge. It has no loss scale.
-            ours = steps_before_skip(ours)
+            # PyTorch in half precision is compared, and float32 is the judge.
             theirs, judge = (judge, theirs) if judge else (theirs, judge)
         comparison = compare(ours, theirs, judge, close)
         notes = [_finding(each) for each in _of(eager, Found) if each.question is question]

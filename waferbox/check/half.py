@@ -26,7 +26,7 @@ _Key = tuple[int, int]  # execution, step
 
 
 def steps_before_skip(values: Mapping[_Key, Path]) -> dict[_Key, Path]:
-    """Returns the steps before the first one that a loss scale skips: PyTorch has no loss scale, and skips none."""
+    """Returns the steps before the first one that a loss scale skips."""
     kept: dict[_Key, Path] = {}
     for key in sorted(values):
         if any(name.endswith(_SKIPPED) and bool(tensor.any()) for name, tensor in load_file(values[key]).items()):

@@ -51,6 +51,7 @@ class RunSettings:
         steps: the most steps of one execution.
         executions: the most executions; the process ends, with status 0, when it begins another.
         observed: steps, as execution and step, whose operations plain PyTorch records one by one.
+        loss_scale: the first value of a dynamic loss scale; None: the script's.
     """
 
     way: Way
@@ -58,6 +59,7 @@ class RunSettings:
     steps: int
     executions: int
     observed: tuple[tuple[int, int], ...] = ()
+    loss_scale: float | None = None
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))

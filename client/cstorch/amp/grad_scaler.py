@@ -8,6 +8,7 @@ from typing import Any, Final, Literal
 import torch
 
 from cstorch._internal import state
+from cstorch._internal.check.run import checked_run
 from cstorch.amp.updates import ConditionalUpdate, StepNotes, clip_norm, gradients, step_notes, unscaled_norm
 from cstorch.backend import current_backend, has_backend
 from cstorch.backends.mixed_precision import get_half_dtype_str
@@ -77,7 +78,7 @@ class GradScaler:
             raise ConfigurationError(f"loss_scale is a number or 'dynamic', not {loss_scale!r}")
         self._static_scale = float(loss_scale) if loss_scale and not isinstance(loss_scale, str) else 1.0
         half = get_half_dtype_str()
-        self._initial = _LARGEST[half] if init_scale is None else init_scale
+        self._initial = _first_scale(_LARGEST[half] if init_scale is None else init_scale)
         self._steps_per_increase = 2000 if steps_per_increase is None else steps_per_increase
         self._smallest = 2.0**-14 if min_loss_scale is None else min_loss_scale
         self._largest = max(_LARGEST[half], self._initial) if max_loss_scale is None else max_loss_scale
@@ -311,6 +312,12 @@ class GradScaler:
         self._steps_since_rescale.copy_(steps * is_kept)
         self._overflows_since_rescale.copy_(overflows * is_kept)
         self._num_skipped_steps.add_(overflow)
+
+
+def _first_scale(scale: float) -> float:
+    """Returns the first dynamic scale: the given one, or that of a checked run."""
+    run = checked_run()
+    return scale if run is None or run.settings.loss_scale is None else run.settings.loss_scale
 
 
 def _all_finite(notes: StepNotes, optimizers: Iterable[torch.optim.Optimizer]) -> torch.Tensor:

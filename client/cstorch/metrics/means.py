@@ -4,6 +4,7 @@ import warnings
 
 import torch
 
+from cstorch.errors import CstorchWarning
 from cstorch.metrics.metric import Metric
 
 # --- The weighted mean of a value -------------------------------------------------------------------------------------
@@ -94,6 +95,7 @@ class AccuracyMetric(Metric):
             warnings.warn(
                 f"labels have shape {tuple(labels.shape)} and predictions {tuple(predictions.shape)}; "
                 "the predictions are reshaped to the labels' shape",
+                CstorchWarning,
                 stacklevel=2,
             )
             predictions = predictions.reshape(labels.shape)

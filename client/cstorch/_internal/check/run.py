@@ -23,7 +23,7 @@ from cstorch._internal import state
 from cstorch._internal.tracing import Cell, LazyTensor, cell_of, user_line
 from cstorch._internal.tracing.context import context
 from cstorch._internal.tracing.provenance import line_of
-from cstorch.errors import CstorchError
+from cstorch.errors import CstorchError, CstorchWarning
 from waferbox import settings
 from waferbox.checked_run.record import (
     INPUT,
@@ -150,10 +150,7 @@ class CheckedRun:
 
     def _warned(self, message: Warning | str, category: type[Warning], *arguments: Any, **named: Any) -> None:
         """Records a warning of the client library; shows every warning as before."""
-        frame = sys._getframe(1)
-        while frame.f_back is not None and frame.f_code.co_filename == warnings.__file__:
-            frame = frame.f_back
-        if frame.f_code.co_filename.startswith(_PACKAGE):
+        if issubclass(category, CstorchWarning):
             self.found(Question.PROGRAM, str(message), user_line())
         self._show_warning(message, category, *arguments, **named)
 

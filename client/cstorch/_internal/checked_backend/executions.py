@@ -189,8 +189,8 @@ class CheckedEagerExecution(CpuExecution):
         self._random = random
         self._is_double = run.settings.way is Way.DOUBLE
         self._is_half = run.settings.way is Way.HALF and mixed_precision()
-        watches_range = run.settings.way is Way.TORCH and mixed_precision()
-        self._range = HalfRange(get_half_dtype()) if watches_range else None
+        self._is_judge_of_half = run.settings.way is Way.TORCH and mixed_precision()
+        self._range = HalfRange(get_half_dtype()) if self._is_judge_of_half else None
         self._number = 0
         self._batch: Any = None  # of the current step
         self._result: Any = None
@@ -224,6 +224,9 @@ class CheckedEagerExecution(CpuExecution):
             self._result = None
             if self._is_double:
                 batch = pytree.tree_map_only(torch.Tensor, _as_double, batch)
+            elif self._is_judge_of_half:
+                # A loader may give half precision, which fits no weight in float32.
+                batch = pytree.tree_map_only(torch.Tensor, _as_single, batch)
             self._batch = batch
             with self._around_body():
                 yield batch
@@ -306,6 +309,10 @@ def _detached_states() -> dict[str, torch.Tensor]:
 
 def _as_double(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
+
+
+def _as_single(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.is_floating_point() else tensor
 
 
 def _make_double() -> None:

@@ -18,7 +18,7 @@ from cstorch._internal.session.staging import stage
 from cstorch._internal.tracing.random_counter import random_counter
 from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.distributed.run_settings import execution_strategy
-from cstorch.errors import ClusterUnreachableError, CstorchError, UsageError
+from cstorch.errors import ClusterUnreachableError, CstorchError, CstorchWarning, UsageError
 from waferbox.security.tokens import Kind, own_clusters_token, user_token
 from wsc.v1 import initialisation_pb2, node_pb2
 
@@ -113,6 +113,7 @@ class ClusterSession:
             warnings.warn(
                 "a training step is compiled after an evaluation. The first compile locks in what a job has of the "
                 "cluster, so on the real system the training might not find enough: train before you evaluate",
+                CstorchWarning,
                 stacklevel=2,
             )
         self._first_trains = trains if self._first_trains is None else True

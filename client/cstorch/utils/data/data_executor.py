@@ -16,7 +16,7 @@ from cstorch._internal.execution import Execution, enter
 from cstorch.backend import Backend, CsxBackend, current_backend
 from cstorch.backends.csx_flags import MicroBatchSize as MbsSetting
 from cstorch.distributed.cs_config import CSConfig
-from cstorch.errors import ConfigurationError, UsageError
+from cstorch.errors import ConfigurationError, CstorchWarning, UsageError
 from cstorch.utils.data.dataloader import DataLoader
 from cstorch.utils.data.schedule import Schedule
 from cstorch.utils.profiler import Activity, Profiler
@@ -223,7 +223,9 @@ class DataExecutor:
             return min(num_steps, run.settings.steps)
         if num_steps > 1 and not self.backend.is_e2e_execution:
             flag = "validate_only" if self.backend.validate_only else "compile_only"
-            warnings.warn(f"with {flag} one step is traced: num_steps={num_steps} becomes 1", stacklevel=3)
+            warnings.warn(
+                f"with {flag} one step is traced: num_steps={num_steps} becomes 1", CstorchWarning, stacklevel=3
+            )
             return 1
         return num_steps
 
@@ -238,6 +240,7 @@ class DataExecutor:
         if common != activation_steps:
             warnings.warn(
                 f"activation_steps={activation_steps} becomes {common}: every checkpoint step is an activation step",
+                CstorchWarning,
                 stacklevel=3,
             )
         return common

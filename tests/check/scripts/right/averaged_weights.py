@@ -14,14 +14,17 @@ class Averaged(nn.Module):
         self.student, self.teacher = (nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)) for _ in range(2))
         self.teacher.load_state_dict(self.student.state_dict())
         self.teacher.requires_grad_(False)
+        self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
 
     def forward(self, features):
         return self.student(features), self.teacher(features)
 
     @torch.no_grad()
     def update(self):
+        rate = torch.cos(torch.tensor(self.updates, dtype=torch.float32) / 10) / 10  # torch warns of the copy
+        self.updates += 1
         for mean, new in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
-            mean.mul_(0.9).add_(new, alpha=0.1)
+            mean.mul_(1 - rate).add_(new * rate)
 
 
 torch.manual_seed(16)

@@ -1,4 +1,4 @@
-"""Mixed precision with bfloat16, with autocast for the CPU."""
+"""Mixed precision with bfloat16, with autocast for the CPU, and a loader that yields half precision."""
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ optimizer = cstorch.optim.AdamW(model.parameters(), lr=0.003)
 
 
 def input_fn():
-    return DataLoader(TensorDataset(torch.randn(64, 16), torch.randint(4, (64,))), 16, drop_last=True)
+    return DataLoader(TensorDataset(torch.randn(64, 16).bfloat16(), torch.randint(4, (64,))), 16, drop_last=True)
 
 
 @cstorch.trace

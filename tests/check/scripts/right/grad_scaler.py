@@ -1,4 +1,4 @@
-"""Mixed precision with float16 and a loss scale that adapts itself."""
+"""Mixed precision with float16 and a loss scale that is too large in the first steps, and adapts itself."""
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,7 @@ with backend.device:
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
 compiled = cstorch.compile(model, backend)
 optimizer = cstorch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-scaler = cstorch.amp.GradScaler(loss_scale="dynamic")
+scaler = cstorch.amp.GradScaler(loss_scale="dynamic", init_scale=2.0**40)
 
 
 def input_fn():

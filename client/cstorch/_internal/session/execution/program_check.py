@@ -20,7 +20,7 @@ from cstorch._internal.session.execution.python_state import Change, PythonState
 from cstorch._internal.tracing import Trace, random_counter, user_line
 from cstorch._internal.tracing.provenance import line_of
 from cstorch._internal.tracing.recording.comparison import compare
-from cstorch.errors import TraceError
+from cstorch.errors import CstorchWarning, TraceError
 from waferbox import settings
 from waferbox.checked_run.record import Question
 
@@ -95,7 +95,7 @@ def report(message: str, line: str) -> None:
     elif settings.STRICT.get():
         raise TraceError(message)
     else:
-        warnings.warn(message, stacklevel=2)
+        warnings.warn(message, CstorchWarning, stacklevel=2)
 
 
 # --- Settings that the script's loop changes --------------------------------------------------------------------------

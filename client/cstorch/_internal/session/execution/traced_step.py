@@ -16,7 +16,7 @@ from cstorch._internal.execution import Closure
 from cstorch._internal.lowering import lower
 from cstorch._internal.session.execution.outputs import Outputs, named_tensors, unknown_tensor, weight_in_closure
 from cstorch._internal.tracing import Cell, LazyTensor, Source, StepAtHand, StepValue, Trace, is_tracing
-from cstorch.errors import UsageError
+from cstorch.errors import CstorchWarning, UsageError
 from waferbox.cirh.text.printer import print_module
 
 
@@ -43,6 +43,7 @@ def check_step(trace: Trace, model: nn.Module | None, traceable: Sequence[torch.
             warnings.warn(
                 f"{name} is an optimizer of torch: the settings of its groups are frozen as they are in the first "
                 "step. Use the optimizer of the same name in cstorch.optim, or a subclass of cstorch.optim.Optimizer",
+                CstorchWarning,
                 stacklevel=2,
             )
     if trace.kept_gradients:
@@ -53,12 +54,14 @@ def check_step(trace: Trace, model: nn.Module | None, traceable: Sequence[torch.
             "would add the next step's gradients to them, but here every step begins without gradients. Call "
             "optimizer.zero_grad() in the step; to add up gradients of several batches, take one larger batch, with "
             "`cstorch.backends.csx.performance.micro_batch_size` if it needs too much memory",
+            CstorchWarning,
             stacklevel=2,
         )
     if model is not None and model.training and not trace.optimizers:
         warnings.warn(
             "the model is in training mode, and the traced step steps no optimizer, which makes it an evaluation. Call "
             "model.eval() for one, or optimizer.step() in the traced function",
+            CstorchWarning,
             stacklevel=2,
         )
 
