@@ -1,7 +1,8 @@
 """The HTTP application of the page: its addresses, its policy, and the deadlines of connections.
 
-Addresses: `/` the cluster, `/jobs/NAME` a job, and below each `events`, its server-sent events; `/static` the files of
-the pages; `/targets` the addresses from which Prometheus collects metrics.
+Addresses: `/` the cluster, `/jobs/NAME` a job, and below each `events`, its server-sent events; `/jobs/NAME/curves`
+those of its outputs alone; `/static` the files of the pages; `/targets` the addresses from which Prometheus collects
+metrics.
 """
 
 import asyncio
@@ -137,10 +138,13 @@ def make_app(
         return _events(streams.cluster_stream(source, closing))
 
     async def job(request: Request) -> Response:
-        return HTMLResponse(rendering.job_page(await _job(request)))
+        return HTMLResponse(rendering.job_page(await _job(request), await source.jobs()))
 
     async def job_events(request: Request) -> Response:
         return _events(streams.job_stream(source, (await _job(request)).job, closing))
+
+    async def job_curves(request: Request) -> Response:
+        return _events(streams.curve_stream(source, (await _job(request)).job, closing))
 
     async def job_report(request: Request) -> Response:
         artifacts = (await _job(request)).artifacts
@@ -171,6 +175,7 @@ def make_app(
             Route("/targets", targets),
             Route("/jobs/{name}", job),
             Route("/jobs/{name}/events", job_events),
+            Route("/jobs/{name}/curves", job_curves),
             Route("/jobs/{name}/reports/{place:int}", job_report),
             Route("/static/report.css", report_style),
             Mount("/static", StaticFiles(directory=_STATIC)),

@@ -63,8 +63,11 @@ def cluster_regions(nodes: Sequence[management_pb2.NodeInfo], jobs: Sequence[man
     }
 
 
-def job_page(job: management_pb2.JobInfo) -> str:
-    return _render("job.html", job=job, regions={**job_regions(job, JobView()), **compile_regions(job)})
+def job_page(job: management_pb2.JobInfo, jobs: Sequence[management_pb2.JobInfo]) -> str:
+    """jobs: those whose curves can be drawn beside those of the job."""
+    others = [other.job for other in jobs if other.job != job.job]
+    regions = {**job_regions(job, JobView()), **compile_regions(job)}
+    return _render("job.html", job=job, others=others, regions=regions)
 
 
 def job_regions(job: management_pb2.JobInfo, view: JobView) -> Regions:

@@ -10,7 +10,7 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Final
 
 from appliance.job_history import TooSlow
@@ -24,6 +24,7 @@ from appliance.page.rendering import (
     log_rows,
 )
 from appliance.page.source import PageSource
+from wsc.v1 import management_pb2
 
 PERIOD_SECONDS: Final = 0.5
 LAST_EVENTS_SECONDS: Final = 3.0  # how long a stream waits for late events after the end of a job
@@ -46,8 +47,41 @@ async def job_stream(source: PageSource, name: str, closing: asyncio.Event) -> A
     shown: dict[str, str] = {}
     view = JobView()
     artifacts: list[str] = []
-    ended_at = math.inf
     yield _begin()
+    async with contextlib.aclosing(_rounds(source, name, view, closing)) as rounds:
+        async for job, is_last in rounds:
+            regions = dict(job_regions(job, view))
+            if job.artifacts != artifacts:
+                artifacts = list(job.artifacts)
+                regions.update(compile_regions(job))
+            if changed := _changes(shown, regions):
+                yield _event("regions", changed)
+            if points := _new_points(view):
+                yield _event("scalars", points)
+            if rows := view.new_log():
+                yield _event("log", log_rows(rows))
+            if is_last:
+                yield _event("end", None)
+
+
+async def curve_stream(source: PageSource, name: str, closing: asyncio.Event) -> AsyncIterator[bytes]:
+    """The points of a job's curves, until the job has ended and all are sent, or `closing` is set."""
+    view = JobView()
+    yield _begin()
+    async with contextlib.aclosing(_rounds(source, name, view, closing)) as rounds:
+        async for _, is_last in rounds:
+            view.new_log()  # is not shown, and must not grow
+            if points := _new_points(view):
+                yield _event("scalars", points)
+            if is_last:
+                yield _event("end", None)
+
+
+async def _rounds(
+    source: PageSource, name: str, view: JobView, closing: asyncio.Event
+) -> AsyncGenerator[tuple[management_pb2.JobInfo, bool]]:
+    """Yields the job whenever its changes are to be sent, and whether all its events are in the view for good."""
+    ended_at = math.inf
     following = asyncio.create_task(_follow(source, name, view))
     try:
         while not closing.is_set():
@@ -58,27 +92,22 @@ async def job_stream(source: PageSource, name: str, closing: asyncio.Event) -> A
             complete = following.done()
             if complete and following.exception() is not None:
                 break  # the browser reconnects, and gets all stored events
-            regions = dict(job_regions(job, view))
-            if job.artifacts != artifacts:
-                artifacts = list(job.artifacts)
-                regions.update(compile_regions(job))
-            if changed := _changes(shown, regions):
-                yield _event("regions", changed)
-            if scalars := view.new_scalars():
-                points = [[s.execution, s.name, s.step, s.value if math.isfinite(s.value) else None] for s in scalars]
-                yield _event("scalars", points)
-            if rows := view.new_log():
-                yield _event("log", log_rows(rows))
             if has_ended(job):
                 ended_at = min(ended_at, time.monotonic())
-                if complete or time.monotonic() - ended_at > LAST_EVENTS_SECONDS:
-                    yield _event("end", None)
-                    break
+            is_last = has_ended(job) and (complete or time.monotonic() - ended_at > LAST_EVENTS_SECONDS)
+            yield job, is_last
+            if is_last:
+                break
             await _pause(closing)
     finally:
         following.cancel()
         with contextlib.suppress(asyncio.CancelledError, TooSlow):
             await following
+
+
+def _new_points(view: JobView) -> list[list[Any]]:
+    """The points of curves since the last call: execution, name, step, and the value, None if it is not finite."""
+    return [[s.execution, s.name, s.step, s.value if math.isfinite(s.value) else None] for s in view.new_scalars()]
 
 
 async def _follow(source: PageSource, name: str, view: JobView) -> None:

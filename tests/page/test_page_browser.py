@@ -140,6 +140,39 @@ def test_a_job_is_followed_to_its_end(
     no_complaint(browser)
 
 
+def test_curves_are_compared(browser: webdriver.Chrome, source: FakeSource, server: PageServer) -> None:
+    ended = management_pb2.JOB_PHASE_SUCCEEDED
+    source.job_list = [make_job(name, ended, ended=time.time()) for name in (JOB, "job-2", "job-3")]
+    for step in range(1, 41):
+        values = {"loss": 2.0 - step % 2, "rate": 1e-4, "x": -1.0}
+        source.add_events(JOB, *(scalar(step, value, name) for name, value in values.items()))
+        source.add_events("job-2", scalar(step, 3.0, "loss"))
+    browser.get(f"{server.url}jobs/{JOB}")
+    wait_until(browser, lambda: text(browser, "connection") == "complete" and drawn_pixels(browser) > 200)
+    assert (
+        text(browser, "curve-names") == "Curves loss rate right axis x"
+    )  # of far smaller numbers
+
+    Select(browser.find_element(By.ID, "curve-jobs")).select_by_visible_text("job-2")
+    wait_until(browser, lambda: "loss, job-2 3 at step 40" in text(browser, "curve-values"))
+    assert f"loss, {JOB} 2 at step 40" in text(browser, "curve-values")
+    browser.refresh()  # the address has what is compared
+    wait_until(browser, lambda: "loss, job-2 3 at step 40" in text(browser, "curve-values"))
+
+    before = drawn_pixels(browser)
+    browser.find_element(By.ID, "curve-log").click()
+    wait_until(browser, lambda: "right axis" not in text(browser, "curve-names"))
+    assert 0 < drawn_pixels(browser) < before  # a negative number has no place
+    set_smoothing = "const box = document.getElementById('curve-smoothing'); box.value = arguments[0];"
+    browser.execute_script(f"{set_smoothing} box.dispatchEvent(new Event('input'));", 0.9)
+    no_complaint(browser)
+
+    browser.find_element(By.CSS_SELECTOR, "#curve-chosen button").click()
+    wait_until(browser, lambda: text(browser, "curve-names") == "Curves loss rate x")
+    assert browser.current_url == f"{server.url}jobs/{JOB}"
+    no_complaint(browser)
+
+
 def test_the_cluster_is_live_and_comes_back(browser: webdriver.Chrome, source: FakeSource, server: PageServer) -> None:
     source.node_list = make_nodes()
     browser.get(server.url)

@@ -241,6 +241,14 @@ def test_the_events_of_a_job(source: FakeSource, client: TestClient) -> None:
     assert "wafer-0 100 40 % 300 MiB 47.7 MiB/s" in Words(shown["members"]).text
 
 
+def test_the_curves_of_a_job_are_sent_alone(source: FakeSource, client: TestClient) -> None:
+    source.job_list = [make_job(JOB, management_pb2.JOB_PHASE_SUCCEEDED, ended=time.time())]
+    source.add_events(JOB, scalar(1, 0.5, HOSTILE), log("wafer-0", 20, "so"), scalar(2, math.inf, HOSTILE))
+    events = parsed(client.get(f"/jobs/{JOB}/curves").content)
+    assert events == [("begin", None), ("scalars", [[1, HOSTILE, 1, 0.5], [1, HOSTILE, 2, None]]), ("end", None)]
+    assert client.get("/jobs/job-0/curves").status_code == 404
+
+
 def test_events_follow_what_happens(source: FakeSource) -> None:
     """Only what has changed is sent; the stream ends soon after closing is set."""
 
