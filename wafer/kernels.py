@@ -47,6 +47,7 @@ class InductorKernel:
         from torch._inductor.exc import InductorError
         from torch.fx.experimental.proxy_tensor import make_fx
 
+        self._kernel = kernel
         examples: list[Any] = [torch.empty(type.shape, dtype=type.dtype) for type in kernel.inputs]
 
         def run(*inputs: torch.Tensor) -> list[torch.Tensor]:
@@ -65,9 +66,13 @@ class InductorKernel:
                 raise
 
     def __call__(self, inputs: Sequence[torch.Tensor], out: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
-        """Returns the results. Result i is copied to `out[i]` if that is given."""
+        """Returns the results. Result i is copied to `out[i]` if that is given. Raises OperationFailed."""
         # The code is compiled for dense inputs, and another kernel's result may be a view of a part of a tensor.
-        results: list[torch.Tensor] = list(self._compiled(*(tensor.contiguous() for tensor in inputs)))
+        try:
+            results: list[torch.Tensor] = list(self._compiled(*(tensor.contiguous() for tensor in inputs)))
+        except Exception:
+            self._kernel(tuple(inputs))  # its failure names the operation
+            raise
         for index, place in enumerate(out):
             if place is not None:
                 results[index] = place.copy_(results[index])

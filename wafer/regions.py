@@ -8,8 +8,9 @@ from typing import NamedTuple
 import torch
 
 from wafer.joins import JoinBuffer, joining
+from wafer.kernel_failures import KernelFailures
 from wafer.kernels import WaferKernel, WaferKernels
-from waferbox.cirh.execution.kernel import span
+from waferbox.cirh.execution.kernel import OperationFailed, span
 from waferbox.host.folders import cache_root
 from waferbox.host.threads import GuardedThread
 from waferbox.links.hub import Stopped
@@ -294,6 +295,7 @@ class RegionKernels:
         self._begin, self._end = span(store.memory.tensor(torch.uint8, (store.memory.nbytes,), 0))
         self._joined = dict(joined)
         self._buffers = buffers
+        self._failures = KernelFailures(plan.sources)
         self._made: set[int] = set()  # the outputs of the runs bound so far
 
     def close(self) -> None:
@@ -314,7 +316,7 @@ class RegionKernels:
         Called once for each run, in their order for runs that make the same value: the first makes the value, and the
         later ones join their parts to it.
         """
-        tensors = values.tensors
+        tensors, failures = values.tensors, self._failures
         inputs, outputs, drops = values.indices(run.inputs), values.indices(run.outputs), values.indices(run.drops)
         destinations = [None if value in self._made else self._destination(value) for value in run.outputs]
         if not run.outputs:  # The run only waits for its inputs.
@@ -346,7 +348,10 @@ class RegionKernels:
         self._made.update(run.outputs)
 
         def run_kernel(step: int) -> None:
-            results = call([tensors[index] for index in inputs])
+            try:
+                results = call([tensors[index] for index in inputs])
+            except OperationFailed as error:
+                raise failures.failure(run, step, error) from error
             for index, result in zip(outputs, results, strict=True):
                 tensors[index] = result
             for index in drops:

@@ -13,9 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 
 from wafer.joins import adding, beside_inputs, joining
+from wafer.kernel_failures import KernelFailures
 from wafer.kernels import WaferKernel, WaferKernels
 from wafer.large_tensors import limit_large_tensors, release_large_tensors
-from waferbox.cirh.execution.kernel import Kernel, clone_views
+from waferbox.cirh.execution.kernel import Kernel, OperationFailed, clone_views
 from waferbox.links.hub import Hub
 from waferbox.links.link import Link
 from waferbox.runtime.arena import RELEASED_GROUP, ArenaCounts, direct_values
@@ -61,6 +62,7 @@ class WaferProgram:
         groups = {group.id: group for group in plan.groups}
         self._expect(plan.groups)
         self._kernels = kernels
+        self._failures = KernelFailures(plan.sources)
         made = kernels.make(plan.kernels, plan.kernel_library)
         kinds = [instruction.WhichOneof("kind") for instruction in plan.instructions]
         sent = [i.send.group for i, kind in zip(plan.instructions, kinds, strict=True) if kind == "send"]
@@ -143,7 +145,7 @@ class WaferProgram:
             kernel = kernel.writing_over(run.overwritten)
         kernel = self._beside_arena(run, kernel)
         values = self._program.values
-        tensors = values.tensors
+        tensors, failures = values.tensors, self._failures
         inputs, outputs, drops = values.indices(run.inputs), values.indices(run.outputs), values.indices(run.drops)
         # The kernel may free what it is the last to read.
         freed, dropped = set(drops).difference(outputs), set(drops).intersection(outputs)
@@ -160,7 +162,10 @@ class WaferProgram:
             given = [tensors[index] for index in inputs]
             for index in freed:
                 tensors[index] = None
-            results = kernel(given, destinations)
+            try:
+                results = kernel(given, destinations)
+            except OperationFailed as error:
+                raise failures.failure(run, step, error) from error
             for index, result in zip(outputs, results, strict=True):
                 tensors[index] = result
             for index in dropped:
@@ -178,7 +183,7 @@ class WaferProgram:
     ) -> Action:
         """Returns the action of a run in the loop with values of which each repetition has others."""
         program, values, at_once = self._program, self._program.values, self._at_once
-        tensors = values.tensors
+        tensors, failures = values.tensors, self._failures
 
         def steps(numbers: Sequence[int]) -> list[tuple[int, int]]:
             """The index of each value in the first repetition, and its distance to that of the next."""
@@ -201,7 +206,10 @@ class WaferProgram:
             given = [tensors[index + repetition * distance] for index, distance in inputs]
             for index, distance in freed:
                 tensors[index + repetition * distance] = None
-            results = kernel(given, by_repetition[repetition])
+            try:
+                results = kernel(given, by_repetition[repetition])
+            except OperationFailed as error:
+                raise failures.failure(run, step, error) from error
             for (index, distance), result in zip(outputs, results, strict=True):
                 tensors[index + repetition * distance] = result
             for index, distance in dropped:

@@ -219,6 +219,11 @@ def test_the_user_sees_the_traceback_of_an_input_fn_that_raises(
         ("runs_dry", "worker-0: the loader ran dry after 5 batches and more are needed"),
         ("is_empty", "the loader ran dry after 0 batches"),
         ("shrinks", r"worker-0: batch 2 of the input_fn \w+ \(.*:\d+\) has 2 rows, but the .* 8.*drop_last=True"),
+        (
+            "has_wrong_label",
+            r"wafer-0: step 3, aten::nll_loss_forward at faults\.py:\d+: index 7 is out of bounds .*"
+            r"operands are float32\[8, 5\] from \S+ to \S+, int64\[8\] from \d to 7: look for data",
+        ),
         ("exits", "worker-0: the process of the input_fn ended with exit status 4; did the input_fn call sys.exit"),
     ],
 )
@@ -229,6 +234,7 @@ def test_input_that_is_not_there_or_not_alike_is_explained(
     assert script.process.returncode == 1
     message = message_of(script)
     assert message.startswith("cstorch.errors.InputError: "), message
+    assert len(message.splitlines()) == 1
     assert re.search(text, message), message
     # Also where the script ends while its job is being made.
     wait_for(lambda: not any(node.job for node in cluster.nodes()))

@@ -305,7 +305,12 @@ def test_a_trace_shows_regions_and_ctrl_c_cancels_the_job(
 
 @pytest.mark.parametrize(
     ("mode", "error"),
-    [("nan", "ValueError: the loss is nan"), ("runs_dry", "InputError"), ("raises", "sample 30 is not a picture")],
+    [
+        ("nan", "ValueError: the loss is nan"),
+        ("runs_dry", "InputError"),
+        ("raises", "sample 30 is not a picture"),
+        ("has_wrong_label", "InputError: wafer-0: step 3, aten::nll_loss_forward at faults.py:"),
+    ],
 )
 def test_what_goes_wrong_in_a_step_is_told(
     start_script: StartScript, cluster: RunningCluster, mode: str, error: str

@@ -149,9 +149,7 @@ def test_curves_are_compared(browser: webdriver.Chrome, source: FakeSource, serv
         source.add_events("job-2", scalar(step, 3.0, "loss"))
     browser.get(f"{server.url}jobs/{JOB}")
     wait_until(browser, lambda: text(browser, "connection") == "complete" and drawn_pixels(browser) > 200)
-    assert (
-        text(browser, "curve-names") == "Curves loss rate right axis x"
-    )  # of far smaller numbers
+    assert text(browser, "curve-names") == "Curves loss rate right axis x"  # of far smaller numbers
 
     Select(browser.find_element(By.ID, "curve-jobs")).select_by_visible_text("job-2")
     wait_until(browser, lambda: "loss, job-2 3 at step 40" in text(browser, "curve-values"))

@@ -11,7 +11,7 @@ import torch
 from wafer.kernels import CACHE_VARIABLE, InductorKernel, WaferKernel, WaferKernels
 from waferbox.cirh import CirhError
 from waferbox.cirh.dialect.types import tensor_type
-from waferbox.cirh.execution.kernel import Kernel
+from waferbox.cirh.execution.kernel import Kernel, OperationFailed
 from waferbox.cirh.modules.builder import GraphBuilder
 from waferbox.cirh.text.printer import print_module
 from wsc.v1 import plan_pb2
@@ -20,11 +20,14 @@ INDUCTOR = plan_pb2.KERNEL_LIBRARY_INDUCTOR
 
 
 def layer() -> str:
-    """A product, a bias, an activation and a sum over rows; the input is a result too."""
+    """A product of picked rows, a bias, an activation and a sum over rows; the input is a result too."""
     builder = GraphBuilder()
     x, w = (builder.argument(tensor_type((8, 8), torch.float32)) for _ in range(2))
     bias = builder.argument(tensor_type((8,), torch.float32))
-    active = builder.op("cirh.Tanh", [builder.op("aten.addmm", [bias, x, w])[0]])[0]
+    places = builder.argument(tensor_type((8,), torch.int64))
+    attributes = {"padding_idx": -1, "scale_grad_by_freq": False, "sparse": False}
+    (picked,) = builder.op("aten.embedding", [x, places], attributes)
+    active = builder.op("cirh.Tanh", [builder.op("aten.addmm", [bias, picked, w])[0]])[0]
     (total,) = builder.op("cirh.Reduce", [active], {"dimensions": [0], "keep_dims": [], "reduce_kind": "ADD"})
     return print_module(builder.finish([(active, None), (total, None), (x, None)]))
 
@@ -51,8 +54,10 @@ def test_generated_kernels_give_what_torch_gives(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("WAFERBOX_CACHE", str(tmp_path))
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(shape, generator=generator) for shape in ((8, 8), (8, 8), (8,))]
+    inputs.append(torch.tensor([7, 0, 0, 1, 3, 5, 2, 4]))
     with torch.inference_mode():
-        expected = made(layer(), plan_pb2.KERNEL_LIBRARY_ATEN)(inputs, [None] * 3)
+        plain = made(layer(), plan_pb2.KERNEL_LIBRARY_ATEN)
+        expected = plain(inputs, [None] * 3)
         kernel = made(layer(), INDUCTOR)
         assert isinstance(kernel, InductorKernel)
         place = torch.empty(8)
@@ -62,10 +67,16 @@ def test_generated_kernels_give_what_torch_gives(tmp_path: Path, monkeypatch: py
                 torch.testing.assert_close(result, wanted, rtol=1e-6, atol=1e-6)
             assert results[1] is place
         # What other kernels made of a part of a tensor, or turned: parts of attention's one product, for example.
-        strided = [torch.cat([inputs[0], inputs[0]], dim=1)[:, :8], inputs[1].t().contiguous().t(), inputs[2]]
+        strided = [torch.cat([inputs[0], inputs[0]], dim=1)[:, :8], inputs[1].t().contiguous().t(), *inputs[2:]]
         assert not any(tensor.is_contiguous() for tensor in strided[:2])
         for result, wanted in zip(kernel(strided, [None, place, None]), expected, strict=True):
             torch.testing.assert_close(result, wanted, rtol=1e-6, atol=1e-6)
+        inputs[3][5] = 8
+        for each in (plain, kernel):
+            with pytest.raises(OperationFailed) as caught:
+                each(inputs, [None, place, None])
+            assert caught.value.operation == "aten.embedding"
+            assert caught.value.operands.endswith("int64[8] from 0 to 8")
 
 
 def test_a_full_disk_under_inductors_code_is_told_and_ends_nothing(
@@ -101,7 +112,9 @@ def test_a_plan_that_is_loaded_again_has_its_kernels_at_once_and_another_takes_t
     first = kernels.make(plan, plan_pb2.KERNEL_LIBRARY_ATEN)
     assert kernels.make(plan, plan_pb2.KERNEL_LIBRARY_ATEN) == first
     place = weakref.ref(given := torch.empty(8))
-    first[0]([torch.ones(8, 8), torch.ones(8, 8), torch.ones(8)], [None, given, None])
+    first[0](
+        [torch.ones(8, 8), torch.ones(8, 8), torch.ones(8), torch.zeros(8, dtype=torch.int64)], [None, given, None]
+    )
     del given
     assert place() is not None
     kernels.release()

@@ -8,6 +8,7 @@ from xdsl.ir import SSAValue
 
 from waferbox.cirh.dialect import types
 from waferbox.cirh.dialect.types import AnyTensorType
+from waferbox.cirh.modules.sources import OperationSource
 from waferbox.links.elements import aligned
 from wsc.v1 import plan_pb2
 
@@ -89,10 +90,32 @@ class KernelTable:
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
+        self._sources: dict[tuple[int, str], Sequence[OperationSource]] = {}  # by number and layer
 
-    def number(self, text: str) -> int:
-        """The number of the kernel with this text."""
-        return self._numbers.setdefault(text, len(self._numbers) + 1)
+    def number(self, text: str, layer: str = "", sources: Sequence[OperationSource] = ()) -> int:
+        """The number of the kernel with this text.
+
+        Args:
+            text: the text.
+            layer: the layer whose runs need it.
+            sources: of the operations that can fail.
+        """
+        number = self._numbers.setdefault(text, len(self._numbers) + 1)
+        if sources and self._sources.setdefault((number, ""), sources) != sources:
+            self._sources[number, layer] = sources
+        return number
+
+    def sources(self) -> Sequence[plan_pb2.KernelSources]:
+        return [
+            plan_pb2.KernelSources(
+                kernel=number,
+                layer=layer,
+                operations=[
+                    plan_pb2.KernelSources.Operation(name=each.operation, source=each.source) for each in sources
+                ],
+            )
+            for (number, layer), sources in self._sources.items()
+        ]
 
     def messages(self) -> Sequence[plan_pb2.Kernel]:
         return [plan_pb2.Kernel(id=number, cirh=text) for text, number in self._numbers.items()]

@@ -24,6 +24,7 @@ from appliance.compiler.wafer_schedule.streams import make_batch
 from waferbox.cirh.dialect import types
 from waferbox.cirh.dialect.operations import body_ops, func_of
 from waferbox.cirh.modules.graph import extract
+from waferbox.cirh.modules.sources import sources_of
 from waferbox.cirh.table.lookup import spec
 from waferbox.cirh.text.printer import print_module
 from wsc.v1 import plan_pb2
@@ -226,6 +227,7 @@ class _Builder:
                     reads=[self._side(value) for value in run.inputs],
                     makes=[self._side(value) for value in outputs],
                     kernel=text,
+                    sources=sources_of(body_ops(module)),
                     seconds=self._time(text, module, operations_time),
                     of_whole_batch=position < self._whole,
                 )

@@ -16,6 +16,7 @@ from appliance.compiler.core.errors import CompileError
 from appliance.compiler.cost.flops import VIEWS
 from appliance.compiler.partition.cut import Cut
 from appliance.compiler.partition.groups import Bundle
+from waferbox.cirh.modules.sources import OperationSource
 
 # Suffix of the labels of updates.
 UPDATE: Final = " update"
@@ -50,6 +51,7 @@ class RegionWork:
         reads: the values that it reads.
         makes: the values that it makes.
         kernel: text of the kernel; empty: not a Run.
+        sources: of those of its operations that can fail.
         seconds: predicted duration, each time that it is done.
         commits: by a value that it makes, the state whose buffer the value is written to.
         bundle: the tensors of a message.
@@ -66,6 +68,7 @@ class RegionWork:
     reads: list[Side]
     makes: list[Side]
     kernel: str = ""
+    sources: Sequence[OperationSource] = ()
     seconds: float = 0.0
     commits: dict[SSAValue, SSAValue] = field(default_factory=dict)
     bundle: Bundle | None = None

@@ -129,7 +129,7 @@ class _Program:
                 instruction.commit.state = self._number((state, SHARED))
             case _:
                 run = instruction.run
-                run.kernel = self._kernels.number(item.kernel)
+                run.kernel = self._kernels.number(item.kernel, item.label, item.sources)
                 run.inputs.extend(map(self._number, task.reads))
                 run.outputs.extend(map(self._number, task.makes))
                 if item.commits:
@@ -154,6 +154,7 @@ class _Program:
             plan.states.add(value=self._number((state, SHARED)), name=named.name, type=types.to_proto(state))
         plan.groups.extend(bundle.group for bundle in (self._built.batch, *self._built.sends))
         plan.kernels.extend(self._kernels.messages())
+        plan.sources.extend(self._kernels.sources())
         self._add_joined()
         if self._cut.names.wafers is not None:
             wafers = arguments[self._cut.names.wafers]

@@ -43,8 +43,9 @@ from appliance.compiler.wafer_schedule.streams import (
     unacknowledged_shards,
 )
 from waferbox.cirh.dialect import types
-from waferbox.cirh.dialect.operations import func_of
+from waferbox.cirh.dialect.operations import body_ops, func_of
 from waferbox.cirh.execution.memory_reuse import let_reuse_memory
+from waferbox.cirh.modules.sources import sources_of
 from waferbox.cirh.text.parser import parse_module
 from waferbox.cirh.text.printer import print_module
 from waferbox.runtime.loops import body_of
@@ -106,6 +107,7 @@ class WaferWork:
         closing: by segment, a run that rounds the sums of its gradients.
         whole: number of segments that come first, with all micro-batches.
         kernels: the kernels.
+        sources: the sources of those of their operations that can fail.
         kernel_of: by segment, the number of its kernel.
         returned: by segment, the reduced values that come back for it.
         again: by the place of a segment of the forward pass that may be run again, as it waits for nothing, the run
@@ -120,6 +122,7 @@ class WaferWork:
     closing: Mapping[Segment, SegmentRun]
     whole: int
     kernels: Sequence[plan_pb2.Kernel]
+    sources: Sequence[plan_pb2.KernelSources]
     kernel_of: Mapping[Segment, int]
     returned: Mapping[Segment, Sequence[SSAValue]]
     again: Mapping[int, SegmentRun]
@@ -159,7 +162,7 @@ def make_wafer_work(cut: Cut, target: Target) -> WaferWork:
         if target.row_slices > 1:
             rows = _rows(cut.sharding, run.inputs)
             text = _in_slices(text, rows, target.row_slices, attends=target.slices_attention)
-        kernel_of[run.segment] = table.number(text)
+        kernel_of[run.segment] = table.number(text, run.segment.label, sources_of(body_ops(kernel)))
         returned[run.segment] = [value for op in run.ops for value in waits.returned(op)]
     return WaferWork(
         cut=cut,
@@ -170,6 +173,7 @@ def make_wafer_work(cut: Cut, target: Target) -> WaferWork:
         closing=closing,
         whole=whole,
         kernels=table.messages(),
+        sources=table.sources(),
         kernel_of=kernel_of,
         returned=returned,
         again=again,
@@ -460,6 +464,7 @@ class _Assembler:
         self.plan.groups.extend(self._groups.values())
         used = {instruction.run.kernel for instruction in self.plan.instructions if instruction.HasField("run")}
         self.plan.kernels.extend(kernel for kernel in self._work.kernels if kernel.id in used)
+        self.plan.sources.extend(each for each in self._work.sources if each.kernel in used)
         for value in self._sums:
             self.plan.joined.add(
                 value=self._numbers.value(value), type=types.to_proto(value), reduction=plan_pb2.REDUCTION_SUM

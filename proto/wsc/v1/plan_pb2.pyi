@@ -311,6 +311,59 @@ class Kernel(_message.Message):
 Global___Kernel: _TypeAlias = Kernel  # noqa: Y015
 
 @_typing.final
+class KernelSources(_message.Message):
+    """The sources of those operations of a kernel that can fail for the values of their operands, in order. Layers that are
+    alike share a kernel: one whose sources are others than those of the first has an entry with its name.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Operation(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        NAME_FIELD_NUMBER: _builtins.int
+        SOURCE_FIELD_NUMBER: _builtins.int
+        name: _builtins.str
+        """such as "cirh.CrossEntropy" """
+        source: _builtins.str
+        """the traced operation and the line of the script"""
+        def __init__(
+            self,
+            *,
+            name: _builtins.str = ...,
+            source: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "source", b"source"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    KERNEL_FIELD_NUMBER: _builtins.int
+    LAYER_FIELD_NUMBER: _builtins.int
+    OPERATIONS_FIELD_NUMBER: _builtins.int
+    kernel: _builtins.int
+    layer: _builtins.str
+    """that of the runs; empty: of all without an entry of their own"""
+    @_builtins.property
+    def operations(self) -> _containers.RepeatedCompositeFieldContainer[Global___KernelSources.Operation]: ...
+    def __init__(
+        self,
+        *,
+        kernel: _builtins.int = ...,
+        layer: _builtins.str = ...,
+        operations: _abc.Iterable[Global___KernelSources.Operation] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kernel", b"kernel", "layer", b"layer", "operations", b"operations"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KernelSources: _TypeAlias = KernelSources  # noqa: Y015
+
+@_typing.final
 class Loop(_message.Message):
     """A stretch of a list that is gone through several times in a step, so that a plan of many rounds is as short as one of
     few: the body is a round between the first and the last. Absent: the list is gone through once.
@@ -613,6 +666,7 @@ class WaferPlan(_message.Message):
     KEPT_AT_MOST_FIELD_NUMBER: _builtins.int
     LOOP_FIELD_NUMBER: _builtins.int
     LOOPED_PARTS_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
     memory_bytes: _builtins.int
     """of the wafer that this was made for; the plan never exceeds it"""
     kernel_library: Global___KernelLibrary.ValueType
@@ -666,6 +720,8 @@ class WaferPlan(_message.Message):
         numbered one after the other: in repetition k such a number is k * micro_batches_at_once larger than stated.
         """
 
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___KernelSources]: ...
     def __init__(
         self,
         *,
@@ -688,10 +744,11 @@ class WaferPlan(_message.Message):
         kept_at_most: _builtins.int | None = ...,
         loop: Global___Loop | None = ...,
         looped_parts: _abc.Iterable[_builtins.int] | None = ...,
+        sources: _abc.Iterable[Global___KernelSources] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_kept_at_most", b"_kept_at_most", "arena", b"arena", "kept_at_most", b"kept_at_most", "loop", b"loop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kept_at_most", b"_kept_at_most", "arena", b"arena", "flops", b"flops", "groups", b"groups", "instructions", b"instructions", "joined", b"joined", "kept_at_most", b"kept_at_most", "kept_every", b"kept_every", "kernel_library", b"kernel_library", "kernels", b"kernels", "link_bytes", b"link_bytes", "loop", b"loop", "looped_parts", b"looped_parts", "memory_bytes", b"memory_bytes", "micro_batches", b"micro_batches", "micro_batches_at_once", b"micro_batches_at_once", "number_values", b"number_values", "own_bytes", b"own_bytes", "recomputes", b"recomputes", "row_slices", b"row_slices"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kept_at_most", b"_kept_at_most", "arena", b"arena", "flops", b"flops", "groups", b"groups", "instructions", b"instructions", "joined", b"joined", "kept_at_most", b"kept_at_most", "kept_every", b"kept_every", "kernel_library", b"kernel_library", "kernels", b"kernels", "link_bytes", b"link_bytes", "loop", b"loop", "looped_parts", b"looped_parts", "memory_bytes", b"memory_bytes", "micro_batches", b"micro_batches", "micro_batches_at_once", b"micro_batches_at_once", "number_values", b"number_values", "own_bytes", b"own_bytes", "recomputes", b"recomputes", "row_slices", b"row_slices", "sources", b"sources"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__kept_at_most: _TypeAlias = _typing.Literal["kept_at_most"]  # noqa: Y015
     _WhichOneofArgType__kept_at_most: _TypeAlias = _typing.Literal["_kept_at_most", b"_kept_at_most"]  # noqa: Y015
@@ -1096,6 +1153,7 @@ class PipelinePlan(_message.Message):
     OWN_BYTES_FIELD_NUMBER: _builtins.int
     NUM_REPLICAS_FIELD_NUMBER: _builtins.int
     ASYNCHRONOUS_UPDATES_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
     micro_batches: _builtins.int
     """of all replicas"""
     kernel_library: Global___KernelLibrary.ValueType
@@ -1125,6 +1183,8 @@ class PipelinePlan(_message.Message):
     def number_values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """as in WaferPlan"""
 
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___KernelSources]: ...
     def __init__(
         self,
         *,
@@ -1141,10 +1201,11 @@ class PipelinePlan(_message.Message):
         own_bytes: _builtins.int = ...,
         num_replicas: _builtins.int = ...,
         asynchronous_updates: _builtins.bool = ...,
+        sources: _abc.Iterable[Global___KernelSources] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asynchronous_updates", b"asynchronous_updates", "flops", b"flops", "groups", b"groups", "joined", b"joined", "kernel_library", b"kernel_library", "kernels", b"kernels", "memory_bytes", b"memory_bytes", "micro_batches", b"micro_batches", "num_replicas", b"num_replicas", "number_values", b"number_values", "own_bytes", b"own_bytes", "regions", b"regions", "states", b"states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asynchronous_updates", b"asynchronous_updates", "flops", b"flops", "groups", b"groups", "joined", b"joined", "kernel_library", b"kernel_library", "kernels", b"kernels", "memory_bytes", b"memory_bytes", "micro_batches", b"micro_batches", "num_replicas", b"num_replicas", "number_values", b"number_values", "own_bytes", b"own_bytes", "regions", b"regions", "sources", b"sources", "states", b"states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -75,12 +75,19 @@ def exits(batch_size: int) -> Iterator[tuple[torch.Tensor, ...]]:
         yield tensors(batch_size)
 
 
+def has_wrong_label(batch_size: int) -> DataLoader:
+    features, labels = tensors(4 * batch_size)
+    labels[2 * batch_size + 1] = CLASSES + 2
+    return DataLoader(TensorDataset(features, labels), batch_size=batch_size)
+
+
 INPUTS: dict[str, Callable[[int], Iterable[object]]] = {
     "raises": raises,
     "runs_dry": runs_dry,
     "is_empty": is_empty,
     "shrinks": shrinks,
     "exits": exits,
+    "has_wrong_label": has_wrong_label,
 }
 
 

@@ -6,10 +6,12 @@ from module_examples import F32, mlp_step, mlp_tensors
 from torch.nn import functional as F
 
 from waferbox.cirh import CirhError
+from waferbox.cirh.dialect.operations import body_ops
 from waferbox.cirh.dialect.source import Source
 from waferbox.cirh.dialect.types import tensor_type
-from waferbox.cirh.execution.kernel import Kernel
+from waferbox.cirh.execution.kernel import Kernel, OperationFailed
 from waferbox.cirh.modules.builder import GraphBuilder
+from waferbox.cirh.modules.sources import OperationSource, sources_of
 from waferbox.cirh.text.printer import print_module
 
 
@@ -166,3 +168,18 @@ def test_a_sum_of_terms_is_added_in_its_place(is_read: bool) -> None:
     assert results[0] is place
     torch.testing.assert_close(place, expected)
     torch.testing.assert_close(results[1], (x @ y + y @ z if is_read else x) * expected)
+
+
+def test_an_operation_that_fails_for_its_values_is_named() -> None:
+    builder = GraphBuilder()
+    logits, labels = builder.argument(tensor_type((2, 3), F32)), builder.argument(tensor_type((2, 1), torch.int64))
+    source = Source(module="head", op="aten::gather", file="train.py", line=7)
+    picked = builder.op("aten.gather", [logits, labels], {"dim": 1, "sparse_grad": False}, loc=source)[0]
+    module = builder.finish([(builder.op("cirh.Exp", [picked])[0], None)])
+    assert sources_of(body_ops(module)) == (
+        OperationSource(operation="aten.gather", source="aten::gather at train.py:7"),
+    )
+    with pytest.raises(OperationFailed, match="out of bounds") as caught:
+        Kernel(module)([torch.tensor([[1.0, torch.nan, 2.0]] * 2), torch.tensor([[0], [3]])])
+    assert (caught.value.operation, caught.value.number, caught.value.count) == ("aten.gather", 0, 1)
+    assert caught.value.operands == "float32[2, 3] with values that are not finite, int64[2, 1] from 0 to 3"

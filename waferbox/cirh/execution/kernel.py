@@ -17,6 +17,7 @@ from waferbox.cirh.dialect.operations import Const, body_ops, func_of, return_of
 from waferbox.cirh.dialect.spec import Call
 from waferbox.cirh.dialect.types import TensorInfo, info, shape
 from waferbox.cirh.execution.memory_reuse import memory_reuse, reuses_memory, terms_of_sum
+from waferbox.cirh.modules.sources import can_fail
 from waferbox.cirh.modules.verify import verify
 from waferbox.cirh.table.lookup import build, runtime_operands, spec
 from waferbox.cirh.text.parser import parse_module
@@ -27,7 +28,8 @@ class _Step:
     """One operation: its call, with the slots of operands and results, and the slots that no later step reads.
 
     `listed`: the call returns a list of results, even of one. `over`: the operand, by number, over which it writes its
-    first result. `adds`: it adds a tensor or a product to its first operand, which has the result's type.
+    first result. `adds`: it adds a tensor or a product to its first operand, which has the result's type. `operation`:
+    the module's operation of which it is the call, if it is one that can fail.
     """
 
     call: Call
@@ -37,6 +39,7 @@ class _Step:
     listed: bool = False
     over: int | None = None
     adds: bool = False
+    operation: Operation | None = None
 
 
 # A function, a getter of its operands from the values, the slot of its result (or slots of several), slots to empty.
@@ -161,7 +164,18 @@ class _Compiler:
             self._slots.get(operand) == slot and operand.type == op.results[0].type
             for operand, slot in zip(terms, slots, strict=False)
         )
-        self.steps.append(_Step(call, slots, results, (), listed=spec(op.name).results != 1, over=over, adds=adds))
+        self.steps.append(
+            _Step(
+                call,
+                slots,
+                results,
+                (),
+                listed=spec(op.name).results != 1,
+                over=over,
+                adds=adds,
+                operation=op if can_fail(op) else None,
+            )
+        )
 
     def _place_rest(self, join: Operation) -> None:
         """Adds the steps that copy those parts of a joined value to it that were not copied when they were made."""
@@ -281,6 +295,34 @@ class _Destinations:
         self.tensors = tuple(tensors)
         self.spans = [(i, *span(tensor)) for i, tensor in enumerate(tensors) if tensor is not None]
         self.programs: dict[tuple[int, ...], list[_Prepared]] = {}
+
+
+class OperationFailed(Exception):
+    """Raised for an operation of a kernel that fails for the values of its operands.
+
+    Attributes:
+        operation: the name of the operation.
+        number: its number among those of this name in the kernel, from 0.
+        count: how many of this name the kernel has.
+        operands: its operands, with the ranges of their values.
+    """
+
+    def __init__(self, error: Exception, operation: str, number: int, count: int, operands: str) -> None:
+        super().__init__(str(error))
+        self.operation = operation
+        self.number = number
+        self.count = count
+        self.operands = operands
+
+
+def _range_text(tensor: torch.Tensor) -> str:
+    """A tensor with the range of its values."""
+    text = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+    if not tensor.numel() or tensor.is_complex():
+        return text
+    if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        return f"{text} with values that are not finite"
+    return f"{text} from {tensor.min().item():g} to {tensor.max().item():g}"
 
 
 # Many layers may share a kernel, each with buffers of its own.
@@ -416,16 +458,29 @@ class Kernel:
         return destinations
 
     def _run(self, program: list[_Prepared], values: list[Any]) -> None:
-        with torch.no_grad():
-            for function, operands, target, dead in program:
-                if type(target) is int:
-                    values[target] = function(*operands(values))
-                else:
-                    assert isinstance(target, tuple)
-                    for slot, value in zip(target, function(*operands(values)), strict=True):
-                        values[slot] = value
-                for slot in dead:
-                    values[slot] = None
+        operands = None
+        try:
+            with torch.no_grad():
+                for function, operands, target, dead in program:
+                    if type(target) is int:
+                        values[target] = function(*operands(values))
+                    else:
+                        assert isinstance(target, tuple)
+                        for slot, value in zip(target, function(*operands(values)), strict=True):
+                            values[slot] = value
+                    for slot in dead:
+                        values[slot] = None
+        except Exception as error:
+            # Each step has a getter of its own.
+            failed = next(step for step, each in zip(self._steps, program, strict=True) if each[1] is operands)
+            if failed.operation is None:
+                raise
+            raise self._failure(error, failed.operation, [values[slot] for slot in failed.operands]) from error
+
+    def _failure(self, error: Exception, operation: Operation, operands: Sequence[torch.Tensor]) -> OperationFailed:
+        named = [op for op in body_ops(self._module) if op.name == operation.name]
+        text = ", ".join(_range_text(operand) for operand in operands)
+        return OperationFailed(error, operation.name, named.index(operation), len(named), text)
 
     def _check(self, tensors: Sequence[torch.Tensor | None], types: tuple[TensorInfo, ...], what: str) -> None:
         if len(tensors) != len(types):
