@@ -306,6 +306,14 @@ STRICT: Final[Variable[bool]] = Variable(
     meaning="With 1, a warning that a later call of the traced function would be another program is an error.",
     readers="scripts",
 )
+TRACEBACK: Final[Variable[bool]] = Variable(
+    name="WAFERBOX_TRACEBACK",
+    form=Form(text="full, or anything else for short ones", parse=lambda text: text == "full"),
+    default=False,
+    default_text="short",
+    meaning="With `full`, the traceback of an uncaught error has the frames inside of Waferbox and torch too.",
+    readers="scripts",
+)
 
 # --- Passed from process to process -----------------------------------------------------------------------------------
 

@@ -284,3 +284,11 @@ def test_closure_result_is_returned() -> None:
 
     assert optimizer.step(closure) == 7.0
     assert p.item() == pytest.approx(0.8)
+
+
+def test_an_optimizer_without_preinitialize_is_told_what_it_is_for() -> None:
+    class Incomplete(Optimizer):
+        def step(self, closure: Callable[[], float] | None = None) -> None: ...
+
+    with pytest.raises(TypeError, match=r"Incomplete does not define preinitialize\. An optimizer makes all its state"):
+        Incomplete([torch.ones(1, requires_grad=True)], {"lr": 0.1})  # type: ignore[abstract]

@@ -32,6 +32,13 @@ class _Preinitialized(ABCMeta):
     """Makes an optimizer's state when its whole constructor is done, so that preinitialize sees every attribute."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if inspect.isabstract(cls):
+            missing = ", ".join(sorted(cls.__abstractmethods__))
+            raise TypeError(
+                f"{cls.__name__} does not define {missing}. An optimizer makes all its state in `preinitialize(self)`, "
+                'such as self.state[p]["mean"] = cstorch.zeros_like(p) for each p of its groups, since a traced step '
+                "only changes states that are there before it; in `step(self, closure=None)` it updates its parameters"
+            )
         optimizer = super().__call__(*args, **kwargs)
         optimizer._preinitialize()
         state.register("optimizer", optimizer)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from cstorch import backends
 from cstorch._internal.backend.interface import Backend, BackendType, Cluster
 from cstorch._internal.execution import Execution, Executor
+from cstorch._internal.tracebacks import shorten_tracebacks
 from cstorch._internal.tracing import purpose
 from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import ConfigurationError, UsageError
@@ -54,6 +55,7 @@ class CsxBackend(Backend):
         self.compile_only = compile_only
         self.validate_only = validate_only
         purpose.runs_steps = self.is_e2e_execution
+        shorten_tracebacks()
         self.retrace_every_iteration = bool(retrace_every_iteration)
         super().__init__(Path.cwd() / "cerebras_logs" if artifact_dir is None else Path(artifact_dir))
         self.cluster = Cluster(cluster_config or ClusterConfig())
