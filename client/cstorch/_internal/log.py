@@ -1,8 +1,16 @@
-"""The output of cstorch's log lines if the script has not set up logging."""
+"""The output of cstorch's log lines if the script has not set up logging, and lines for what takes long."""
 
 import logging
 import sys
-from typing import TextIO
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, TextIO
+
+logger = logging.getLogger("cstorch.progress")
+
+SLOW_SECONDS: Final = 2.0  # what takes longer is logged
 
 _FORMAT = "%(asctime)s %(levelname)s:   %(message)s"
 
@@ -45,3 +53,24 @@ def configure() -> None:
     handler = _StandardError()
     handler.setFormatter(logging.Formatter(_FORMAT))
     logger.addHandler(handler)
+
+
+@contextmanager
+def logged_if_slow(what: str) -> Iterator[None]:
+    """Context whose work is logged when it has taken two seconds, and how long it took in the end.
+
+    Args:
+        what: The work, such as "Tracing training_step".
+    """
+    began = time.monotonic()
+    timer = threading.Timer(SLOW_SECONDS, logger.info, (f"{what} ...",))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        seconds = time.monotonic() - began
+        if seconds > SLOW_SECONDS:
+            logger.info("%s took %.1f s", what, seconds)

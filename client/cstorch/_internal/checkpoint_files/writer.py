@@ -18,6 +18,7 @@ from cstorch._internal.checkpoint_files import layout
 from cstorch._internal.checkpoint_files.deferred import Filled, content_of
 from cstorch._internal.checkpoint_files.structure import append_checksum
 from cstorch._internal.checkpoint_files.temporary import Output, new_file
+from cstorch._internal.log import logged_if_slow
 from cstorch._internal.tracing import LazyTensor, check_known
 from waferbox import __version__
 
@@ -58,7 +59,7 @@ def save(state_dict: Any, ckpt_path: str | os.PathLike[str]) -> None:
         )
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with new_file(target) as output:
+        with logged_if_slow(f"Saving {target}"), new_file(target) as output:
             # libver: attributes of more than 64 kB (the tree of a large model) need the layout of HDF5 1.8, and the
             # real system's library reads no newer one.
             with h5py.File(output, "w", libver=("v108", "v108")) as file:

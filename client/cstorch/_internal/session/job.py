@@ -123,6 +123,10 @@ class ClientJob:
 
     # --- Calls of the coordinator -------------------------------------------------------------------------------------
 
+    def wait_until_ready(self) -> None:
+        """Waits until the job has its nodes, or has ended. Its place in the queue is logged meanwhile."""
+        self.run(self._session.until_ready())
+
     def compile(self, cirh: str, options: plan_pb2.CompileOptions) -> coordinator_pb2.CompileResponse:
         """Compiles a step, or finds its artifact.
 

@@ -19,6 +19,7 @@ from cstorch import backends
 from cstorch._internal import state, step_clock
 from cstorch._internal.batch import check_batch
 from cstorch._internal.execution import Closure, Execution, Executor, Input
+from cstorch._internal.log import logged_if_slow
 from cstorch._internal.session.cluster_session import ClusterSession, Target, outcome
 from cstorch._internal.session.execution.compiling import compile_step
 from cstorch._internal.session.execution.input import loader_name, prepared_input, read_state
@@ -114,7 +115,8 @@ class ClusterExecution(Execution):
                 builder = loader.builder()
                 self._input = session.prepare_input(prepared_input(builder, config, self.executor.artifact_dir))
                 self._staged = Staged(state.named_getters(), session.stage)
-        batch = loader.first_batch(has_values=runs)
+        with logged_if_slow("Reading the first batch"):
+            batch = loader.first_batch(has_values=runs)
         self._rows = check_batch(batch, config.num_csx)
         return pytree.tree_map_only(torch.Tensor, _without_values, batch)
 
@@ -137,10 +139,11 @@ class ClusterExecution(Execution):
             replace(record, plan=str(Path(compiled.report).parent.with_suffix(".plan"))).write(folder)
         if self._input is None or self._staged is None:
             return
-        outcome(self._input)
+        with logged_if_slow("Starting the input_fn in the workers"):
+            outcome(self._input)
         self._start(job, compiled, self._staged)
         self.executor.profiler.start()
-        logger.info("Beginning the run")
+        logger.info("Beginning the run on %d CSX", self._target.config.num_csx)
 
     def _lower(self) -> ModuleOp:
         return self._step.lower()
@@ -172,9 +175,9 @@ class ClusterExecution(Execution):
         if self._target.config.changes_need_checkpoint:
             states.check_changes(cells, backends.csx.debug.lazy_initialization)
         states.prepare(cells)
-        logger.info("Programming the cluster for execution. This may take a few minutes.")
-        logger.info("Execute job id: %s", job.name)
-        logger.info("Preparing to execute using %d CSX", self._target.config.num_csx)
+        logger.debug("Programming the cluster for execution. This may take a few minutes.")
+        logger.debug("Execute job id: %s", job.name)
+        logger.debug("Preparing to execute using %d CSX", self._target.config.num_csx)
         begin = coordinator_pb2.Begin(
             artifact=compiled.artifact,
             loader=loader_name(executor.artifact_dir),
@@ -193,21 +196,23 @@ class ClusterExecution(Execution):
         response = stream.receive("state_wanted", "started")
         while response.HasField("state_wanted"):
             wanted = response.state_wanted
-            logger.info("Sending initial weights to the %s", "wafer" if pipelined else "weight servers")
+            logger.debug("Sending initial weights to the %s", "wafer" if pipelined else "weight servers")
             # States that were sent before are sent again: a node died before the first recovery point.
             names |= states.unsent(cells, wanted.missing)
             try:
-                states.send(cells, compiled.states, wanted.shards, names, shards)
+                with logged_if_slow(f"Sending {len(names)} state tensors"):
+                    states.send(cells, compiled.states, wanted.shards, names, shards)
             except ShardReplacedError as error:
                 logger.debug("%s", error)  # the coordinator requests the states again
             except ClusterError as error:
                 raise job.wait_for_failure() or error from None
             else:
-                logger.info("Sent %d of %d state tensors to the cluster", len(names), len(cells))
+                logger.debug("Sent %d of %d state tensors to the cluster", len(names), len(cells))
                 sent = coordinator_pb2.StateSent(attempt=wanted.attempt, wrote=bool(names))
                 stream.send(coordinator_pb2.ExecuteRequest(state_sent=sent))
-            logger.info("Staging the run: the input workers fill their buffers")
-            response = stream.receive("started", "state_wanted")
+            logger.debug("Staging the run: the input workers fill their buffers")
+            with logged_if_slow("Filling the buffers of the input workers"):
+                response = stream.receive("started", "state_wanted")
             shards = {}  # the staged values are used up, or were lost with a shard
         states.begin(cells)
         self._is_running = True

@@ -4,6 +4,7 @@ import logging
 from typing import Final
 
 from cstorch import backends
+from cstorch._internal.log import logged_if_slow
 from cstorch._internal.session.cluster_session import Target
 from cstorch._internal.session.job import ClientJob
 from cstorch.backends.csx_flags import MicroBatchSize
@@ -45,11 +46,13 @@ def compile_step(target: Target, text: str, *, trains: bool) -> tuple[ClientJob,
             "No wafer will run the step: it is planned for a CS-3, with 44 GB of memory "
             "(cstorch.backends.csx.debug.wafer_memory_gi sets another size)"
         )
-    logger.info("Compiling the model. This may take a few minutes.")
-    logger.info("No image is built: input workers run in the Python environment of the script")
-    job = session.job()
-    logger.info("Compile job id: %s%s", job.name, f", log path: {session.log_path}" if session.log_path else "")
-    logger.info("The coordinator of the job is ready")
+    logger.debug("Compiling the model. This may take a few minutes.")
+    logger.debug("No image is built: input workers run in the Python environment of the script")
+    with logged_if_slow("Opening a job of the cluster"):
+        job = session.job()
+    logger.debug("Compile job id: %s%s", job.name, f", log path: {session.log_path}" if session.log_path else "")
+    job.wait_until_ready()
+    logger.debug("The coordinator of the job is ready")
     options.execution_strategy = job.strategy
     if job.strategy == plan_pb2.EXECUTION_STRATEGY_PIPELINE:
         options.num_replicas = backends.csx.performance.num_replicas
@@ -58,17 +61,18 @@ def compile_step(target: Target, text: str, *, trains: bool) -> tuple[ClientJob,
         level = options.precision.optimization_level
         gradients = ", gradients travel in it" if options.precision.half_gradients else ""
         logger.info("Mixed precision: %s, optimization level %d%s", get_half_dtype_str(), level, gradients)
-    compiled = job.compile(text, options)
-    found = "found in the cache and verified" if compiled.cached else "compiled"
-    logger.info("Compile artifact %s: %s in %.1f s", compiled.artifact, found, compiled.seconds)
-    if compiled.report:
-        where = " (on the cluster)" if job.gateway else ""
-        logger.info("Compile report: %s%s", compiled.report, where)
+    with logged_if_slow("Compiling the step"):
+        compiled = job.compile(text, options)
+    found = "Found in the cache and verified" if compiled.cached else "Compiled"
+    where = " (on the cluster)" if job.gateway else ""
+    report = f": {compiled.report}{where}" if compiled.report else ""
+    logger.info("%s in %.1f s, for %s%s", found, compiled.seconds, job.name, report)
+    logger.debug("Compile artifact: %s", compiled.artifact)
     for note in compiled.notes:
         logger.info("%s", note)
     for warning in compiled.warnings:
         logger.warning("%s", warning)
-    logger.info("Compile was successful!")
+    logger.debug("Compile was successful!")
     if target.compile_only:
         logger.info("With compile_only nothing is run, and no weights were sent")
     return job, compiled

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from cstorch import backends
 from cstorch._internal import state
 from cstorch._internal.execution import Executor
+from cstorch._internal.log import logged_if_slow
 from cstorch._internal.session.cluster_session import Target
 from cstorch._internal.session.execution.cluster_execution import ClusterExecution
 from cstorch._internal.session.execution.program_check import CheckedProgram, ProgramCheck, report
@@ -291,7 +292,8 @@ class TracedFunction(TracedStep):
             self.outputs.add_results(result)
             return self.outputs.items()
 
-        return trace_step(step, self._batch, state.named_getters(), state.module_paths(), collect)
+        with logged_if_slow(f"Tracing {self.name}"):
+            return trace_step(step, self._batch, state.named_getters(), state.module_paths(), collect)
 
     def _input_of(self, tensor: torch.Tensor, inputs: Mapping[int, torch.Tensor]) -> Any:
         """Returns the traced value of a tensor argument."""
