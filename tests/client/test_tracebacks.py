@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import cstorch
-from cstorch._internal import tracebacks
+from cstorch._internal.backend import tracebacks
 from cstorch.errors import ConfigurationError, InternalError
 
 SCRIPT = """

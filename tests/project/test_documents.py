@@ -19,7 +19,7 @@ import roles  # noqa: E402
 import settings  # noqa: E402
 import vendor_calls  # noqa: E402
 
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 SOURCES = ("*.py", "*.proto", "*.toml", "*.yml", "Makefile", "Dockerfile", ".ci/run")
 FOLDERS = (
     "appliance",

@@ -138,7 +138,7 @@ def test_up_in_the_background_status_and_down(environment: dict[str, str]) -> No
     begin = time.monotonic()
     down = waferbox(environment, "down")
     assert down.returncode == 0, down.stderr
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 20
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -41,6 +41,7 @@ def counting(found: Counter[str], name: str, rule: Callable[[Query], Outcome]) -
     return counted
 
 
+@pytest.mark.timeout(600)  # it compiles many programs
 def test_random_image_programs_are_right_or_refused() -> None:
     found: Counter[str] = Counter()
     hits: Counter[str] = Counter()

@@ -346,6 +346,7 @@ def test_a_function_of_a_smaller_tensor_differs_in_its_last_bits_at_most(name: s
         assert torch.equal(made, expected)
 
 
+@pytest.mark.timeout(600)  # it runs each of twelve programs after each pass
 def test_no_pass_changes_a_value() -> None:
     """Every pass but the fusions keeps every bit of an element, wherever it lies in its tensor.
 

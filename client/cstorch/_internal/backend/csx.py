@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from cstorch import backends
 from cstorch._internal.backend.interface import Backend, BackendType, Cluster
+from cstorch._internal.backend.tracebacks import shorten_tracebacks
 from cstorch._internal.execution import Execution, Executor
-from cstorch._internal.tracebacks import shorten_tracebacks
 from cstorch._internal.tracing import purpose
 from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import ConfigurationError, UsageError
