@@ -29,7 +29,7 @@ class _Step:
 
     `listed`: the call returns a list of results, even of one. `over`: the operand, by number, over which it writes its
     first result. `adds`: it adds a tensor or a product to its first operand, which has the result's type. `operation`:
-    the module's operation of which it is the call, if it is one that can fail.
+    that of the module, of which it is the call; None: it is part of another.
     """
 
     call: Call
@@ -164,18 +164,8 @@ class _Compiler:
             self._slots.get(operand) == slot and operand.type == op.results[0].type
             for operand, slot in zip(terms, slots, strict=False)
         )
-        self.steps.append(
-            _Step(
-                call,
-                slots,
-                results,
-                (),
-                listed=spec(op.name).results != 1,
-                over=over,
-                adds=adds,
-                operation=op if can_fail(op) else None,
-            )
-        )
+        listed = spec(op.name).results != 1
+        self.steps.append(_Step(call, slots, results, (), listed=listed, over=over, adds=adds, operation=op))
 
     def _place_rest(self, join: Operation) -> None:
         """Adds the steps that copy those parts of a joined value to it that were not copied when they were made."""
@@ -297,7 +287,7 @@ class _Destinations:
         self.programs: dict[tuple[int, ...], list[_Prepared]] = {}
 
 
-class OperationFailed(Exception):
+class OperationFailed(RuntimeError):
     """Raised for an operation of a kernel that fails for the values of its operands.
 
     Attributes:
@@ -473,7 +463,7 @@ class Kernel:
         except Exception as error:
             # Each step has a getter of its own.
             failed = next(step for step, each in zip(self._steps, program, strict=True) if each[1] is operands)
-            if failed.operation is None:
+            if failed.operation is None or not can_fail(failed.operation):
                 raise
             raise self._failure(error, failed.operation, [values[slot] for slot in failed.operands]) from error
 
