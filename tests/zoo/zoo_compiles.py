@@ -88,9 +88,10 @@ def _inputs(configuration: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _samples(folder: Path, section: dict[str, Any], configuration: dict[str, Any]) -> Samples:
     """A file with a whole batch for each process of the loader; samples as long as the section or the model says."""
+    added = sum(values(configuration, "attention_sink_tokens"))  # by the input function
     lengths = [
         section.get("max_sequence_length"),
-        *values(configuration, "max_position_embeddings"),
+        *(positions - added for positions in values(configuration, "max_position_embeddings")),
         *values(configuration, "max_sequence_length"),
     ]
     sizes = {"files": max(2, section.get("num_workers") or 0), "count": max(32, section["batch_size"])}

@@ -134,8 +134,9 @@ class Samples:
     def _masked_rows(self) -> dict[str, Numbers]:
         tokens = self._tokens((self.count, self.length))
         is_masked = self.random.random(tokens.shape) < self.predictions / self.length
+        positions = self._positions() if self.section.get("use_vsl") else []
         return {
-            "data": np.stack([tokens, np.ones_like(tokens)], axis=1),
+            "data": np.stack([tokens, np.ones_like(tokens), *positions], axis=1),
             "labels": np.where(is_masked, tokens, IGNORED)[:, None],
         }
 
@@ -143,9 +144,13 @@ class Samples:
         tokens = self._tokens((self.count, self.length + 1))
         rows = [tokens[:, :-1], np.ones_like(tokens[:, 1:]), tokens[:, 1:]]
         if positions:
-            order = np.tile(np.arange(self.length), (self.count, 1))
-            rows += [order[:, ::-1], order]  # how many later tokens may look back at this one, and where it is
+            rows += self._positions()
         return np.stack(rows, axis=1)
+
+    def _positions(self) -> list[Numbers]:
+        """How many later tokens may look back at each token, and where it is."""
+        order = np.tile(np.arange(self.length), (self.count, 1))
+        return [order[:, ::-1], order]
 
     def _passage_rows(self, shape: tuple[int, ...]) -> Numbers:
         tokens = self._tokens((self.count, 1, *shape, self.length))
