@@ -7,8 +7,11 @@ from torch.nn import functional as F
 from traced_steps import trace
 
 import cstorch
+from cstorch._internal.lowering import lower
 from cstorch._internal.tracing.rewrites import losses
 from cstorch.errors import TraceError
+from waferbox.cirh.execution.kernel import Kernel, OperationFailed
+from waferbox.cirh.text.printer import print_module
 
 
 def test_functions() -> None:
@@ -76,3 +79,12 @@ def test_losses_that_cannot_be_cut_are_refused_with_the_line() -> None:
         trace(lambda batch: F.ctc_loss(batch[0], batch[1], batch[2], batch[2]), (scores, torch.ones(2).long(), lengths))
     with pytest.raises(TraceError, match=r"test_nn_functions\.py:.*a row for each sample"):
         trace(lambda batch: F.multi_margin_loss(batch[0], batch[1]), (scores[0, 0], torch.tensor(1)))
+
+
+def test_one_hot_fails_for_a_class_that_there_is_not() -> None:
+    module = lower(trace(lambda labels: F.one_hot(labels, 5), torch.zeros(2, 3, dtype=torch.int64)))
+    kernel, labels = Kernel.build(print_module(module)), torch.tensor([[0, 4, 2], [1, 1, 3]])
+    assert torch.equal(kernel([labels])[0], F.one_hot(labels, 5))
+    for wrong in (5, -1):
+        with pytest.raises(OperationFailed, match="out of bounds"):
+            kernel([labels.masked_fill(labels == 4, wrong)])

@@ -97,12 +97,21 @@ def _multinomial(
     return chances.argmax(-1) if replacement else chances.topk(num_samples, -1).indices
 
 
+def _one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+    """functional.one_hot as a scatter, which fails for a class that there is not, as torch does for values at hand."""
+    if num_classes < 0:
+        return functional.one_hot(tensor)
+    nothing = torch.zeros((*tensor.shape, num_classes), dtype=torch.int64, device=tensor.device)
+    return nothing.scatter(-1, tensor.unsqueeze(-1), 1)
+
+
 _COMPOSITES: Mapping[Callable[..., Any], Callable[..., Any]] = {
     functional.embedding: _embedding,
     functional.embedding_bag: _embedding_bag,
     functional.ctc_loss: losses.ctc_loss,
     functional.gaussian_nll_loss: losses.gaussian_nll_loss,
     functional.multi_margin_loss: losses.multi_margin_loss,
+    functional.one_hot: _one_hot,
     torch.multinomial: _multinomial,
     torch.Tensor.multinomial: _multinomial,
     **masked_writes.FORMS,
