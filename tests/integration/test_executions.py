@@ -60,7 +60,7 @@ def expected(model: nn.Module) -> list[float]:
 def test_weights_stay_on_the_cluster_from_execution_to_execution(
     cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "cstorch")
+    caplog.set_level(logging.DEBUG, "cstorch")
     monkeypatch.setenv("WAFERBOX_MANAGEMENT", cluster.management)
     jobs = {job.job for job in cluster.jobs()}
     config = cstorch.distributed.ClusterConfig(num_csx=2)

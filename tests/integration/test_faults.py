@@ -221,7 +221,7 @@ def test_the_user_sees_the_traceback_of_an_input_fn_that_raises(
         ("shrinks", r"worker-0: batch 2 of the input_fn \w+ \(.*:\d+\) has 2 rows, but the .* 8.*drop_last=True"),
         (
             "has_wrong_label",
-            r"wafer-0: step 3, aten::nll_loss_forward at faults\.py:\d+: index 7 is out of bounds .*"
+            r"wafer-0: step 3, aten::nll_loss_forward at \S*faults\.py:\d+: index 7 is out of bounds .*"
             r"operands are float32\[8, 5\] from \S+ to \S+, int64\[8\] from \d to 7: look for data",
         ),
         ("exits", "worker-0: the process of the input_fn ended with exit status 4; did the input_fn call sys.exit"),
