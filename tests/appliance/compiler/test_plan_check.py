@@ -34,6 +34,8 @@ MEANING = {
     "WorkerPlan.input_names": "as of states",
     "Group.reduction": "a sum can be a maximum: both have the same types",
     "Plan.format": "compared when a plan is loaded",
+    **{f"KernelSources.{name}": "told in messages" for name in ("kernel", "layer")},
+    **{f"Operation.{name}": "of sources, told in messages" for name in ("name", "source")},
     **{f"Precision.{name}": "told in reports" for name in ("half", "optimization_level", "half_gradients")},
 }
 OF_PIPELINES = {
