@@ -42,7 +42,7 @@ def configurations(checkout: Path) -> Iterator[Path]:
 def compile_at_full_size(path: Path, checkout: Path, folder: Path, limit: float) -> Compile:
     """Compiles training and its evaluation in a folder of their own, at most so many seconds.
 
-    Nothing of the configuration is changed but the places of data and results.
+    Nothing of the configuration is changed but the places of data and results, and a backend that it does not name.
     """
     configuration = yaml.safe_load(path.read_text())
     folder.mkdir(parents=True)
@@ -54,6 +54,8 @@ def compile_at_full_size(path: Path, checkout: Path, folder: Path, limit: float)
     trainer = configuration.get("trainer")
     if trainer:
         trainer["init"]["model_dir"] = str(folder / "model")
+        if not {"backend", "device"} & trainer["init"].keys():
+            trainer["init"]["backend"] = {"backend_type": "CSX"}  # which its users name on the command line
         for name in [name for name in trainer if name not in ("init", "fit")]:
             del trainer[name]
     else:
