@@ -228,8 +228,8 @@ class Samples:
 
     def translations(self) -> None:
         self.lines()
-        path = self.folder.absolute() / "samples-0"
-        (self.folder / "meta.dat").write_text(f"{path} {path} {self.count}\n")
+        paths = [self.folder.absolute() / f"samples-{number}" for number in range(self.files)]
+        (self.folder / "meta.dat").write_text("".join(f"{path} {path} {self.count}\n" for path in paths))
 
     def _tables(self, rows: Iterable[Section]) -> None:
         found = list(rows)
