@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from zoo_cuts import values
+from zoo_cuts import inputs, values
 from zoo_models import package
 from zoo_runs import execute, failure
 from zoo_samples import NoSamples, Samples
@@ -46,11 +46,6 @@ def compile_at_full_size(path: Path, checkout: Path, folder: Path, limit: float)
     """
     configuration = yaml.safe_load(path.read_text())
     folder.mkdir(parents=True)
-    try:
-        for number, section in enumerate(_inputs(configuration)):
-            _samples(folder / f"data-{number}", section, configuration).write()
-    except NoSamples as problem:
-        return Compile(reason=str(problem))
     trainer = configuration.get("trainer")
     if trainer:
         trainer["init"]["model_dir"] = str(folder / "model")
@@ -60,6 +55,11 @@ def compile_at_full_size(path: Path, checkout: Path, folder: Path, limit: float)
             del trainer[name]
     else:
         configuration["runconfig"]["model_dir"] = str(folder / "model")
+    try:
+        for number, (_, section) in enumerate(inputs(configuration)):
+            _samples(folder / f"data-{number}", section, configuration).write()
+    except NoSamples as problem:
+        return Compile(reason=str(problem))
     parameters = folder / "params.yaml"
     parameters.write_text(yaml.safe_dump(configuration))
     meter = Meter(str(folder / "cache"))
@@ -78,14 +78,6 @@ def compile_at_full_size(path: Path, checkout: Path, folder: Path, limit: float)
         memory=meter.memory,
         reason=failure(text, status, limit),
     )
-
-
-def _inputs(configuration: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The sections of training data and of its evaluation."""
-    sections = configuration.get("trainer", {}).get("fit", configuration)
-    for section in sections.values():
-        if isinstance(section, dict) and "batch_size" in section:
-            yield section
 
 
 def _samples(folder: Path, section: dict[str, Any], configuration: dict[str, Any]) -> Samples:
