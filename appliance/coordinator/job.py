@@ -37,7 +37,7 @@ from waferbox.host.clock import Clock
 from waferbox.host.event_loop import Changes
 from waferbox.runtime.progress import IDLE_PARTS
 from waferbox.settings import HANG_SECONDS
-from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, plan_pb2
+from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, observation_pb2, plan_pb2
 from wsc.v1.plan_pb2 import EXECUTION_STRATEGY_PIPELINE as PIPELINE
 
 logger = logging.getLogger(__name__)
@@ -57,6 +57,9 @@ class JobHost(Protocol):
     clock: Clock
     links: OutputLinks
     open_channel: OpenChannel
+
+    def process_report(self, node: str) -> observation_pb2.NodeReport:
+        """Returns a report with the figures of the process. node: the name in it."""
 
     async def is_listening(self, address: str) -> bool:
         """Whether a process of this host accepts connections at an address."""
@@ -117,7 +120,9 @@ class CoordinatedJob:
             self._node_lost,
             self.verdict.report_defect,
         )
-        self.observation = Observation(management.send, self._nodes.send_all, self._send_advice, host.clock)
+        self.observation = Observation(
+            management.send, self._nodes.send_all, self._send_advice, host.clock, host.process_report
+        )
         self._silence = SilenceWatch(HANG_SECONDS.get() / IDLE_PARTS)
         self._executions = ExecutionSlot(self._make_execution, record)
         self._points = JobPoints(

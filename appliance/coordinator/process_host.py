@@ -18,6 +18,7 @@ from waferbox.links.socket_names import host_id
 from waferbox.rpc.address import bind, split_address
 from waferbox.rpc.async_server import make_async_channel, make_async_server
 from waferbox.rpc.server import LARGE_MESSAGE_BYTES, make_server
+from waferbox.runtime.progress import process_report
 from waferbox.security.guard import Guard
 from wsc.v1 import coordinator_pb2_grpc
 
@@ -40,6 +41,8 @@ class ProcessHost:
         self._listener = LinkListener(bind(self._link_server, settings.listen), from_any_thread(self._failed))
         self._listener.add_to_server(self._link_server)
         self.links: OutputLinks = ListenedLinks(self._listener)
+
+    process_report = staticmethod(process_report)
 
     @staticmethod
     async def is_listening(address: str) -> bool:

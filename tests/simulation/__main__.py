@@ -5,6 +5,7 @@ happened.
 """
 
 import argparse
+import gc
 import logging
 import os
 import sys
@@ -14,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+NUM_PROCESSES = len(os.sched_getaffinity(0))
 sys.path[:0] = [str(ROOT), str(ROOT / "tests/shared")]
 
 
@@ -23,7 +25,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, metavar="N", help="the first seed; default: %(default)s")
     options = parser.parse_args()
     failed = 0
-    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(NUM_PROCESSES, initializer=prepare) as pool:
         os.environ["WAFERBOX_SECRET_FILE"] = str(Path(folder) / "cluster.key")
         os.environ["WAFERBOX_RECOVERY_SECONDS"] = "3"
         seeds = range(options.first, options.first + options.seeds)
@@ -37,10 +39,20 @@ def main() -> int:
     return 1 if failed else 0
 
 
+def prepare() -> None:
+    """Prepares a process for seeds: nothing is logged, and garbage collections do not search the imported modules."""
+    import simulated_cluster  # noqa: F401
+
+    from waferbox.host.memory import collect_seldom
+
+    logging.disable(logging.CRITICAL)
+    gc.freeze()
+    collect_seldom()
+
+
 def run(folder: str, seed: int) -> str:
     from simulated_cluster import shortest_failure
 
-    logging.disable(logging.CRITICAL)
     return shortest_failure(seed, Path(folder))
 
 

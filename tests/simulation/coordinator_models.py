@@ -21,7 +21,16 @@ from appliance.coordinator.settings import CUT_OFF_STATUS, CoordinatorSettings
 from waferbox import deadlines
 from waferbox.links.link import LinkLost
 from waferbox.runtime.schedule import StepSchedule
-from wsc.v1 import coordinator_pb2, coordinator_pb2_grpc, ingress_pb2, management_pb2, node_pb2, plan_pb2, record_pb2
+from wsc.v1 import (
+    coordinator_pb2,
+    coordinator_pb2_grpc,
+    ingress_pb2,
+    management_pb2,
+    node_pb2,
+    observation_pb2,
+    plan_pb2,
+    record_pb2,
+)
 
 # --- Records ----------------------------------------------------------------------------------------------------------
 
@@ -279,6 +288,9 @@ class SimulatedCoordinator:
 
     def open_channel(self, address: str) -> grpc.aio.Channel:
         return Channel(self._network, self.process, address)  # type: ignore[return-value]
+
+    def process_report(self, node: str) -> observation_pb2.NodeReport:
+        return observation_pb2.NodeReport(node=node, time=self.clock.time_ns() / 1e9)
 
     async def is_listening(self, address: str) -> bool:
         await asyncio.sleep(self._network.latency())

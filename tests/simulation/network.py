@@ -9,6 +9,7 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Generator, Sequence
+from functools import partial
 from typing import Any, Final
 
 import grpc
@@ -288,35 +289,40 @@ class Channel:
                 raise ConnectionError(f"failed to connect to {self._address}")
             await asyncio.sleep(0.2)
 
-    def unary_unary(self, method: str, *serializers: Any, **options: Any) -> Callable[..., "Call"]:
-        return self._method(method, *serializers, **options)
+    def unary_unary(
+        self,
+        method: str,
+        request_serializer: Callable[[Any], bytes],
+        response_deserializer: Callable[[bytes], Any],
+        **options: Any,
+    ) -> Callable[..., "Call"]:
+        return partial(self._call, method, request_serializer, response_deserializer)
 
     unary_stream = stream_unary = stream_stream = unary_unary
 
-    def _method(
-        self, method: str, request_serializer: Any, response_deserializer: Any, **options: Any
-    ) -> Callable[..., "Call"]:
-        def call(
-            request: Any,
-            *,
-            timeout: float | None = None,
-            metadata: Sequence[tuple[str, str]] = (),
-            wait_for_ready: bool = False,
-        ) -> Call:
-            made = Call(
-                self,
-                next(self._numbers),
-                method,
-                request,
-                request_serializer,
-                response_deserializer,
-                timeout,
-                (*self._metadata, *metadata),
-                wait_for_ready,
-            )
-            self._calls.add(made)
-            return made
-
+    def _call(
+        self,
+        method: str,
+        request_serializer: Callable[[Any], bytes],
+        response_deserializer: Callable[[bytes], Any],
+        request: Any,
+        *,
+        timeout: float | None = None,
+        metadata: Sequence[tuple[str, str]] = (),
+        wait_for_ready: bool = False,
+    ) -> "Call":
+        call = Call(
+            self,
+            next(self._numbers),
+            method,
+            request,
+            request_serializer,
+            response_deserializer,
+            timeout,
+            (*self._metadata, *metadata),
+            wait_for_ready,
+        )
+        self._calls.add(call)
         return call
 
     async def close(self, grace: float | None = None) -> None:

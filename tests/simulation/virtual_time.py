@@ -53,18 +53,28 @@ class World:
 
         Raises Hang if it does not hold and no event is left.
         """
-        end = self.now + seconds
+        try:
+            return self._run(self.now + seconds, until)
+        finally:
+            asyncio._set_running_loop(None)
+
+    def _run(self, end: float, until: Callable[[], object]) -> bool:
+        events = self._events
+        running: Process | None = None  # whose loop is the running one
         while not until():
-            if not self._events:
+            if not events:
                 raise Hang("nothing is left that could happen")
-            when, number, process, handle = heapq.heappop(self._events)
+            when, _, process, handle = event = heapq.heappop(events)
             if when > end:
-                heapq.heappush(self._events, (when, number, process, handle))
+                heapq.heappush(events, event)
                 self.now = end
                 return bool(until())
             self.now = when
             if handle.is_cancelled or (process is not None and not process.is_alive):
                 continue
+            if process is not running:
+                asyncio._set_running_loop(process and process.loop)
+                running = process
             if process is None:
                 handle.call()
                 continue
@@ -74,15 +84,12 @@ class World:
             if (early := handle.when - process.monotonic()) > 1e-9:  # the time of its loop stood still during a stall
                 self.at(when + early, process, handle)
                 continue
-            asyncio._set_running_loop(process.loop)
             handle.call()
-            asyncio._set_running_loop(None)
             self.after_event(process)
         return True
 
     def close(self) -> None:
         """Ends all processes."""
-        asyncio._set_running_loop(None)  # of a process whose event has failed
         for process in self.processes:
             process.bury()
 
@@ -90,11 +97,18 @@ class World:
 class Handle:
     """A callback that will be called, unless it is cancelled; an asyncio.TimerHandle for its users."""
 
+    __slots__ = ("_arguments", "_callback", "_context", "is_cancelled", "when")
+
     def __init__(
-        self, callback: Callable[..., object], arguments: tuple[Any, ...], context: contextvars.Context | None
+        self,
+        callback: Callable[..., object],
+        arguments: tuple[Any, ...],
+        context: contextvars.Context | None,
+        when: float = 0.0,
     ) -> None:
+        """when: the first time of its process at which it may be called."""
         self.is_cancelled = False
-        self.when = 0.0  # in the time of its process
+        self.when = when
         self._callback = callback
         self._arguments = arguments
         self._context = contextvars.copy_context() if context is None else context
@@ -212,7 +226,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> Handle:
-        return self.call_at(0.0, callback, *args, context=context)
+        handle = Handle(callback, args, context)
+        if self._process.is_alive:
+            self._world.at(self._world.now, self._process, handle)
+        return handle
 
     call_soon_threadsafe = call_soon  # type: ignore[assignment]
 
@@ -224,10 +241,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> Handle:
-        handle = Handle(callback, args, context)
-        handle.when = when
+        handle = Handle(callback, args, context, when)
         if self._process.is_alive:
-            self._world.at(max(self._world.now, self._process.world_time(when)), self._process, handle)
+            self._world.at(self._process.world_time(when), self._process, handle)
         return handle
 
     def arrive_at(self, when: float, callback: Callable[..., object], *args: Any) -> None:

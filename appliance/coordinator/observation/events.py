@@ -9,7 +9,6 @@ from appliance.job_history import KINDS, JobHistory, batches
 from waferbox.host.clock import Clock, seconds_since_1970
 from waferbox.runtime.logs import is_advice
 from waferbox.runtime.outbox import ERROR
-from waferbox.runtime.progress import process_report
 from wsc.v1 import management_pb2, node_pb2, observation_pb2
 
 MAX_WAITING = 1000  # events; management finds dropped ones by gaps in the numbers, or gets them with the history
@@ -24,6 +23,7 @@ class Observation:
         command: Callable[[node_pb2.AttachRequest], int],
         advise: Callable[[str], None],
         clock: Clock,
+        process_report: Callable[[str], observation_pb2.NodeReport],
     ) -> None:
         """Makes an empty history.
 
@@ -32,6 +32,7 @@ class Observation:
             command: to all nodes; returns their number.
             advise: called with a warning for the user.
             clock: of this host.
+            process_report: returns a report with the figures of this process, under a name.
         """
         self._send = send
         self._advise = advise
@@ -41,6 +42,7 @@ class Observation:
         self._execution = 0  # number of the latest execution
         self._epoch = 0  # number of the current epoch; 0: none
         self._clock = clock
+        self._process_report = process_report
         self.pace = Pace(clock)
         self._recording = SpanRecording(self.pace, command, send)
 
@@ -89,7 +91,7 @@ class Observation:
     def tick(self) -> None:
         """Does periodic work; to be called once a second."""
         if self._epoch:
-            report = process_report(COORDINATOR)
+            report = self._process_report(COORDINATOR)
             report.execution, report.epoch = self._execution, self._epoch
             self._add(observation_pb2.JobEvent(report=report))
         self.flush()
