@@ -12,6 +12,7 @@ import grpc
 import psutil
 from cluster_rig import SCRIPTS, Restarted, RunningCluster, RunningScript, Surroundings, running_cluster, wait_for
 from injected_faults import Fault, Injector, victims_around, victims_of
+from role_server import RoleServer
 from script_server import ScriptServer
 
 from benchmarks.process_hooks import hook_variables
@@ -223,15 +224,16 @@ class Laboratory:
 
 
 @contextlib.contextmanager
-def running_ingress(cluster: RunningCluster) -> Iterator[str]:
-    """Runs an ingress to the cluster; the value is its address."""
-    ingress = Restarted(cluster.surroundings, "appliance.ingress", "--management", cluster.management)
-    ingress.start("127.0.0.1:0")
-    try:
-        wait_for(lambda: bool(cluster.nodes(node_pb2.ROLE_INGRESS)))
-        yield cluster.nodes(node_pb2.ROLE_INGRESS)[0].address
-    finally:
-        ingress.end()
+def running_ingress(cluster: RunningCluster, folder: Path) -> Iterator[str]:
+    """Runs an ingress to the cluster; the value is its address. folder: for what its process leaves behind."""
+    with contextlib.closing(RoleServer(folder)) as server:
+        ingress = Restarted(cluster.surroundings, server, "appliance.ingress", "--management", cluster.management)
+        ingress.start("127.0.0.1:0")
+        try:
+            wait_for(lambda: bool(cluster.nodes(node_pb2.ROLE_INGRESS)))
+            yield cluster.nodes(node_pb2.ROLE_INGRESS)[0].address
+        finally:
+            ingress.end()
 
 
 @contextlib.contextmanager
@@ -251,6 +253,6 @@ def laboratory(
     with (
         contextlib.closing(ScriptServer(folder)) as server,
         running_cluster(folder / "cluster", cache, variables=variables, **roles) as cluster,
-        running_ingress(cluster) if with_ingress else contextlib.nullcontext("") as ingress,
+        running_ingress(cluster, folder) if with_ingress else contextlib.nullcontext("") as ingress,
     ):
         yield Laboratory(cluster, server, folder, cache, variables, ingress=ingress, steps=steps, pause=pause)
