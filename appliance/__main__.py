@@ -15,6 +15,7 @@ import queue
 import sys
 import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from grpc_health.v1 import health, health_pb2_grpc
@@ -30,7 +31,7 @@ from waferbox.host.descriptors import raise_descriptor_limit
 from waferbox.host.folders import cache_root
 from waferbox.launch.fork_server_process import COORDINATOR_PRELOAD, own_fork_server
 from waferbox.launch.stop_signals import on_stop_signal
-from waferbox.rpc.address import bind, split_address
+from waferbox.rpc.address import bind, listen, split_address
 from waferbox.rpc.async_server import AsyncServer, make_async_channel
 from waferbox.runtime.logs import set_up_logging
 from wsc.v1 import management_pb2_grpc, observation_pb2_grpc
@@ -56,6 +57,11 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         type=Path,
         metavar="DIR",
         help="let scripts have their artifacts in folders below this one; default: below the cache root alone",
+    )
+    parser.add_argument(
+        "--next-free",
+        action="store_true",
+        help="if a port of --listen or --page is taken, take the next one that is free",
     )
     parser.add_argument("--page", metavar="HOST:PORT", help="serve a page to look at there; port 0: any; default: none")
     parser.add_argument(
@@ -106,8 +112,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         open_parts.callback(server.stop, STOP_SECONDS)
         host = split_address(options.listen, any_port=True)[0]
         try:
-            address = bind(server.server, options.listen)
-            page = None if options.page is None else PageServer(options.page)
+            address = listen(partial(bind, server.server), options.listen, next_free=options.next_free)
+            page = None if options.page is None else listen(PageServer, options.page, next_free=options.next_free)
         except OSError as error:
             logger.error("%s", error)
             return 1

@@ -19,6 +19,7 @@ from benchmarks.runs import ENVIRONMENT
 from waferbox import roles
 from waferbox.cluster.embedded_process import start_embedded, stop_embedded
 from waferbox.cluster.launcher import ClusterSettings
+from waferbox.launch.local_clusters import Starter
 from waferbox.rpc.server import make_channel
 from wsc.v1 import management_pb2, management_pb2_grpc
 
@@ -56,7 +57,7 @@ def _running(module: str, cache: str) -> Iterator[management_pb2_grpc.Management
     """A script that trains, on a cluster of its own."""
     variables = {**ENVIRONMENT, "WAFERBOX_CACHE": cache, "WAFERBOX_RECOVERY_SECONDS": RECOVERY_SECONDS}
     os.environ.update(variables)
-    process, management, *_ = start_embedded(ClusterSettings())
+    process, management, *_ = start_embedded(ClusterSettings(), Starter.RUN, "deaths")
     command = [sys.executable, "-m", f"benchmarks.{module}", "cluster", "--threads", "1"]
     script = subprocess.Popen(
         [*command, "--num-steps", str(MODELS[module])],

@@ -74,8 +74,8 @@ def measure(millions: int, repeats: int) -> dict[str, list[dict[str, float]]]:
     """The figures of both sides, run in turn; what is compiled and generated is in the cache before the first."""
     found: dict[str, list[dict[str, float]]] = {"lazy": [], "eager": []}
     with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, "WAFERBOX_CACHE": str(Path(folder) / "cache")}
-        environment.pop("WAFERBOX_MANAGEMENT", None)
+        cache = str(Path(folder) / "cache")
+        environment = {**os.environ, "WAFERBOX_CACHE": cache, "WAFERBOX_MANAGEMENT": "embedded"}
         for number in range(repeats + 1):
             for side, runs in found.items():
                 command = [sys.executable, "-m", "benchmarks.initialisation", side]

@@ -7,8 +7,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# On all sides: an OpenMP thread that spins takes a core from the other processes.
-ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE"}
+# On all sides: an OpenMP thread that spins takes a core from the other processes. A script has a cluster of its own,
+# unless a benchmark names one.
+ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "WAFERBOX_MANAGEMENT": "embedded"}
 THREADS = (1, 2)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from waferbox.cluster.embedded_process import start_embedded, stop_embedded
 from waferbox.cluster.launcher import ClusterSettings
+from waferbox.launch.local_clusters import Starter
 
 SCRIPT = Path(__file__).parents[1] / "examples" / "fc_digits" / "train.py"
 DIGITS = "digits.pt"  # what the example makes of those of scikit-learn, once
@@ -24,8 +25,8 @@ def seconds_to_first_loss(model_dir: Path, cache: Path, management: str = "") ->
     command = [sys.executable, str(SCRIPT), "--num-csx", "1", "--num-steps", "1", "--checkpoint-steps", "0"]
     command += ["--data", str(cache / DIGITS)]
     environment = {**os.environ}
-    environment.pop("WAFERBOX_MANAGEMENT", None)
-    environment |= {"WAFERBOX_MANAGEMENT": management} if management else {"WAFERBOX_CACHE": str(cache)}
+    environment["WAFERBOX_MANAGEMENT"] = management or "embedded"
+    environment |= {} if management else {"WAFERBOX_CACHE": str(cache)}
     started = time.perf_counter()
     first: float | None = None
     with subprocess.Popen(
@@ -62,7 +63,7 @@ def measure(repeats: int) -> dict[str, list[float]]:
             shutil.copy(first / DIGITS, cache)
             for kind in ("not compiled", "cached"):
                 seconds[kind].append(seconds_to_first_loss(Path(folder) / kind, cache))
-            process, management, *_ = start_embedded(ClusterSettings(cache_root=str(cache)))
+            process, management, *_ = start_embedded(ClusterSettings(cache_root=str(cache)), Starter.RUN, "start-up")
             try:
                 seconds["cluster is up"].append(seconds_to_first_loss(Path(folder) / "up", cache, management))
             finally:

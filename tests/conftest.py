@@ -40,9 +40,13 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def cluster_secret(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Gives the clusters of the tests a secret of their own, which the processes of the tests inherit."""
+def clusters_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Gives the clusters of the tests a secret and a folder of records of their own, for all processes of the tests.
+
+    Else a script of a test would use a cluster of `waferbox up` that runs on this machine.
+    """
     os.environ["WAFERBOX_SECRET_FILE"] = str(tmp_path_factory.mktemp("secret") / "cluster.key")
+    os.environ["XDG_RUNTIME_DIR"] = str(tmp_path_factory.mktemp("records"))
 
 
 # Imports are in functions, since the process that only distributes the tests needs none of them.

@@ -79,7 +79,7 @@ def test_compile_refuses_what_is_no_module_and_another_backend(tmp_path: Path) -
         ({"num_csx": 0}, "num_csx must be at least 1"),
         ({"num_workers_per_csx": -1}, "num_workers_per_csx"),
         ({"max_wgt_servers": -1}, "max_wgt_servers"),
-        ({"mgmt_address": "nowhere"}, "host:port"),
+        ({"mgmt_address": "no where"}, "host:port"),
         ({"mgmt_address": "host:99999"}, "host:port"),
         ({"job_labels": ["no equal sign"]}, "key=value"),
         ({"job_priority": "p9"}, "p1, p2 or p3"),
@@ -94,13 +94,13 @@ def test_cluster_config_says_what_is_wrong(settings: dict[str, object], message:
 
 def test_management_address_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WAFERBOX_MANAGEMENT", raising=False)
-    assert ClusterConfig().management is None
+    assert ClusterConfig().named_management()[0] == ""
     monkeypatch.setenv("WAFERBOX_MANAGEMENT", "somewhere:1234")
-    assert ClusterConfig().management == "somewhere:1234"
-    assert ClusterConfig(mgmt_address="here:1").management == "here:1"
-    monkeypatch.setenv("WAFERBOX_MANAGEMENT", "broken")
+    assert ClusterConfig().named_management()[0] == "somewhere:1234"
+    assert ClusterConfig(mgmt_address="here:1").named_management()[0] == "here:1"
+    monkeypatch.setenv("WAFERBOX_MANAGEMENT", "bro ken")
     with pytest.raises(ConfigurationError, match="WAFERBOX_MANAGEMENT"):
-        _ = ClusterConfig().management
+        _ = ClusterConfig().named_management()
 
 
 def test_settings_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

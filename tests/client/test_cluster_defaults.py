@@ -15,7 +15,7 @@ def test_defaults_come_from_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     file.write_text("num_csx: 3\njob_priority: p1\njob_labels: [team=a]\nmgmt_address: here:1\n")
     monkeypatch.setenv("CEREBRAS_WAFER_SCALE_CLUSTER_DEFAULTS", str(file))
     config = ClusterConfig(job_priority="p3")
-    assert (config.num_csx, config.job_priority, config.job_labels, config.management) == (
+    assert (config.num_csx, config.job_priority, config.job_labels, config.mgmt_address) == (
         3,
         "p3",
         ["team=a"],
@@ -60,16 +60,16 @@ def test_the_address_comes_from_the_user_node(tmp_path: Path, monkeypatch: pytes
     file = tmp_path / "config_v2"
     monkeypatch.setenv("CSCONFIG_PATH", str(file))
     file.write_text(json.dumps(user_node(["job-operator"])))
-    assert ClusterConfig().management == "cluster.example:443"
-    assert ClusterConfig(mgmt_address="here:1").management == "here:1"
+    assert ClusterConfig().named_management()[0] == "cluster.example:443"
+    assert ClusterConfig(mgmt_address="here:1").named_management()[0] == "here:1"
     file.write_text(json.dumps(user_node(["one", "two"])))
     with pytest.raises(ConfigurationError, match=r"several namespaces: set mgmt_namespace to one of \['one', 'two'\]"):
-        _ = ClusterConfig().management
-    assert ClusterConfig(mgmt_namespace="two").management == "cluster.example:443"
+        _ = ClusterConfig().named_management()
+    assert ClusterConfig(mgmt_namespace="two").named_management()[0] == "cluster.example:443"
     with pytest.raises(ConfigurationError, match="no namespace 'three'"):
-        _ = ClusterConfig(mgmt_namespace="three").management
+        _ = ClusterConfig(mgmt_namespace="three").named_management()
     monkeypatch.setenv("WAFERBOX_MANAGEMENT", "there:2")
-    assert ClusterConfig().management == "there:2"
+    assert ClusterConfig().named_management()[0] == "there:2"
 
 
 @pytest.mark.parametrize("text", ["{", "[]", json.dumps({**user_node([]), "currentContext": "third"})])
@@ -79,4 +79,4 @@ def test_a_wrong_user_node_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     file.write_text(text)
     monkeypatch.setenv("CSCONFIG_PATH", str(file))
     with pytest.raises(ConfigurationError, match="has no cluster for its current context"):
-        _ = ClusterConfig().management
+        _ = ClusterConfig().named_management()

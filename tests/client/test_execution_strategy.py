@@ -7,6 +7,7 @@ from fake_cluster import FakeCluster
 from halved_weight import NAMES, Setup
 
 from cstorch._internal.session.cluster_session import ClusterSession
+from cstorch._internal.session.management import Management
 from cstorch.backends import csx
 from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import ConfigurationError
@@ -74,7 +75,7 @@ def test_where_the_strategy_changes_the_state_moves_to_another_job(cluster: Fake
 
 def test_a_flag_that_is_set_after_a_job_was_opened_counts(cluster: FakeCluster, tmp_path: Path) -> None:
     """A backend with an embedded cluster opens one when it is made."""
-    session = ClusterSession(ClusterConfig(mgmt_address=cluster.address), "", None)
+    session = ClusterSession(ClusterConfig(), "", Management(address=cluster.address, source="", is_own=False))
     try:
         session.open_in_background()
         csx.performance.execution_strategy = "pipeline"

@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 from waferbox import deadlines
 from waferbox.cluster import cluster as cluster_module
 from waferbox.cluster import supervised_process
-from waferbox.cluster.cluster import Cluster, ClusterError, Liveness
+from waferbox.cluster.cluster import Cluster, Liveness
 from waferbox.cluster.launcher import ClusterSettings
-from waferbox.cluster.local_clusters import recorded
 from waferbox.commands.cli import app
 from waferbox.host.descriptors import readable
+from waferbox.launch.local_clusters import ClusterError, Starter, recorded
 from wsc.v1 import node_pb2
 
 WAIT_SECONDS = 30.0
@@ -149,7 +149,7 @@ class Supervised:
         self._thread.start()
 
     def _supervise(self) -> None:
-        with recorded(self._cluster.management, os.getpid()) as note:
+        with recorded(Starter.UP, "up", self._cluster.management) as note:
 
             def on_given_up(message: str) -> None:
                 note(message)

@@ -87,7 +87,7 @@ def test_options_that_do_not_fit_are_refused(options: list[str], reason: str, mo
 
 def test_an_address_without_ray_is_an_error_that_says_what_to_do() -> None:
     pytest.importorskip("ray", reason="Ray is not installed")
-    from waferbox.cluster.cluster import ClusterError
+    from waferbox.launch.local_clusters import ClusterError
     from waferbox.ray_engine.launcher import RayLauncher
     from waferbox.ray_engine.settings import RaySettings
 

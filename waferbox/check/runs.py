@@ -14,6 +14,7 @@ from waferbox import settings
 from waferbox.checked_run import record
 from waferbox.checked_run.record import Event, RunFailed, RunSettings, Way
 from waferbox.launch.installation import user_environment
+from waferbox.launch.local_clusters import EMBEDDED
 
 LOG: Final = "log"
 _TAIL_BYTES: Final = 4000
@@ -90,9 +91,11 @@ class ScriptProcess:
         self._folder = folder
         environment = user_environment(os.environ)
         # The check has a cluster of its own, whatever cluster the script would take.
-        for name in (settings.MANAGEMENT.name, "CSCONFIG_PATH"):
-            environment.pop(name, None)
-        environment |= {settings.CHECK.name: run.to_json(), "PYTHONUNBUFFERED": "1"}
+        environment |= {
+            settings.MANAGEMENT.name: EMBEDDED,
+            settings.CHECK.name: run.to_json(),
+            "PYTHONUNBUFFERED": "1",
+        }
         environment.setdefault("PYTHONHASHSEED", "0")  # sets have the same order in all runs
         with (folder / LOG).open("wb") as log:
             self._process = start_script(command, environment, log.fileno())

@@ -16,6 +16,7 @@ from waferbox.cluster.service_processes import ManagementProcess, ManagementSett
 from waferbox.cluster.supervised_process import EXITED_TOO_OFTEN, RestartBackoff, SupervisedProcess, described
 from waferbox.host.descriptors import readable
 from waferbox.input_process.temporary_folder import remove_abandoned_folders
+from waferbox.launch.local_clusters import ClusterError
 from waferbox.launch.spawn import SpawnError
 from waferbox.roles import MEMORYX, WAFER
 from waferbox.rpc.address import split_address
@@ -55,10 +56,6 @@ class Liveness:
 
 
 # --- The cluster ------------------------------------------------------------------------------------------------------
-
-
-class ClusterError(RuntimeError):
-    """Raised when a cluster does not start, or cannot be kept running."""
 
 
 class Cluster:
@@ -212,6 +209,7 @@ class Cluster:
             ManagementSettings(
                 listen=settings.listen,
                 page=settings.page,
+                next_free=settings.next_free,
                 metrics_port=0 if settings.metrics else None,
                 cache_root=settings.cache_root,
                 compile_root=settings.compile_root,

@@ -1,20 +1,19 @@
 """`python -m waferbox.cluster.embedded`: a cluster of child processes for the process that starts it.
 
 Once all nodes have registered, the process prints one line of JSON, {"management": "host:port", "page": "URL or empty",
-"vendor_config": "file or empty"}. It runs until its standard input ends (not with --detached), SIGTERM, or a shutdown
+"vendor_config": "file or empty"}. It runs until its standard input ends (not with --starter up), SIGTERM, or a shutdown
 of the cluster.
 """
 
 import argparse
 import json
-import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from pathlib import Path
 
 from waferbox.cluster.launcher import ClusterSettings, ForkingLauncher
+from waferbox.launch.local_clusters import ClusterError, Starter, recorded
 from waferbox.launch.stop_signals import StopSignals
 
 
@@ -30,12 +29,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--memory-limit", metavar="SIZE", help="of each shard of MemoryX, such as 8g")
     parser.add_argument("--listen", default=defaults.listen, metavar="HOST:PORT")
     parser.add_argument("--page", metavar="HOST:PORT", help="where management serves a page; default: nowhere")
+    parser.add_argument("--next-free", action="store_true", help="take the next free port where one of these is taken")
     parser.add_argument("--metrics", action="store_true", help="every process serves metrics for Prometheus")
     parser.add_argument("--cache-root", metavar="DIR")
     parser.add_argument("--vendor-python", metavar="PATH", help="serve the vendor's client, whose interpreter this is")
-    parser.add_argument("--compile-root", metavar="DIR", help="default: all folders; with --detached none")
-    parser.add_argument("--detached", action="store_true", help="run until shut down; `waferbox status` finds it")
-    parser.add_argument("--log", type=Path, help="with --detached: the log file, which is removed at the end")
+    parser.add_argument("--compile-root", metavar="DIR", help="default: all folders; with --starter up none")
+    parser.add_argument(
+        "--starter", type=Starter, choices=list(Starter), default=Starter.SCRIPT, help="up: run until shut down"
+    )
+    parser.add_argument("--name", default="script", help="by which commands find it")
+    parser.add_argument("--log", type=Path, help="with --starter up: the log file, which is removed at the end")
 
 
 def arguments(settings: ClusterSettings) -> list[str]:
@@ -55,36 +58,36 @@ def arguments(settings: ClusterSettings) -> list[str]:
         "--vendor-python": settings.vendor_python,
     }
     words = [word for option, value in given.items() if value is not None for word in (option, str(value))]
-    return [*words, "--metrics"] if settings.metrics else words
+    switches = {"--metrics": settings.metrics, "--next-free": settings.next_free}
+    return [*words, *(option for option, is_on in switches.items() if is_on)]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m waferbox.cluster.embedded", description=__doc__)
     add_arguments(parser)
     options = vars(parser.parse_args(argv))
-    detached, log = options.pop("detached"), options.pop("log")
-    if not detached:
+    starter, name, log = options.pop("starter"), options.pop("name"), options.pop("log")
+    if starter is not Starter.UP:
         options["compile_root"] = options["compile_root"] or "/"  # the cluster serves one script, of the same user
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's SIGINT is for the script
     signals = StopSignals(signal.SIGTERM)
-    stop_requests = [signals.fileno()] if detached else [signals.fileno(), 0]
+    stop_requests = [signals.fileno()] if starter is Starter.UP else [signals.fileno(), 0]
     launcher = ForkingLauncher()  # its fork server imports torch while this process imports gRPC
-    from waferbox.cluster.cluster import Cluster, ClusterError
-    from waferbox.cluster.local_clusters import recorded
+    from waferbox.cluster.cluster import Cluster
 
     try:
-        with Cluster(ClusterSettings(**options), launcher, stop_requests) as cluster:
-            note: AbstractContextManager[Callable[[str], None]]
-            note = recorded(cluster.management, os.getpid(), log) if detached else nullcontext(lambda message: None)
-            with note as on_given_up:
-                described = {
-                    "management": cluster.management,
-                    "page": cluster.page,
-                    "vendor_config": cluster.vendor_config,
-                }
-                print(json.dumps(described), flush=True)
-                cluster.supervise(on_given_up)
-    except ClusterError as error:
+        with (
+            Cluster(ClusterSettings(**options), launcher, stop_requests) as cluster,
+            recorded(starter, name, cluster.management, cluster.page, log) as on_given_up,
+        ):
+            described = {
+                "management": cluster.management,
+                "page": cluster.page,
+                "vendor_config": cluster.vendor_config,
+            }
+            print(json.dumps(described), flush=True)
+            cluster.supervise(on_given_up)
+    except (ClusterError, OSError) as error:
         print(f"waferbox: {error}", file=sys.stderr, flush=True)
         return 1
     return 0

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from waferbox import deadlines
-from waferbox.cluster.cluster import ClusterError
 from waferbox.cluster.embedded import arguments
 from waferbox.cluster.launcher import ClusterSettings
 from waferbox.launch.installation import python_command
+from waferbox.launch.local_clusters import ClusterError, Starter
 
 
 class Embedded(NamedTuple):
@@ -22,24 +22,26 @@ class Embedded(NamedTuple):
     vendor_config: str  # path of a file for CSCONFIG_PATH of the vendor's client; empty: it is not served
 
 
-def start_embedded(settings: ClusterSettings, *, detached_log: Path | None = None) -> Embedded:
+def start_embedded(settings: ClusterSettings, starter: Starter, name: str, *, log_file: Path | None = None) -> Embedded:
     """Starts a cluster, and waits until all nodes have registered.
 
     Args:
         settings: the processes of the cluster.
-        detached_log: the file for messages of a detached cluster, which runs until it is shut down. None: the cluster
-            ends when its standard input is closed.
+        starter: what starts it. One of `waferbox up` runs until it is shut down, others until their standard input is
+            closed.
+        name: by which commands find it.
+        log_file: the file for its messages, which the cluster removes at its end; None: standard error.
 
     Raises:
         ClusterError: the cluster did not start.
     """
-    detached = detached_log is not None
-    extra = ["--detached", "--log", str(detached_log)] if detached else []
-    with contextlib.nullcontext() if detached_log is None else detached_log.open("ab") as log:
+    extra = ["--starter", starter, "--name", name]
+    extra += [] if log_file is None else ["--log", str(log_file)]
+    with contextlib.nullcontext() if log_file is None else log_file.open("ab") as log:
         # In a session of its own, so that Ctrl-C on the terminal reaches the script only.
         process = subprocess.Popen(
             [*python_command("waferbox.cluster.embedded"), *arguments(settings), *extra],
-            stdin=subprocess.DEVNULL if detached else subprocess.PIPE,
+            stdin=subprocess.DEVNULL if starter is Starter.UP else subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
             start_new_session=True,

@@ -48,6 +48,7 @@ class ManagementSettings:
 
     listen: str
     page: str | None  # host:port; None: nowhere
+    next_free: bool  # if one of these two ports is taken, the next one that is free is used
     metrics_port: int | None  # None: nowhere
     cache_root: str | None
     compile_root: str | None
@@ -60,7 +61,8 @@ class ManagementSettings:
             "--cache-root": self.cache_root,
             "--compile-root": self.compile_root,
         }
-        return [word for option, value in given.items() if value is not None for word in (option, str(value))]
+        words = [word for option, value in given.items() if value is not None for word in (option, str(value))]
+        return [*words, "--next-free"] if self.next_free else words
 
 
 class ManagementProcess:
@@ -138,6 +140,7 @@ class ManagementProcess:
             old,
             listen=_with_port(old.listen, address),
             page=None if old.page is None else _with_port(old.page, urlsplit(page).netloc),
+            next_free=False,
             metrics_port=split_address(metrics)[1] if metrics else None,
         )
 

@@ -11,6 +11,7 @@ from waferbox.commands.cluster_commands import token
 from waferbox.commands.get_commands import describe, get, status
 from waferbox.commands.kubernetes_command import kubernetes
 from waferbox.commands.logs import logs
+from waferbox.commands.page import page
 from waferbox.commands.plan_command import plan
 from waferbox.commands.top import top
 from waferbox.commands.trace import trace
@@ -34,6 +35,7 @@ app.command(rich_help_panel=CLUSTERS)(cluster_commands.up)
 app.command(rich_help_panel=CLUSTERS, context_settings={"allow_interspersed_args": False})(cluster_commands.run)
 app.command(rich_help_panel=CLUSTERS)(status)
 app.command(rich_help_panel=CLUSTERS)(cluster_commands.down)
+app.command(rich_help_panel=CLUSTERS)(page)
 app.command(rich_help_panel=CLUSTERS)(token)
 app.command(rich_help_panel=CLUSTERS)(kubernetes)
 app.add_typer(get, name="get", rich_help_panel=JOBS)

@@ -14,14 +14,32 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from waferbox import deadlines
-from waferbox.cluster.cluster import Cluster, ClusterError
+from waferbox.cluster.cluster import Cluster
 from waferbox.cluster.embedded_process import Embedded, start_embedded, stop_embedded
 from waferbox.cluster.launcher import ClusterSettings, ForkingLauncher, Launcher
-from waferbox.cluster.local_clusters import discard_log, forget_failure, recorded, runtime_folder
-from waferbox.commands.connection import ManagementOption, checked_address, connect, find_cluster
+from waferbox.commands.connection import (
+    DEFAULT_LISTEN,
+    DEFAULT_PAGE,
+    ManagementOption,
+    checked_address,
+    connect,
+    find_cluster,
+)
 from waferbox.host.folders import cache_root
 from waferbox.host.memory import parse_size
 from waferbox.launch.installation import user_environment
+from waferbox.launch.local_clusters import (
+    NAME,
+    ClusterError,
+    Starter,
+    discard_log,
+    for_everybody,
+    forget_failure,
+    local_clusters,
+    name_of_script,
+    recorded,
+    runtime_folder,
+)
 from waferbox.launch.stop_signals import StopSignals
 from waferbox.output.console import errors, fail, output, print_heading, print_text, warn
 from waferbox.output.tables import cluster_table
@@ -142,6 +160,9 @@ RuntimeEnv = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="With --engine ray: a runtime environment of Ray, as YAML.", dir_okay=False),
 ]
+Page = Annotated[
+    bool, typer.Option("--page", metavar="", help="Serve a status page on this machine, at port 9080 or the next free.")
+]
 CacheRoot = Annotated[Path | None, typer.Option(help=r"Folder for artifacts.  \[default: ~/.cache/waferbox]")]
 
 
@@ -153,15 +174,20 @@ def up(
     threads: Threads = None,
     state_dir: StateDir = None,
     memory_limit: MemoryLimit = None,
+    name: Annotated[str, typer.Option(metavar="NAME", help="The cluster's name, which --management takes.")] = "up",
     listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="The address of management; port 0: any.")
-    ] = "127.0.0.1:0",
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help=r"The address of management; port 0: any.  \[default: 127.0.0.1:9000, or the next free port]",
+        ),
+    ] = None,
     cache_root: CacheRoot = None,
     compile_root: Annotated[
         Path | None, typer.Option(help="Let scripts name folders for artifacts below this one, outside the cache.")
     ] = None,
     vendor_client: VendorClient = None,
-    page: Annotated[bool, typer.Option("--page", metavar="", help="Serve a status page on this machine.")] = False,
+    page: Page = False,
     metrics: Annotated[
         bool, typer.Option("--metrics", metavar="", help="Serve metrics for Prometheus, which finds them by the page.")
     ] = False,
@@ -184,10 +210,15 @@ def up(
     settings = _settings(wafers, memoryx, workers, swarmx, threads, state_dir, memory_limit, cache_root)
     settings = dataclasses.replace(
         settings,
-        listen=checked_address(listen, any_port=True),
-        page="127.0.0.1:0" if page else None,
+        listen=DEFAULT_LISTEN if listen is None else checked_address(listen, any_port=True),
+        page=DEFAULT_PAGE if page else None,
+        next_free=listen is None,
         metrics=metrics,
     )
+    if not NAME.fullmatch(name):
+        raise typer.BadParameter(f"--name: {name!r} is no name; one has letters, digits, dots, dashes and underscores")
+    if any(cluster.name == name for cluster in local_clusters()) and name != "up":
+        fail(f"a cluster with the name {name} runs already: `waferbox get clusters` shows it")
     if vendor_client is not None:
         if not os.access(vendor_client, os.X_OK):
             raise typer.BadParameter(f"--vendor-client: {vendor_client} is not executable")
@@ -196,16 +227,16 @@ def up(
         settings = dataclasses.replace(settings, compile_root=str(compile_root.absolute()))
     if tls:
         _use_tls()
-    beyond = split_address(listen, any_port=True)[0] not in ("127.0.0.1", "localhost", "[::1]")
+    beyond = split_address(settings.listen, any_port=True)[0] not in ("127.0.0.1", "localhost", "[::1]")
     if beyond and tls_folder() is None:
         if not insecure:
-            fail(f"{listen} can be reached from other hosts: add --tls, or --insecure in a trusted network")
+            fail(f"{settings.listen} can be reached from other hosts: add --tls, or --insecure in a trusted network")
         warn("without TLS, everybody who can read the network can copy tokens and use the cluster")
     try:
         if background:
-            _up_in_background(settings)
+            _up_in_background(settings, name)
         else:
-            _up_in_foreground(settings, on_ray)
+            _up_in_foreground(settings, name, on_ray)
     except (ClusterError, OSError) as error:
         fail(str(error))
 
@@ -238,7 +269,7 @@ def _ray_settings(address: str, resources: Sequence[str], runtime_env: Path | No
         raise typer.BadParameter(f"--runtime-env: {runtime_env} cannot be read: {error.strerror}") from error
 
 
-def _up_in_foreground(settings: ClusterSettings, on_ray: "RaySettings | None") -> None:
+def _up_in_foreground(settings: ClusterSettings, name: str, on_ray: "RaySettings | None") -> None:
     signals = StopSignals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     launcher: Launcher
     with errors.status("starting the cluster"):
@@ -253,19 +284,19 @@ def _up_in_foreground(settings: ClusterSettings, on_ray: "RaySettings | None") -
                 settings = dataclasses.replace(settings, threads=on_ray.wafer_threads)
             launcher = RayLauncher(on_ray, settings.roles, [signals.fileno()])
         cluster = Cluster(settings, launcher, [signals.fileno()])
-    with cluster, recorded(cluster.management, os.getpid()) as on_given_up:
+    with cluster, recorded(Starter.UP, name, cluster.management, cluster.page) as on_given_up:
         _show(cluster, f"{sum(settings.roles.values())} nodes are up. Ctrl-C ends them.")
         cluster.supervise(on_given_up)
         errors.print("waferbox: ending the cluster")
 
 
-def _up_in_background(settings: ClusterSettings) -> None:
-    descriptor, name = tempfile.mkstemp(suffix=".log", dir=runtime_folder())
+def _up_in_background(settings: ClusterSettings, name: str) -> None:
+    descriptor, path = tempfile.mkstemp(suffix=".log", dir=runtime_folder())
     os.close(descriptor)
-    log = Path(name)
+    log = Path(path)
     try:
         with errors.status("starting the cluster"):
-            cluster = start_embedded(settings, detached_log=log)
+            cluster = start_embedded(settings, Starter.UP, name, log_file=log)
     except ClusterError as error:
         messages = log.read_text(errors="replace").strip()
         discard_log(log)
@@ -301,6 +332,7 @@ def run(
     state_dir: StateDir = None,
     memory_limit: MemoryLimit = None,
     cache_root: CacheRoot = None,
+    page: Page = False,
     restarts: Annotated[int, typer.Option(min=0, help="How often a script that dies or fails is started again.")] = 0,
 ) -> None:
     """Run a script on a cluster of its own. The exit status is that of the script.
@@ -309,11 +341,15 @@ def run(
     of the restart, 0 at first. A script continues from its last checkpoint if it loads that.
     """
     settings = _settings(wafers, memoryx, workers, swarmx, threads, state_dir, memory_limit, cache_root)
+    settings = dataclasses.replace(settings, page=DEFAULT_PAGE if page else None, next_free=True)
     try:
-        process, management, *_ = start_embedded(settings)
+        with errors.status("starting the cluster"):
+            process, management, url, _ = start_embedded(settings, Starter.RUN, name_of_script(script))
     except ClusterError as error:
         fail(str(error))
     try:
+        if url:
+            print_text(f"To look at it:  {url}")
         token = own_clusters_token(Kind.USER)
         for restart in range(restarts + 1):
             variables = {MANAGEMENT.name: management, TOKEN.name: token, RESTART.name: str(restart)}
@@ -330,7 +366,7 @@ def run(
 def down(management: ManagementOption = None) -> None:
     """End a cluster and its jobs."""
     try:
-        address, own = find_cluster(management)
+        address, own = find_cluster(management, for_everybody)
         with connect(address) as cluster:
             cluster.management.Shutdown(management_pb2.ShutdownRequest(), timeout=deadlines.QUERIES.command)
     finally:

@@ -11,12 +11,12 @@ import grpc
 import typer
 
 from waferbox import deadlines, settings
-from waferbox.cluster.local_clusters import LocalCluster, last_failure, local_clusters
+from waferbox.launch.local_clusters import EMBEDDED, LocalCluster, for_everybody, last_failure, local_clusters
 from waferbox.output.console import Status, fail, warn
 from waferbox.output.tables import phase_text
 from waferbox.rpc.address import split_address
 from waferbox.rpc.server import is_from_ingress, make_channel
-from waferbox.security.tokens import Kind, own_clusters_token
+from waferbox.security.tokens import Kind, command_token, own_clusters_token
 from wsc.v1 import management_pb2, management_pb2_grpc, observation_pb2_grpc
 
 # --- The cluster ------------------------------------------------------------------------------------------------------
@@ -27,10 +27,15 @@ ManagementOption = Annotated[
     typer.Option(
         "--management",
         envvar=settings.MANAGEMENT.name,
-        metavar="HOST:PORT",
-        help=r"The management service.  \[default: the cluster that `waferbox up` started]",
+        metavar="HOST:PORT|NAME",
+        help=r"The management service, or the name of a cluster of this machine.  \[default: the cluster that "
+        "`waferbox up` started, or the only one]",
     ),
 ]
+
+# Of the servers of a user's clusters; where a port is taken, the next one that is free is used.
+DEFAULT_LISTEN: Final = "127.0.0.1:9000"
+DEFAULT_PAGE: Final = "127.0.0.1:9080"
 
 _REFUSALS: Final = {
     grpc.StatusCode.NOT_FOUND: Status.NO_JOB,
@@ -55,8 +60,10 @@ class WatchLost(Exception):
 class Connection:
     """The services of the cluster at an address. Thread-safe."""
 
-    def __init__(self, address: str, channel: grpc.Channel) -> None:
+    def __init__(self, address: str, channel: grpc.Channel, token: str) -> None:
+        """token: that calls through the channel bear."""
         self.address = address
+        self.token = token
         self.management = management_pb2_grpc.ManagementStub(channel)
         self.observation = observation_pb2_grpc.ObservationStub(channel)
 
@@ -80,35 +87,56 @@ def connect(management: str | None) -> Iterator[Connection]:
     """A connection to a cluster; a failed call or WatchLost within the block ends the command.
 
     Args:
-        management: address of the management service; None: the only cluster of this machine.
+        management: address of the management service, or the name of a cluster of this machine; None: that of
+            `waferbox up`, or the only one.
     """
     address, own = find_cluster(management)
-    with make_channel(address, None if own is None else own_clusters_token(Kind.ADMIN)) as channel:
+    token = command_token(address) if own is None else own_clusters_token(Kind.ADMIN)
+    with make_channel(address, token) as channel:
         try:
-            yield Connection(address, channel)
+            yield Connection(address, channel, token)
         except grpc.RpcError as error:
             _fail_for(address, error)
         except WatchLost as error:
             fail(str(error), error.status)
 
 
-def find_cluster(management: str | None) -> tuple[str, LocalCluster | None]:
-    """The address of a cluster, and its record if it was started on this machine. management: as for connect."""
+def meant(clusters: Sequence[LocalCluster]) -> Sequence[LocalCluster]:
+    """Returns the clusters that a command may mean which names none: one of `waferbox up` before those of scripts."""
+    return for_everybody(clusters) or clusters
+
+
+def find_cluster(
+    management: str | None, among: Callable[[Sequence[LocalCluster]], Sequence[LocalCluster]] = meant
+) -> tuple[str, LocalCluster | None]:
+    """The address of a cluster, and its record if it was started on this machine.
+
+    Args:
+        management: as for connect.
+        among: those that may be meant where none is named.
+    """
     known = local_clusters()
-    if management is not None:
+    if management == EMBEDDED:  # of the environment, for scripts
+        management = None
+    if management is not None and ":" in management:
         address = checked_address(management)
         return address, next((cluster for cluster in known if cluster.management == address), None)
-    if not known:
+    chosen = among(known) if management is None else [cluster for cluster in known if cluster.name == management]
+    others = ", ".join(f"{cluster.name} at {cluster.management}" for cluster in known)
+    if not chosen and management is not None:
+        raise typer.BadParameter(
+            f"{management!r} is neither host:port nor the name of a cluster of this machine ({others or 'none runs'})"
+        )
+    if not chosen:
         fail(
             "no cluster of `waferbox up` runs on this machine; start one, or name another with --management HOST:PORT "
             f"(or {settings.MANAGEMENT.name}).{_failure_text()}"
         )
-    if len(known) > 1:
-        addresses = ", ".join(cluster.management for cluster in known)
-        fail(f"several clusters run ({addresses}): name one with --management HOST:PORT")
-    if known[0].tls:  # make_channel reads the variable
-        os.environ.setdefault(settings.TLS_DIR.name, known[0].tls)
-    return known[0].management, known[0]
+    if len(chosen) > 1:
+        fail(f"several clusters run ({others}): name one with --management HOST:PORT or --management NAME")
+    if chosen[0].tls:  # make_channel reads the variable
+        os.environ.setdefault(settings.TLS_DIR.name, chosen[0].tls)
+    return chosen[0].management, chosen[0]
 
 
 def _failure_text(address: str | None = None) -> str:
@@ -176,7 +204,9 @@ def _named(jobs: Sequence[management_pb2.JobInfo], separator: str) -> str:
 def _complete(context: typer.Context, incomplete: str) -> Iterable[tuple[str, str]]:
     """Completes names of jobs for a shell, with their phases; nothing without a unique cluster."""
     management = context.params.get("management")
-    addresses = [management] if management else [cluster.management for cluster in local_clusters()]
+    known = local_clusters()
+    chosen = [cluster for cluster in known if cluster.name == management] if management else meant(known)
+    addresses = [cluster.management for cluster in chosen] or ([management] if management else [])
     if len(addresses) != 1:
         return []
     with make_channel(addresses[0]) as channel, contextlib.suppress(grpc.RpcError):

@@ -1,5 +1,6 @@
 """`waferbox get`, `describe` and `status`: the nodes and jobs of a cluster."""
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -9,7 +10,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from waferbox import __version__, roles
-from waferbox.cluster.local_clusters import given_up
 from waferbox.commands.connection import (
     ENDED,
     Connection,
@@ -19,6 +19,7 @@ from waferbox.commands.connection import (
     connect,
     find_job,
 )
+from waferbox.launch.local_clusters import Starter, given_up, local_clusters
 from waferbox.output.console import (
     Format,
     FormatOption,
@@ -108,6 +109,21 @@ def get_cluster(form: FormatOption = Format.TABLE, management: ManagementOption 
     output.print(f"Jobs: {jobs['under_way']} under way ({jobs['queued']} in the queue), {jobs['ended']} ended.")
     if summary["metrics"]:
         print_text(f"Metrics of management: {summary['metrics']}")
+
+
+@get.command("clusters")
+def get_clusters() -> None:
+    """Show the clusters that this account has started on this machine, and not ended."""
+    known = local_clusters()
+    if not known:
+        errors.print("No clusters. To start one:  waferbox up")
+        return
+    table = empty_table("name", "started by", "management", "page", "pid", "age", right=["pid", "age"], whole=["name"])
+    for cluster in known:
+        starter = {Starter.UP: "waferbox up", Starter.RUN: "waferbox run", Starter.SCRIPT: "a script"}[cluster.starter]
+        age = age_text(time.time() - cluster.created)
+        table.add_row(cluster.name, starter, cluster.management, cluster.page, str(cluster.pid), age)
+    output.print(table)
 
 
 def status(management: ManagementOption = None) -> None:

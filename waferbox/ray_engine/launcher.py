@@ -16,10 +16,11 @@ from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from waferbox import deadlines
-from waferbox.cluster.cluster import ClusterError, print_messages
+from waferbox.cluster.cluster import print_messages
 from waferbox.cluster.launcher import Process
 from waferbox.cluster.supervised_process import described
 from waferbox.host.descriptors import readable
+from waferbox.launch.local_clusters import ClusterError
 from waferbox.launch.spawn import SpawnError, spawn_python
 from waferbox.ray_engine.credentials import own_credentials
 from waferbox.ray_engine.role_actor import OWN_HOST, RoleActor

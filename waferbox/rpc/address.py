@@ -1,11 +1,18 @@
 """Addresses of the form host:port: parsing them, and binding a server to one."""
 
+import contextlib
 import re
 import socket
+from collections.abc import Callable
+from typing import Final, TypeVar
 
 import grpc
 
 from waferbox.security.tls import add_port
+
+MAX_TAKEN_PORTS: Final = 100  # that are tried, before none is free
+
+_Used = TypeVar("_Used")
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):(\d{1,5})")
 _WILDCARD_HOSTS = frozenset({"0.0.0.0", "[::]"})
@@ -30,6 +37,25 @@ def bind(server: grpc.Server | grpc.aio.Server, listen: str) -> str:
     if not bound or (port and bound != port):
         raise OSError(f"cannot listen at {listen}")
     return reached_at(host, bound)
+
+
+def listen(use: Callable[[str], _Used], address: str, *, next_free: bool) -> _Used:
+    """Listens at an address; returns what `use` does.
+
+    Args:
+        use: begins to listen at an address. Raises OSError if that is impossible.
+        address: host:port; port 0: any free port.
+        next_free: whether, if the port is taken, the next one that is free is used.
+
+    Raises:
+        OSError: the address cannot be listened at.
+    """
+    if next_free:
+        host, first = split_address(address, any_port=True)
+        for port in range(first, min(first + MAX_TAKEN_PORTS, 65535)):
+            with contextlib.suppress(OSError):
+                return use(f"{host}:{port}")
+    return use(address)
 
 
 def reached_at(host: str, port: int) -> str:

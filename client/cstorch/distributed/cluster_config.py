@@ -10,6 +10,7 @@ from cstorch.distributed import cluster_defaults
 from cstorch.distributed.run_settings import configured
 from cstorch.errors import ConfigurationError
 from waferbox import settings
+from waferbox.launch.local_clusters import NAME
 from wsc.v1 import node_pb2
 
 LANES: Mapping[str, "node_pb2.Lane.ValueType"] = {
@@ -42,9 +43,10 @@ class ClusterConfig:
     names has the field. None for a number or a list is its default.
 
     Args:
-        mgmt_address: `host:port` of the management service. None: that of the environment variable WAFERBOX_MANAGEMENT,
-            or of the current context in the file that CSCONFIG_PATH names; without any, the client starts a cluster of
-            child processes and stops it at exit.
+        mgmt_address: `host:port` of the management service, or the name of a cluster that this account has started on
+            this machine. None: that of the environment variable WAFERBOX_MANAGEMENT, or of the current context in the
+            file that CSCONFIG_PATH names, or the cluster of `waferbox up` on this machine. Without any, and with
+            "embedded", the client starts a cluster of child processes and stops it at exit.
         mgmt_namespace: The namespace in that file; None: the only one.
         credentials_path: Accepted without effect.
         num_csx: The number of wafers that a batch is spread over; 1 by default.
@@ -128,7 +130,7 @@ class ClusterConfig:
             if not Path(folder).is_dir():
                 raise ConfigurationError(f"there is no folder {folder!r} to mount (mount_dirs)")
         if self.mgmt_address is not None:
-            check_address(self.mgmt_address, "mgmt_address")
+            check_named(self.mgmt_address, "mgmt_address")
 
     def __hash__(self) -> int:
         return hash((self.mgmt_address, self.num_csx, self.num_workers_per_csx, self.job_priority))
@@ -147,26 +149,44 @@ class ClusterConfig:
             raise ConfigurationError(f"ClusterConfig has no field {key!r}")
         return getattr(cls(), key)
 
-    @property
-    def management(self) -> str | None:
-        """The management address to use; None for an embedded cluster."""
-        return self._named_management()[0]
+    def named_management(self) -> tuple[str, str]:
+        """Returns what names the cluster, as for mgmt_address, and the place that it comes from.
 
-    @property
-    def management_source(self) -> str:
-        """The place that the management address comes from, for messages."""
-        return self._named_management()[1]
+        The text is empty if nothing names a cluster.
 
-    def _named_management(self) -> tuple[str | None, str]:
-        """Returns the management address, with the place that it comes from."""
+        Raises:
+            ConfigurationError: The text is malformed.
+        """
         if self.mgmt_address is not None:
             return self.mgmt_address, "mgmt_address of the ClusterConfig"
-        if address := settings.MANAGEMENT.get():
+        if named := settings.MANAGEMENT.get():
             source = f"the environment variable {settings.MANAGEMENT.name}"
-            return check_address(address, source), source
-        of_user_node = cluster_defaults.user_node_address(self.mgmt_namespace)
+            return check_named(named, source), source
         source = f"the server in {cluster_defaults.USER_NODE_VARIABLE}"
-        return (check_address(of_user_node, source) if of_user_node else None), source
+        of_user_node = cluster_defaults.user_node_address(self.mgmt_namespace)
+        return (check_address(of_user_node, source) if of_user_node else ""), source
+
+
+def is_address(named: str) -> bool:
+    """Whether what names a cluster is an address, `host:port`.
+
+    Args:
+        named: A well-formed name or address.
+    """
+    return ":" in named
+
+
+def check_named(named: str, source: str) -> str:
+    """Returns a well-formed `host:port`, or a well-formed name of a cluster.
+
+    Args:
+        named: The address or the name.
+        source: The place that it comes from, for the message.
+
+    Raises:
+        ConfigurationError: It is malformed.
+    """
+    return named if NAME.fullmatch(named) else check_address(named, source)
 
 
 def check_address(address: str, source: str) -> str:

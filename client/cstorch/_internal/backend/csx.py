@@ -80,14 +80,15 @@ class CsxBackend(Backend):
         """Begins the session with the cluster, which starts while the script builds its model."""
         if not self.validate_only:
             from cstorch._internal.session.embedded import LOG, EmbeddedCluster
+            from cstorch._internal.session.management import find_management
 
             config = self.cluster_config
-            embedded = EmbeddedCluster(config, self.artifact_dir / LOG) if config.management is None else None
+            cluster = find_management(config) or EmbeddedCluster(config, self.artifact_dir / LOG)
             # Imported after the start of the cluster, which imports torch meanwhile; in the function, since the
             # CPU backend needs no gRPC.
             from cstorch._internal.session.cluster_session import ClusterSession
 
-            self._session = ClusterSession(config, self.compile_dir, embedded)
+            self._session = ClusterSession(config, self.compile_dir, cluster)
 
     def use_cluster(self, config: ClusterConfig) -> None:
         """Sets the cluster that an executor names.

@@ -19,11 +19,12 @@ from cstorch._internal.execution import Execution, Executor
 from cstorch._internal.tracing import DEVICE, XlaName
 from cstorch.distributed.cluster_config import ClusterConfig
 from waferbox.checked_run.record import Way
+from waferbox.launch.local_clusters import EMBEDDED
 
 
 def _embedded(config: ClusterConfig) -> ClusterConfig:
     """Returns the settings for an embedded cluster with one wafer."""
-    return replace(config, mgmt_address=None, num_csx=1, num_workers_per_csx=1, max_wgt_servers=1)
+    return replace(config, mgmt_address=EMBEDDED, num_csx=1, num_workers_per_csx=1, max_wgt_servers=1)
 
 
 class CheckedCsxBackend(CsxBackend):

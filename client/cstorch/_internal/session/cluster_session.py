@@ -14,12 +14,12 @@ from cstorch._internal.session.cluster_state import ClusterState
 from cstorch._internal.session.connecting import connect
 from cstorch._internal.session.embedded import EmbeddedCluster
 from cstorch._internal.session.job import ClientJob
+from cstorch._internal.session.management import Management
 from cstorch._internal.session.staging import stage
 from cstorch._internal.tracing.random_counter import random_counter
 from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.distributed.run_settings import execution_strategy
 from cstorch.errors import ClusterUnreachableError, CstorchError, CstorchWarning, UsageError
-from waferbox.security.tokens import Kind, own_clusters_token, user_token
 from wsc.v1 import initialisation_pb2, node_pb2
 
 logger = logging.getLogger("cstorch.session")
@@ -53,6 +53,14 @@ def _in_thread(name: str, call: Callable[[], Result]) -> Future[Result]:
     return done
 
 
+def _check_answers(management: Management) -> None:
+    """Checks that management answers, before the script builds its model and traces it."""
+    try:
+        connect(management.address, "management service", management.token()).close()
+    except ClusterUnreachableError as error:
+        raise ClusterUnreachableError(f"{error}; the address is from {management.source}") from None
+
+
 class ClusterSession:
     """The script's session with a cluster; it owns the job and the embedded cluster.
 
@@ -61,13 +69,13 @@ class ClusterSession:
     Args:
         config: What the job requires of the cluster.
         compile_dir: The folder of the cluster for artifacts, below its cache root unless absolute.
-        embedded: The cluster to use if config names none; the session owns it.
+        cluster: The management service of the cluster, or an embedded cluster, which the session owns.
 
     Raises:
-        ClusterUnreachableError: No management service answers at the address that config names.
+        ClusterUnreachableError: No management service answers at the address.
     """
 
-    def __init__(self, config: ClusterConfig, compile_dir: str, embedded: EmbeddedCluster | None) -> None:
+    def __init__(self, config: ClusterConfig, compile_dir: str, cluster: Management | EmbeddedCluster) -> None:
         self._config = replace(config)  # a copy: the script may change its own
         self.checked_programs: set[tuple[Hashable, bytes]] = set()  # those whose later calls were traced
         self._first_trains: bool | None = None  # whether the first compiled step trains
@@ -76,20 +84,12 @@ class ClusterSession:
         self._opening: Future[ClientJob] | None = None
         self._job: ClientJob | None = None
         self._state: ClusterState | None = None
-        self._embedded = embedded
-        if embedded is not None:
+        self._management = cluster if isinstance(cluster, Management) else None
+        self._embedded = cluster if isinstance(cluster, EmbeddedCluster) else None
+        if self._management is None:
             self.open_in_background()
         else:
-            self._check_management()
-
-    def _check_management(self) -> None:
-        """Checks that management answers, before the script builds its model and traces it."""
-        management = self._config.management
-        assert management is not None
-        try:
-            connect(management, "management service", user_token(management)).close()
-        except ClusterUnreachableError as error:
-            raise ClusterUnreachableError(f"{error}; the address is from {self._config.management_source}") from None
+            _check_answers(self._management)
 
     def check_compile(self, config: ClusterConfig, trains: bool) -> None:
         """Checks a compile before it begins; warns of a training step after an evaluation.
@@ -165,11 +165,12 @@ class ClusterSession:
         return _in_thread(name, run)
 
     def _open(self) -> ClientJob:
-        management = self._config.management if self._embedded is None else self._embedded.management()
-        assert management is not None
-        token = None if self._embedded is None else own_clusters_token(Kind.USER)
-        job = ClientJob(management, self._config, self._compile_dir, self._strategy, token)
-        logger.debug("opened job %s at %s", job.name, management)
+        management = self._management
+        if management is None:
+            assert self._embedded is not None
+            management = Management(address=self._embedded.management(), source="the embedded cluster", is_own=True)
+        job = ClientJob(management.address, self._config, self._compile_dir, self._strategy, management.token())
+        logger.debug("opened job %s at %s", job.name, management.address)
         return job
 
     def job(self) -> ClientJob:

@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -14,6 +15,7 @@ from cstorch.errors import ClusterError
 from waferbox import deadlines, settings
 from waferbox.host.descriptors import readable
 from waferbox.launch.installation import python_command
+from waferbox.launch.local_clusters import name_of_script
 
 logger = logging.getLogger("cstorch.cluster")
 
@@ -56,6 +58,7 @@ class EmbeddedCluster:
             *("--wafers", str(config.num_csx)),
             *("--memoryx", str(shards_for(config.max_wgt_servers, len(os.sched_getaffinity(0))))),
             *("--workers", str(config.num_csx * config.num_workers_per_csx)),
+            *("--name", name_of_script((sys.argv or [""])[0])),
         ]
         logger.info("No management address is set: starting an embedded cluster (its log: %s)", log)
         # Only the script itself is checked, not the process of its input_fn.

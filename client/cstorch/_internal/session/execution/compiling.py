@@ -39,7 +39,7 @@ def compile_step(target: Target, text: str, *, trains: bool) -> tuple[ClientJob,
     assert session is not None
     session.check_compile(target.config, trains=trains)
     options = _compile_options()
-    if target.compile_only and target.config.management is None and not options.wafer_memory_bytes:
+    if target.compile_only and not target.config.named_management()[0] and not options.wafer_memory_bytes:
         # Nothing will run here, so that the plan is for the machine that the script is meant for.
         options.wafer_memory_bytes = _REAL_WAFER_BYTES
         logger.info(

@@ -1,0 +1,81 @@
+"""The management service of a script's cluster: the one that is named, or that of the cluster of this machine."""
+
+import logging
+import os
+from dataclasses import dataclass
+
+from cstorch.distributed.cluster_config import ClusterConfig, is_address
+from cstorch.errors import ConfigurationError
+from waferbox import settings
+from waferbox.launch.local_clusters import EMBEDDED, LocalCluster, for_everybody, local_clusters
+from waferbox.security.tokens import Kind, own_clusters_token, user_token
+
+logger = logging.getLogger("cstorch.cluster")
+
+_OWN = f"{settings.MANAGEMENT.name}={EMBEDDED} starts one for this script alone"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Management:
+    """The management service of a cluster that runs.
+
+    Args:
+        address: `host:port`.
+        source: The place that the address comes from, for messages.
+        is_own: Whether this account has started the cluster, on this machine.
+    """
+
+    address: str
+    source: str
+    is_own: bool
+
+    def token(self) -> str:
+        """Returns the script's token for the cluster; for an own one whatever token the environment has."""
+        return own_clusters_token(Kind.USER) if self.is_own else user_token(self.address)
+
+
+def find_management(config: ClusterConfig) -> Management | None:
+    """Returns the management service that a script uses; None if it starts a cluster of its own.
+
+    A script that names no cluster uses that of `waferbox up` on this machine, as commands do.
+
+    Args:
+        config: The settings of the cluster.
+
+    Raises:
+        ConfigurationError: There is no cluster of the name, or the script may mean several.
+    """
+    named, source = config.named_management()
+    if named == EMBEDDED:
+        return None
+    if named and is_address(named):
+        return Management(address=named, source=source, is_own=False)
+    known = _running()
+    chosen = [cluster for cluster in known if cluster.name == named] if named else for_everybody(known)
+    listed = ", ".join(f"{cluster.name} at {cluster.management}" for cluster in known) or "none runs"
+    if named and not chosen:
+        raise ConfigurationError(
+            f"{source} is {named!r}, which is neither host:port nor a cluster of this machine ({listed})"
+        )
+    if not chosen:
+        return None
+    if len(chosen) > 1:
+        raise ConfigurationError(
+            f"several clusters of `waferbox up` run on this machine ({listed}): name one, as in "
+            f"{settings.MANAGEMENT.name}={chosen[0].name}; {_OWN}"
+        )
+    (cluster,) = chosen
+    if cluster.tls:  # channels read the variable
+        os.environ.setdefault(settings.TLS_DIR.name, cluster.tls)
+    if not named:
+        logger.info("Using the cluster %r of `waferbox up` at %s (%s)", cluster.name, cluster.management, _OWN)
+        source = f"the record of the cluster {cluster.name!r} of `waferbox up`; {_OWN}"
+    return Management(address=cluster.management, source=source, is_own=True)
+
+
+def _running() -> list[LocalCluster]:
+    try:
+        return local_clusters()
+    except OSError as error:
+        logger.debug("the records of this machine's clusters cannot be read: %s", error)
+        return []
