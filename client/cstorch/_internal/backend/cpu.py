@@ -73,5 +73,8 @@ class CpuBackend(Backend):
     def forward_context(self) -> AbstractContextManager[Any]:
         return torch.autocast("cpu", get_half_dtype()) if self._is_autocast else nullcontext()
 
+    def release(self) -> None:
+        pass
+
     def close(self) -> None:
         pass

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from cstorch import backends
 from cstorch._internal.backend.interface import Backend, BackendType, Cluster
 from cstorch._internal.backend.tracebacks import shorten_tracebacks
-from cstorch._internal.execution import Execution, Executor
+from cstorch._internal.execution import Execution, Executor, current_execution
 from cstorch._internal.tracing import purpose
 from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import ConfigurationError, UsageError
@@ -126,6 +126,15 @@ class CsxBackend(Backend):
         from cstorch._internal.session.execution.loop import LoopExecution
 
         return LoopExecution(executor, self.target())
+
+    def release(self) -> None:
+        if current_execution() is not None:
+            raise UsageError(
+                "the backend cannot release its nodes inside the loop of an executor: release them after it"
+            )
+        if self._session is not None:
+            self._session.end_left_execution()
+            self._session.end_job()
 
     def close(self) -> None:
         purpose.runs_steps = True

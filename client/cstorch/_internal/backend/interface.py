@@ -284,5 +284,34 @@ class Backend(ABC):
         return nullcontext()
 
     @abstractmethod
+    def release(self) -> None:
+        """Returns the nodes that the backend has of its cluster, so that other jobs can have them. (Waferbox only.)
+
+        The script keeps its states, which come to this process first. The next execution takes nodes again, and begins
+        with these states. A CPU backend has nothing to return.
+
+        Raises:
+            UsageError: The script is in the loop of an executor.
+            ClusterError: The cluster failed, and some of the states with it.
+
+        Example:
+            ::
+
+                for batch in executor:
+                    training_step(batch)
+                backend.release()  # the notebook stays open; its wafers are free for others
+        """
+
+    def __enter__(self) -> Self:
+        """Returns the backend; the end of the block closes it, as `cstorch.close_backend` does. (Waferbox only.)"""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        from cstorch._internal.backend.current import close_backend, current_backend
+
+        if current_backend(raise_exception=False) is self:
+            close_backend()
+
+    @abstractmethod
     def close(self) -> None:
         """Frees the resources of the backend on its cluster."""

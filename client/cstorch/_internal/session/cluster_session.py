@@ -127,7 +127,7 @@ class ClusterSession:
         """Begins to open a job, unless there is a live one with the execution strategy of the script."""
         strategy = execution_strategy()
         if strategy != self._strategy:
-            self._end_job()
+            self.end_job()
             self._strategy = strategy
         if self._opening is not None or (self._job is not None and self._job.alive):
             return
@@ -226,8 +226,12 @@ class ClusterSession:
         # The script must load its weights again; the sequence of random numbers may continue anywhere.
         random_counter.forget()
 
-    def _end_job(self) -> None:
-        """Ends the job, whose nodes the next job cannot use, after all its states are fetched."""
+    def end_job(self) -> None:
+        """Ends the job, after all its states are fetched; `job` opens another.
+
+        Raises:
+            ClusterError: The cluster failed.
+        """
         if self._opening is not None:
             opening, self._opening = self._opening, None
             with contextlib.suppress(CstorchError):  # opening the next job raises the same error
