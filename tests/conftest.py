@@ -62,15 +62,9 @@ def one_thread() -> None:
 def fresh_process() -> Iterator[None]:
     """Resets the client library after each test: no backend, no stateful objects, every setting at its default."""
     yield
-    from cstorch import amp, backends
-    from cstorch._internal import state
-    from cstorch.backend import close_backend
+    from waferbox.testing.plugin import begin_anew
 
-    close_backend()
-    state.clear()
-    backends.reset()
-    amp.enable_mixed_precision(False)
-    amp.set_half_dtype("float16")
+    begin_anew()
 
 
 class _Defects(logging.Handler):

@@ -127,8 +127,8 @@ MANAGEMENT: Final[Variable[str]] = Variable(
     name="WAFERBOX_MANAGEMENT",
     form=Form(text="an address such as 127.0.0.1:9000", parse=str),
     default="",
-    default_text="the current context of the file that `CSCONFIG_PATH` names; else the cluster of `waferbox up` on this "
-    "machine; else scripts start a cluster of their own, which commands find",
+    default_text="the current context of the file that `CSCONFIG_PATH` names; else the cluster of `waferbox up` on "
+    "this machine; else scripts start a cluster of their own, which commands find",
     meaning="The address of the management service, `host:port`, where `mgmt_address` or `--management` is not given; "
     "or the name of a cluster of this machine, as in `waferbox get clusters`; or `embedded`, for a script's own.",
     readers="scripts, commands",

@@ -84,6 +84,7 @@ MAY_IMPORT = {
         "waferbox.runtime",
         "wsc",
     },
+    "waferbox.testing": {"cstorch", "waferbox", "waferbox.cluster", "waferbox.launch"},
     "waferbox.ray_engine": {*RUNTIME, "appliance", "waferbox.cluster", "waferbox.runtime"},
     "waferbox.rpc": {"waferbox", "waferbox.host", "waferbox.security"},
     "waferbox.runtime": RUNTIME,

@@ -1,12 +1,13 @@
 """`python -m waferbox.cluster.embedded`: a cluster of child processes for the process that starts it.
 
 Once all nodes have registered, the process prints one line of JSON, {"management": "host:port", "page": "URL or empty",
-"vendor_config": "file or empty"}. It runs until its standard input ends (not with --starter up), SIGTERM, or a shutdown
-of the cluster.
+"vendor_config": "file or empty"}. It runs until its standard input or its owner ends (not with --starter up), SIGTERM,
+or a shutdown of the cluster.
 """
 
 import argparse
 import json
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -38,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--starter", type=Starter, choices=list(Starter), default=Starter.SCRIPT, help="up: run until shut down"
     )
     parser.add_argument("--name", default="script", help="by which commands find it")
+    parser.add_argument("--owner", type=int, metavar="PID", help="end with this process, not with standard input")
     parser.add_argument("--log", type=Path, help="with --starter up: the log file, which is removed at the end")
 
 
@@ -66,12 +68,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m waferbox.cluster.embedded", description=__doc__)
     add_arguments(parser)
     options = vars(parser.parse_args(argv))
-    starter, name, log = options.pop("starter"), options.pop("name"), options.pop("log")
+    starter, name, log, owner = (options.pop(option) for option in ("starter", "name", "log", "owner"))
     if starter is not Starter.UP:
         options["compile_root"] = options["compile_root"] or "/"  # the cluster serves one script, of the same user
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's SIGINT is for the script
     signals = StopSignals(signal.SIGTERM)
-    stop_requests = [signals.fileno()] if starter is Starter.UP else [signals.fileno(), 0]
+    stop_requests = [signals.fileno()]
+    if owner is not None:
+        stop_requests.append(os.pidfd_open(owner))
+    elif starter is not Starter.UP:
+        stop_requests.append(sys.stdin.fileno())
     launcher = ForkingLauncher()  # its fork server imports torch while this process imports gRPC
     from waferbox.cluster.cluster import Cluster
 

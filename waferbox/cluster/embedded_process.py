@@ -22,7 +22,9 @@ class Embedded(NamedTuple):
     vendor_config: str  # path of a file for CSCONFIG_PATH of the vendor's client; empty: it is not served
 
 
-def start_embedded(settings: ClusterSettings, starter: Starter, name: str, *, log_file: Path | None = None) -> Embedded:
+def start_embedded(
+    settings: ClusterSettings, starter: Starter, name: str, *, log_file: Path | None = None, owner: int = 0
+) -> Embedded:
     """Starts a cluster, and waits until all nodes have registered.
 
     Args:
@@ -31,17 +33,19 @@ def start_embedded(settings: ClusterSettings, starter: Starter, name: str, *, lo
             closed.
         name: by which commands find it.
         log_file: the file for its messages, which the cluster removes at its end; None: standard error.
+        owner: the process with whose end the cluster ends, instead of with its standard input; 0: none.
 
     Raises:
         ClusterError: the cluster did not start.
     """
     extra = ["--starter", starter, "--name", name]
     extra += [] if log_file is None else ["--log", str(log_file)]
+    extra += ["--owner", str(owner)] if owner else []
     with contextlib.nullcontext() if log_file is None else log_file.open("ab") as log:
         # In a session of its own, so that Ctrl-C on the terminal reaches the script only.
         process = subprocess.Popen(
             [*python_command("waferbox.cluster.embedded"), *arguments(settings), *extra],
-            stdin=subprocess.DEVNULL if starter is Starter.UP else subprocess.PIPE,
+            stdin=subprocess.DEVNULL if owner or starter is Starter.UP else subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
             start_new_session=True,

@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping
@@ -125,6 +126,7 @@ def use_backend(kind: BackendType, make: Callable[..., Backend], *args: Any, **s
         )
     log.configure()
     _current = (make if _replacement is None else _replacement(kind, make))(*args, **settings)
+    _current.on_exit = functools.partial(_close_if_current, _current)
     _made_with = (args, settings)
     return _current
 
@@ -180,6 +182,11 @@ def close_backend() -> None:
         state.clear()
         closing.close()
         random_counter.clear()
+
+
+def _close_if_current(backend: Backend) -> None:
+    if _current is backend:
+        close_backend()
 
 
 def get_backend_args(backend_type: str | BackendType) -> Mapping[str, inspect.Parameter]:

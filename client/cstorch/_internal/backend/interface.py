@@ -216,6 +216,7 @@ class Backend(ABC):
     def __init__(self, artifact_dir: Path) -> None:
         self.artifact_dir = artifact_dir
         self.device = Device(self.backend_type)
+        self.on_exit: Callable[[], None] = self.close  # at the end of a `with` block
 
     @property
     def artifact_dir(self) -> Path:
@@ -307,10 +308,7 @@ class Backend(ABC):
         return self
 
     def __exit__(self, *exception: object) -> None:
-        from cstorch._internal.backend.current import close_backend, current_backend
-
-        if current_backend(raise_exception=False) is self:
-            close_backend()
+        self.on_exit()
 
     @abstractmethod
     def close(self) -> None:

@@ -1,0 +1,1 @@
+"""Tests of steps on a cluster: the plugin for pytest."""

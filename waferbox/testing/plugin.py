@@ -1,0 +1,176 @@
+"""The pytest plugin: tests of steps on a cluster, which all processes of a run share.
+
+A test that is marked runs with a cluster, and gives its nodes back at its end::
+
+    @pytest.mark.waferbox(wafers=2)
+    def test_training():
+        train(num_csx=2)  # a script's function, with a cstorch.backend("CSX") of its own
+
+The fixture `csx_backend` is a backend for such a test::
+
+    def test_loss_falls(csx_backend):
+        model = cstorch.compile(Model(), csx_backend)
+
+The cluster starts with the first of these tests, with as many wafers as any of them needs, and ends with the run. With
+pytest-xdist its jobs queue for the wafers. Where WAFERBOX_MANAGEMENT names a cluster, the tests use that.
+"""
+
+import fcntl
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from waferbox import deadlines, settings
+from waferbox.launch.local_clusters import LocalCluster, Starter, local_clusters, runtime_folder
+
+if TYPE_CHECKING:
+    from cstorch.backend import Backend
+
+MARKER: Final = "waferbox"
+OWNER: Final = "waferbox_owner"  # in the input of a worker of pytest-xdist: the process that distributes the tests
+
+_wafers = pytest.StashKey[int]()
+
+
+# --- Which tests need a cluster ---------------------------------------------------------------------------------------
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "waferbox(wafers=1): runs with a cluster of at least so many wafers, and gives its nodes back"
+    )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Gives a worker of pytest-xdist the process that owns the cluster."""
+    node.workerinput[OWNER] = os.getpid()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
+    for item in items:
+        if "csx_backend" in getattr(item, "fixturenames", ()) and item.get_closest_marker(MARKER) is None:
+            item.add_marker(pytest.mark.waferbox)
+    config.stash[_wafers] = max((_wafers_of(item) for item in items), default=0)
+
+
+def _wafers_of(item: pytest.Item) -> int:
+    """The wafers that a test needs; 0: it needs no cluster. Raises pytest.UsageError."""
+    marker = item.get_closest_marker(MARKER)
+    if marker is None:
+        return 0
+    wafers = marker.kwargs.get("wafers", 1)
+    if marker.args or marker.kwargs.keys() - {"wafers"} or type(wafers) is not int or wafers < 1:
+        raise pytest.UsageError(f"{item.nodeid}: the marker is written as @pytest.mark.{MARKER}(wafers=2)")
+    return wafers
+
+
+# --- The cluster of a run ---------------------------------------------------------------------------------------------
+
+
+def _owner(config: pytest.Config) -> int:
+    """The process whose end is that of the run."""
+    workerinput: dict[str, Any] = getattr(config, "workerinput", {})
+    return int(workerinput.get(OWNER, os.getpid()))
+
+
+def _name(owner: int) -> str:
+    return f"pytest-{owner}"
+
+
+def _cluster_of(owner: int) -> LocalCluster | None:
+    return next((cluster for cluster in local_clusters() if cluster.name == _name(owner)), None)
+
+
+@contextmanager
+def _lock() -> Iterator[None]:
+    """Holds the folder of the records for the duration of the block."""
+    folder = os.open(runtime_folder(), os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
+@pytest.fixture(scope="session")
+def waferbox_cluster(request: pytest.FixtureRequest) -> str:
+    """The address of the management service of the run's cluster, which all of its processes share.
+
+    Raises:
+        ClusterError: the cluster did not start.
+    """
+    if settings.MANAGEMENT.is_set():
+        return settings.MANAGEMENT.get()
+    owner = _owner(request.config)
+    with _lock():  # one of the processes starts the cluster, and the others wait for it
+        cluster = _cluster_of(owner)
+        if cluster is not None:
+            return cluster.management
+        # In the function: a run whose tests need no cluster does not import gRPC.
+        from waferbox.cluster.embedded_process import start_embedded
+        from waferbox.cluster.launcher import ClusterSettings
+
+        wafers = max(1, request.config.stash[_wafers])
+        return start_embedded(ClusterSettings(wafers=wafers), Starter.SCRIPT, _name(owner), owner=owner).management
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Ends the cluster, in the process that owns it."""
+    owner = _owner(config)
+    if owner != os.getpid():
+        return
+    cluster = _cluster_of(owner)
+    if cluster is not None:
+        os.kill(cluster.pid, signal.SIGTERM)
+        cluster.wait(deadlines.END.launched)
+
+
+# --- The job of a test ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def _own_job(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Runs a marked test with the cluster; its job ends with it."""
+    if request.node.get_closest_marker(MARKER) is None:
+        yield
+        return
+    with _named(request.getfixturevalue("waferbox_cluster")):
+        yield
+        begin_anew()
+
+
+def begin_anew() -> None:
+    """Closes the backend, and sets everything in the client library to its default, as in a new process."""
+    from cstorch import amp, backends
+    from cstorch._internal import state
+    from cstorch.backend import close_backend
+
+    close_backend()
+    state.clear()  # also what was registered without a backend
+    backends.reset()
+    amp.enable_mixed_precision(False)
+    amp.set_half_dtype("float16")
+
+
+@contextmanager
+def _named(management: str) -> Iterator[None]:
+    """Names the cluster for the scripts of a test."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(settings.MANAGEMENT.name, management)
+        yield
+
+
+@pytest.fixture
+def csx_backend(request: pytest.FixtureRequest, tmp_path: Path) -> "Backend":
+    """A CSX backend with as many wafers as the test's marker says, or one; its files are in `tmp_path`."""
+    import cstorch
+
+    config = cstorch.distributed.ClusterConfig(num_csx=_wafers_of(request.node))
+    return cstorch.backend("CSX", artifact_dir=tmp_path, cluster_config=config)
