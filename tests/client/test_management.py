@@ -49,6 +49,21 @@ def test_a_script_uses_the_cluster_of_up(
         assert address(mgmt_address="up") == "c:1"
 
 
+def test_a_cluster_that_is_too_small_is_not_used(running: ExitStack, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="cstorch.cluster")
+    with running:
+        running.enter_context(recorded(Starter.UP, "up", "a:1", wafers=1, workers=1))
+        config = ClusterConfig(num_csx=2)
+        assert find_management(config) is None
+        assert "'up' of `waferbox up` has too little for this script (wafers: 1, of 2;" in caplog.text
+        running.enter_context(recorded(Starter.UP, "large", "b:1", wafers=2, workers=2))
+        found = find_management(config)
+        assert found is not None
+        assert found.address == "b:1"
+        assert find_management(ClusterConfig(num_csx=2, num_workers_per_csx=2)) is None
+        assert address(mgmt_address="up") == "a:1"
+
+
 def test_of_several_clusters_one_is_to_be_named(running: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
     with running:
         running.enter_context(recorded(Starter.UP, "up", "a:1"))

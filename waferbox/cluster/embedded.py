@@ -16,6 +16,7 @@ from pathlib import Path
 from waferbox.cluster.launcher import ClusterSettings, ForkingLauncher
 from waferbox.launch.local_clusters import ClusterError, Starter, recorded
 from waferbox.launch.stop_signals import StopSignals
+from waferbox.roles import WORKER
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,9 +83,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     from waferbox.cluster.cluster import Cluster
 
     try:
+        settings = ClusterSettings(**options)
         with (
-            Cluster(ClusterSettings(**options), launcher, stop_requests) as cluster,
-            recorded(starter, name, cluster.management, cluster.page, log) as on_given_up,
+            Cluster(settings, launcher, stop_requests) as cluster,
+            recorded(
+                starter,
+                name,
+                cluster.management,
+                cluster.page,
+                log,
+                wafers=settings.wafers,
+                workers=settings.roles[WORKER.module],
+            ) as on_given_up,
         ):
             described = {
                 "management": cluster.management,

@@ -43,6 +43,7 @@ from waferbox.launch.local_clusters import (
 from waferbox.launch.stop_signals import StopSignals
 from waferbox.output.console import errors, fail, output, print_heading, print_text, warn
 from waferbox.output.tables import cluster_table
+from waferbox.roles import WORKER
 from waferbox.rpc.address import split_address
 from waferbox.security.tls import tls_folder
 from waferbox.security.tokens import Kind, cluster_secret, own_clusters_token
@@ -284,7 +285,8 @@ def _up_in_foreground(settings: ClusterSettings, name: str, on_ray: "RaySettings
                 settings = dataclasses.replace(settings, threads=on_ray.wafer_threads)
             launcher = RayLauncher(on_ray, settings.roles, [signals.fileno()])
         cluster = Cluster(settings, launcher, [signals.fileno()])
-    with cluster, recorded(Starter.UP, name, cluster.management, cluster.page) as on_given_up:
+    counts = {"wafers": settings.wafers, "workers": settings.roles[WORKER.module]}
+    with cluster, recorded(Starter.UP, name, cluster.management, cluster.page, **counts) as on_given_up:
         _show(cluster, f"{sum(settings.roles.values())} nodes are up. Ctrl-C ends them.")
         cluster.supervise(on_given_up)
         errors.print("waferbox: ending the cluster")

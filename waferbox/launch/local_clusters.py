@@ -46,6 +46,8 @@ class LocalCluster:
         starter: what has started it.
         management: the address of its management service.
         page: the URL of its page; empty: it has none.
+        wafers: the number of its wafers.
+        workers: the number of its input workers.
         pid: of the process that owns it.
         created: creation time of that process, as an id may be used again.
         tls: the folder of its certificates; empty: it uses no TLS.
@@ -56,6 +58,8 @@ class LocalCluster:
     starter: Starter
     management: str
     page: str = ""
+    wafers: int = 1
+    workers: int = 1
     pid: int
     created: float
     tls: str = ""
@@ -122,7 +126,14 @@ def forget_failure() -> None:
 
 @contextlib.contextmanager
 def recorded(
-    starter: Starter, name: str, management: str, page: str = "", log: Path | None = None
+    starter: Starter,
+    name: str,
+    management: str,
+    page: str = "",
+    log: Path | None = None,
+    *,
+    wafers: int = 1,
+    workers: int = 1,
 ) -> Iterator[Callable[[str], None]]:
     """Keeps the record of a cluster that this process owns for the duration of the block.
 
@@ -132,6 +143,8 @@ def recorded(
         management: address of the management service.
         page: the URL of its page; empty: it has none.
         log: a log file that is removed at the end, with the record.
+        wafers: the number of its wafers.
+        workers: the number of its input workers.
 
     Yields:
         A function that adds a message about a process that is not restarted any more.
@@ -148,6 +161,8 @@ def recorded(
         starter=starter,
         management=management,
         page=page,
+        wafers=wafers,
+        workers=workers,
         pid=os.getpid(),
         created=psutil.Process().create_time(),
         tls=os.environ.get(settings.TLS_DIR.name, ""),

@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cstorch.distributed.cluster_config import ClusterConfig, is_address
@@ -37,7 +38,7 @@ class Management:
 def find_management(config: ClusterConfig) -> Management | None:
     """Returns the management service that a script uses; None if it starts a cluster of its own.
 
-    A script that names no cluster uses that of `waferbox up` on this machine, as commands do.
+    A script that names no cluster uses that of `waferbox up` on this machine, as commands do, if it is large enough.
 
     Args:
         config: The settings of the cluster.
@@ -51,7 +52,7 @@ def find_management(config: ClusterConfig) -> Management | None:
     if named and is_address(named):
         return Management(address=named, source=source, is_own=False)
     known = _running()
-    chosen = [cluster for cluster in known if cluster.name == named] if named else for_everybody(known)
+    chosen = [cluster for cluster in known if cluster.name == named] if named else _large_enough(known, config)
     listed = ", ".join(f"{cluster.name} at {cluster.management}" for cluster in known) or "none runs"
     if named and not chosen:
         raise ConfigurationError(
@@ -71,6 +72,22 @@ def find_management(config: ClusterConfig) -> Management | None:
         logger.info("Using the cluster %r of `waferbox up` at %s (%s)", cluster.name, cluster.management, _OWN)
         source = f"the record of the cluster {cluster.name!r} of `waferbox up`; {_OWN}"
     return Management(address=cluster.management, source=source, is_own=True)
+
+
+def _large_enough(known: Sequence[LocalCluster], config: ClusterConfig) -> list[LocalCluster]:
+    """Returns the clusters of `waferbox up` that can run the script's job, and logs why others cannot."""
+    found = []
+    workers = config.num_csx * config.num_workers_per_csx
+    for cluster in for_everybody(known):
+        if cluster.wafers >= config.num_csx and cluster.workers >= workers:
+            found.append(cluster)
+        else:
+            logger.info(
+                "The cluster %r of `waferbox up` has too little for this script (wafers: %d, of %d; input workers: %d, "
+                "of %d)",
+                *(cluster.name, cluster.wafers, config.num_csx, cluster.workers, workers),
+            )
+    return found
 
 
 def _running() -> list[LocalCluster]:
