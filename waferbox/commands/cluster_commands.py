@@ -285,8 +285,15 @@ def _up_in_foreground(settings: ClusterSettings, name: str, on_ray: "RaySettings
                 settings = dataclasses.replace(settings, threads=on_ray.wafer_threads)
             launcher = RayLauncher(on_ray, settings.roles, [signals.fileno()])
         cluster = Cluster(settings, launcher, [signals.fileno()])
-    counts = {"wafers": settings.wafers, "workers": settings.roles[WORKER.module]}
-    with cluster, recorded(Starter.UP, name, cluster.management, cluster.page, **counts) as on_given_up:
+    record = recorded(
+        Starter.UP,
+        name,
+        cluster.management,
+        cluster.page,
+        wafers=settings.wafers,
+        workers=settings.roles[WORKER.module],
+    )
+    with cluster, record as on_given_up:
         _show(cluster, f"{sum(settings.roles.values())} nodes are up. Ctrl-C ends them.")
         cluster.supervise(on_given_up)
         errors.print("waferbox: ending the cluster")
