@@ -17,8 +17,6 @@ import logging
 import mmap
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -33,8 +31,9 @@ import torch
 import torch.nn as nn
 from torch.utils.data import DataLoader
 
-from benchmarks.by_hand import ROOT
 from benchmarks.gpt2_training import RoleSeconds
+from benchmarks.memory import Start, embedded_cluster, start_python
+from benchmarks.network import HERE
 from benchmarks.runs import ENVIRONMENT
 from benchmarks.show import show, show_pairs
 from waferbox import settings
@@ -109,10 +108,17 @@ def run(
     limit_bytes: int = 0,
     checkpoint_steps: int = 0,
     hold: Callable[[Mapping[str, int]], None] = lambda processes: None,
+    start: Start = start_python,
 ) -> Run:
     """One training on a cluster of its own.
 
-    hold: called with the processes, by role, before the training begins.
+    Args:
+        size: of the model.
+        state_dir: where MemoryX keeps the states; None: in memory.
+        limit_bytes: of MemoryX; 0: none.
+        checkpoint_steps: steps between checkpoints; 0: none is saved.
+        hold: called with the processes, by role, before the training begins.
+        start: starts the cluster and the script.
     """
     with tempfile.TemporaryDirectory() as name:
         variables = {**os.environ, **ENVIRONMENT, "WAFERBOX_CACHE": f"{name}/cache", "OMP_NUM_THREADS": "1"}
@@ -120,24 +126,29 @@ def run(
         options = ["--state-dir", str(state_dir)] if state_dir is not None else []
         options += ["--memory-limit", str(limit_bytes)] if limit_bytes else []
         log = Path(name, "log")
-        with _cluster(options, variables, log) as management:
+        with embedded_cluster(options, variables, log, start) as management:
             processes = _processes(management)
             hold(processes)
-            command = [sys.executable, "-m", "benchmarks.larger_than_memory", "script", "--folder", f"{name}/model"]
-            command += ["--checkpoint-steps", str(checkpoint_steps)]
-            command += [word for key in Size.__slots__ for word in (f"--{key}", str(getattr(size, key)))]
+            words = ["benchmarks.larger_than_memory", "script", "--folder", f"{name}/model"]
+            words += ["--checkpoint-steps", str(checkpoint_steps)]
+            words += [word for key in Size.__slots__ for word in (f"--{key}", str(getattr(size, key)))]
             variables["WAFERBOX_MANAGEMENT"] = management
-            pipe = subprocess.PIPE
             with (
+                open(os.devnull, "rb") as nothing,
+                tempfile.TemporaryFile("w+") as output,
+                tempfile.TemporaryFile("w+") as errors,
                 _watching(processes) as resident,
-                subprocess.Popen(command, env=variables, cwd=ROOT, stdout=pipe, stderr=pipe, text=True) as script,
             ):
-                output, errors = script.communicate(timeout=RUN_SECONDS)
+                fds = {0: nothing.fileno(), 1: output.fileno(), 2: errors.fileno()}
+                status = start(HERE, words, variables, fds).wait(RUN_SECONDS)
+                output.seek(0)
+                errors.seek(0)
+                printed, complained = output.read(), errors.read()
         said = log.read_text()
-        if script.returncode:
-            raise RuntimeError(f"{errors}\n{said}")
+        if status:
+            raise RuntimeError(f"{complained}\n{said}")
         remarks = [line.partition(REMARKS)[2] for line in said.splitlines() if REMARKS in line]
-        return Run(**json.loads(output.splitlines()[-1]), resident=resident, remarks=remarks)
+        return Run(**json.loads(printed.splitlines()[-1]), resident=resident, remarks=remarks)
 
 
 def limit_for(size: Size, unlimited: Run) -> int:
@@ -177,23 +188,6 @@ def _watching(processes: Mapping[str, int]) -> Iterator[dict[str, Resident]]:
     finally:
         ended.set()
         watcher.join()
-
-
-@contextlib.contextmanager
-def _cluster(options: Sequence[str], variables: Mapping[str, str], log: Path) -> Iterator[str]:
-    """The address of the management service."""
-    command = [sys.executable, "-m", "waferbox.cluster.embedded", *options]
-    with (
-        log.open("wb") as messages,
-        subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=messages, env=variables, cwd=ROOT
-        ) as process,
-    ):
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line:
-            raise RuntimeError(log.read_text())
-        yield json.loads(line)["management"]
 
 
 def _processes(management: str) -> dict[str, int]:

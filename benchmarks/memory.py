@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypeAlias
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
 from appliance.compiler.artifacts import read_plan
-from benchmarks.by_hand import ROOT, cluster_by_hand
+from benchmarks.by_hand import ROOT, Process, cluster_by_hand
 from benchmarks.network import HERE, Host
 from benchmarks.runs import ENVIRONMENT
 from waferbox.host.descriptors import readable
@@ -38,12 +38,38 @@ from wsc.v1 import management_pb2, management_pb2_grpc, node_pb2, plan_pb2
 STEPS: Final = 6
 IDLE: Final = "idle\n"  # what a script says before it trains the model
 MOST_STEPS: Final = 100_000
-SAMPLE_SECONDS: Final = 0.05
-SAMPLES: Final = 40  # of what is there while steps run
+SAMPLE_SECONDS: Final = 0.1  # the kernel takes a quarter of it to list the memory of four processes
+LOAD_SAMPLE_SECONDS: Final = 0.5  # while it is compiled and loaded: what comes then stays, or is there in steps too
+SAMPLES: Final = 12  # of what is there while steps run
 TOLERANCE: Final = 0.10
 TOLERANCE_BYTES: Final = 16 << 20
 CLOSE_BYTES: Final = 32 << 20
+DEEP_WIDTH: Final = 1024
+DEEP_LAYERS: Final = 16
 ROLES: Final = {node_pb2.ROLE_WAFER: "wafer", node_pb2.ROLE_SWARMX: "swarmx", node_pb2.ROLE_MEMORYX: "memoryx"}
+
+
+class Started(Process, Protocol):
+    """A process of which it can be seen that it has ended."""
+
+    def poll(self) -> int | None: ...
+
+
+# The host, the module and its arguments, the environment, and the descriptors by number, with 0, 1 and 2 among them.
+Start: TypeAlias = Callable[[Host, Sequence[str], Mapping[str, str], Mapping[int, int]], Started]
+
+
+def start_python(place: Host, words: Sequence[str], variables: Mapping[str, str], fds: Mapping[int, int]) -> Started:
+    """A Start: `python -m`. Descriptors from 3 on keep their numbers."""
+    return subprocess.Popen(
+        place.command(sys.executable, "-m", *words),
+        cwd=ROOT,
+        env=variables,
+        stdin=fds[0],
+        stdout=fds[1],
+        stderr=fds[2],
+        pass_fds=[fd for fd in fds.values() if fd > 2],
+    )
 
 
 class Embeddings(nn.Module):
@@ -51,11 +77,11 @@ class Embeddings(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.last = nn.Embedding(60_000, 256), nn.Embedding(40_000, 256)
+        self.first, self.last = nn.Embedding(30_000, 256), nn.Embedding(20_000, 256)
         self.between = nn.ModuleList(nn.Linear(256, 256) for _ in range(4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows = (x[:, :8] * 10_000).long().abs() % 40_000
+        rows = (x[:, :8] * 10_000).long().abs() % 20_000
         x = self.first(rows)
         for layer in self.between:
             x = torch.tanh(layer(x))
@@ -67,10 +93,10 @@ class Deep(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(1280, 1280) for _ in range(16))
+        self.layers = nn.ModuleList(nn.Linear(DEEP_WIDTH, DEEP_WIDTH) for _ in range(DEEP_LAYERS))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x.repeat(1, 1280 // x.shape[1])
+        x = x.repeat(1, DEEP_WIDTH // x.shape[1])
         for layer in self.layers:
             x = torch.tanh(layer(x))
         return x
@@ -81,7 +107,7 @@ class Clipped(Deep):
 
 
 class Images(nn.Module):
-    """A convolutional network with wide, shallow layers: hundreds of megabytes of activations, hardly any weights."""
+    """A convolutional network with wide, shallow layers: a hundred megabytes of activations, hardly any weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -142,8 +168,8 @@ SHAPES: Final[Mapping[str, Sequence[int]]] = {
     "embeddings": (64, 64),
     "deep": (64, 64),
     "clipped": (64, 64),
-    "images": (64, 3, 128, 128),
-    "sequence": (8, 1024, 128),
+    "images": (16, 3, 128, 128),
+    "sequence": (8, 768, 128),
 }
 
 
@@ -188,20 +214,34 @@ def own_bytes(process: int) -> int:
 
 
 def measure(
-    model: str, wafers: int, lane: str = "auto", host: Host = HERE, wafer_host: Host = HERE, steps: int = STEPS
+    model: str,
+    wafers: int,
+    lane: str = "auto",
+    host: Host = HERE,
+    wafer_host: Host = HERE,
+    steps: int = STEPS,
+    start: Start = start_python,
 ) -> dict[str, Figures]:
     """By process: "wafer-0", "swarmx-0" and so on.
 
-    lane: as of a ClusterConfig. wafer_host: of wafers and workers; host: of all else, and the script. steps: at least.
+    Args:
+        model: one of MODELS.
+        wafers: how many.
+        lane: as of a ClusterConfig.
+        host: of all but wafers and workers; and of the script.
+        wafer_host: of wafers and workers.
+        steps: at least.
+        start: starts each process.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         variables = {**os.environ, **ENVIRONMENT, "WAFERBOX_CACHE": f"{name}/cache", "OMP_NUM_THREADS": "1"}
-        with _cluster(wafers, host, wafer_host, variables, folder / "roles.log") as management:
-            processes = _processes(host, management)
-            command = host.command(sys.executable, "-m", "benchmarks.memory", "script", model)
-            command += ["--wafers", str(wafers), "--lane", lane, "--folder", f"{name}/model"]
-            most = _watch(command, {**variables, "WAFERBOX_MANAGEMENT": management}, processes, steps)
+        with _cluster(wafers, host, wafer_host, variables, folder / "roles.log", start) as management:
+            processes = _processes(host, management, variables, start)
+            words = ["benchmarks.memory", "script", model, "--wafers", str(wafers), "--lane", lane]
+            words += ["--folder", f"{name}/model"]
+            variables["WAFERBOX_MANAGEMENT"] = management
+            most = _watch(lambda fds: start(host, words, variables, fds), processes, steps)
         path = max(folder.rglob("*.plan"), key=lambda path: path.stat().st_mtime)
         plan = read_plan(path)
     assert plan is not None, "it was compiled just now"
@@ -209,55 +249,87 @@ def measure(
 
 
 @contextlib.contextmanager
-def _cluster(wafers: int, host: Host, wafer_host: Host, variables: Mapping[str, str], log: Path) -> Iterator[str]:
+def embedded_cluster(
+    options: Sequence[str], variables: Mapping[str, str], log: Path, start: Start = start_python
+) -> Iterator[str]:
+    """The address of the management service of `python -m waferbox.cluster.embedded`."""
+    given, held = os.pipe()
+    reader, output = os.pipe()
+    with log.open("wb") as messages, open(reader, encoding="utf-8") as announcement:
+        try:
+            fds = {0: given, 1: output, 2: messages.fileno()}
+            process = start(HERE, ["waferbox.cluster.embedded", *options], variables, fds)
+        finally:
+            os.close(given)
+            os.close(output)
+        try:
+            line = announcement.readline()
+            if not line:
+                raise RuntimeError(log.read_text())
+            yield json.loads(line)["management"]
+        finally:
+            os.close(held)  # the cluster's end
+            process.wait()
+
+
+@contextlib.contextmanager
+def _cluster(
+    wafers: int, host: Host, wafer_host: Host, variables: Mapping[str, str], log: Path, start: Start
+) -> Iterator[str]:
     """The address of the management service. On several hosts each process is started alone."""
     if host is HERE:
-        with log.open("wb") as messages:
-            command = [sys.executable, "-m", "waferbox.cluster.embedded", "--wafers", str(wafers)]
-            with subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=messages, env=variables, cwd=ROOT
-            ) as process:
-                assert process.stdout is not None
-                yield json.loads(process.stdout.readline())["management"]
+        with embedded_cluster(["--wafers", str(wafers)], variables, log, start) as management:
+            yield management
         return
+
+    def begin(
+        place: Host, words: Sequence[str], variables: Mapping[str, str], output: int, fds: Sequence[int]
+    ) -> Started:
+        with open(os.devnull, "rb") as nothing:
+            return start(place, words, variables, {0: nothing.fileno(), 1: output, 2: output, **{fd: fd for fd in fds}})
+
     places = [("memoryx", host), ("swarmx", host)]
     places += [(role, wafer_host) for role in ["workers"] * wafers + ["wafer"] * wafers]
-    with cluster_by_hand(host, places, variables, log) as management:
+    with cluster_by_hand(host, places, variables, log, begin) as management:
         yield management
 
 
 def _watch(
-    command: Sequence[str], variables: Mapping[str, str], processes: Mapping[str, int], steps: int
+    start_script: Callable[[Mapping[int, int]], Started], processes: Mapping[str, int], steps: int
 ) -> dict[str, int]:
     """Runs a script; the most that each process has beyond what it has when the script says that it will begin.
 
     The script goes on until enough has been seen, however slow the machine is.
     """
-    pipe = subprocess.PIPE
-    with tempfile.TemporaryFile("w+") as errors:
-        script = subprocess.Popen(command, env=variables, stdin=pipe, stdout=pipe, stderr=errors, text=True)
-        with script:
-            assert script.stdout is not None and script.stdin is not None
-            for line in script.stdout:
-                if line == IDLE:
+    given, told = os.pipe()
+    reader, output = os.pipe()
+    with tempfile.TemporaryFile("w+") as errors, open(told, "wb", 0) as words, open(reader, "rb", 0) as lines:
+        try:
+            script = start_script({0: given, 1: output, 2: errors.fileno()})
+        finally:
+            os.close(given)
+            os.close(output)
+        try:
+            for line in lines:
+                if line == IDLE.encode():
                     break
             idle = {name: own_bytes(process) for name, process in processes.items()}
             most = idle
-            print(file=script.stdin, flush=True)
-            output = script.stdout.fileno()
-            os.set_blocking(output, False)
+            words.write(b"\n")
+            os.set_blocking(reader, False)
             num_steps = num_samples = 0
             while script.poll() is None:
                 most = {name: max(most[name], own_bytes(process)) for name, process in processes.items()}
-                with contextlib.suppress(BlockingIOError):
-                    num_steps += os.read(output, 4096).count(b"\n")
+                num_steps += (lines.read(4096) or b"").count(b"\n")
                 num_samples += num_steps > 0
-                if num_steps >= steps and num_samples >= SAMPLES and not script.stdin.closed:
-                    script.stdin.close()
-                time.sleep(SAMPLE_SECONDS)
-        if script.returncode:
+                if num_steps >= steps and num_samples >= SAMPLES:
+                    words.close()
+                time.sleep(SAMPLE_SECONDS if num_steps else LOAD_SAMPLE_SECONDS)
+        finally:
+            script.kill()
+        if status := script.wait():
             errors.seek(0)
-            raise RuntimeError(errors.read())
+            raise RuntimeError(f"status {status}: {errors.read()}")
     return {name: most[name] - idle[name] for name in processes}
 
 
@@ -268,14 +340,19 @@ def _figures(plan: plan_pb2.Plan, name: str, measured: int) -> Figures:
     return Figures(planned=part.own_bytes, link=part.link_bytes, measured=measured)
 
 
-def _processes(host: Host, management: str) -> dict[str, int]:
+def _processes(host: Host, management: str, variables: Mapping[str, str], start: Start) -> dict[str, int]:
     """By name."""
     if host is HERE:
         return dict(_nodes(management))
     # Asked by a process on the host, which may be the only one that reaches the address.
-    command = host.command(sys.executable, "-m", "benchmarks.memory", "nodes", "--management", management)
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
-    return {name: int(process) for name, process in map(str.split, done.stdout.splitlines())}
+    with open(os.devnull, "rb") as nothing, tempfile.TemporaryFile("w+") as said:
+        words = ["benchmarks.memory", "nodes", "--management", management]
+        fds = {0: nothing.fileno(), 1: said.fileno(), 2: said.fileno()}
+        status = start(host, words, variables, fds).wait()
+        said.seek(0)
+        output = said.read()
+    assert status == 0, output
+    return {name: int(process) for name, process in map(str.split, output.splitlines())}
 
 
 def _nodes(management: str) -> Iterator[tuple[str, int]]:

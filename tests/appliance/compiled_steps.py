@@ -16,11 +16,13 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from appliance.compiler import plan as plan_module
+from appliance.compiler.cost.kernel_profile import profile_kernels
 from appliance.compiler.partition.row_slices import compute_in_slices
 from appliance.compiler.pipeline import CompiledStep, Target
 from appliance.compiler.plan_check.check import check_plan
 from appliance.compiler.wafer_schedule import schedule as schedule_module
 from appliance.compiler.wafer_schedule import streams
+from appliance.compiler.wafer_schedule.memory_plan import plan_memory
 from appliance.compiler.wafer_schedule.schedule import schedule_wafer
 from appliance.compiler.wafer_schedule.segment_runs import StepOrder
 from cstorch._internal.lowering import lower
@@ -79,14 +81,22 @@ def always_in_slices() -> Iterator[list[str]]:
     sliced: list[str] = []
 
     def in_slices(text: str, rows: tuple[tuple[int, int], ...], most: int, *, attends: bool) -> str:
-        made = compute_in_slices(parse_module(text), dict(rows), most, attends=attends)
+        made = _sliced(text, rows, most, attends=attends)
         if made is None:
             return text
-        sliced.append(print_module(made, locations=False))
-        return sliced[-1]
+        sliced.append(made)
+        return made
 
     with mock.patch.object(schedule_module, "_in_slices", in_slices):
         yield sliced
+
+
+# As in the compiler, since layers that are alike have the same kernel, on clusters of any size.
+@functools.lru_cache(maxsize=256)
+def _sliced(text: str, rows: tuple[tuple[int, int], ...], most: int, *, attends: bool) -> str | None:
+    """A kernel that computes a row in slices, if it can be."""
+    made = compute_in_slices(parse_module(text), dict(rows), most, attends=attends)
+    return None if made is None else print_module(made, locations=False)
 
 
 class Traced:
@@ -130,12 +140,13 @@ class Traced:
         rtol: float = 1e-9,
         seeds: Sequence[int] = (1,),
         **settings: Any,
-    ) -> None:
-        """The simulated cluster and plain torch agree, in each step, in all outputs and states."""
+    ) -> list[plan_pb2.Plan]:
+        """The simulated cluster and plain torch agree, in each step, in all outputs and states. Returns the plans."""
         outputs, states = self.expected(batches)
         inputs = [[leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)] for batch in batches]
-        for wafers, shards in clusters:
-            simulation = simulate(self.plan(wafers, shards, **settings), self.initial)
+        plans = [self.plan(wafers, shards, **settings) for wafers, shards in clusters]
+        for (wafers, shards), plan in zip(clusters, plans, strict=True):
+            simulation = simulate(plan, self.initial)
             for seed in seeds:
                 simulation.states = {**self.initial}
                 results = simulation.run(inputs, seed)
@@ -145,6 +156,7 @@ class Traced:
                         _close(tensor, value, rtol, f"{name} of step {number} {where}")
                 for name, value in states.items():
                     _close(simulation.states[name], value, rtol, f"{name} {where}")
+        return plans
 
 
 class RandomTraced(Traced):
@@ -211,6 +223,11 @@ def loss_and_gradients(model: Any, loss: torch.Tensor) -> list[torch.Tensor]:
     for parameter in model.parameters():
         parameter.grad = None
     return [loss.detach(), *gradients]
+
+
+def needed_bytes(plan: plan_pb2.Plan) -> int:
+    """The memory of a wafer that a plan needs: with one byte less, the compiler makes another plan or none."""
+    return plan_memory(plan.wafer, profile_kernels(plan.wafer.kernels), plan.wafer.memory_bytes).needed_bytes
 
 
 def kinds(plan: plan_pb2.Plan) -> Mapping[str, int]:

@@ -10,17 +10,20 @@ from torch import nn
 ROWS, TOKENS, VOCABULARY, PIXELS = 4, 8, 64, 16
 Batch = Mapping[str, torch.Tensor]
 
+# Layers are compiled one by one, and other tests have many equal ones: where all layers of a class are alike, one is
+# enough here. Two are where the second differs, reads what the first made, has the same weights, or is of GPT-2.
 _SIZES = {
     "hidden_size": 32,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
     "num_attention_heads": 4,
     "intermediate_size": 48,
     "max_position_embeddings": 32,
 }
 _SHORT = {"d_model": 32, "vocab_size": VOCABULARY, "max_position_embeddings": 32}
-_LAYERS = {"encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
+_LAYERS = {"encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
 _WIDTHS = {"encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
-_GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32}
+_TWO_LAYERS = {"num_hidden_layers": 2}
+_GPT = {"n_embd": 32, "n_layer": 1, "n_head": 4, "n_positions": 32}
 _IMAGES = {"image_size": PIXELS, "patch_size": 8, "num_labels": 5}
 # Random numbers drawn by a model are the cluster's own.
 _WITHOUT_DROPOUT = """
@@ -102,20 +105,25 @@ def _encoder(model: str, **more: Any) -> HuggingFace:
 _CLIP_PART = {**_SIZES, "projection_dim": 16}
 
 MODELS: Mapping[str, HuggingFace] = {
-    "gpt2": _decoder("GPT2LMHeadModel", _GPT),
+    "gpt2": _decoder("GPT2LMHeadModel", _GPT, n_layer=2),
     "gpt-neox": _decoder("GPTNeoXForCausalLM"),
     "gptj": _decoder("GPTJForCausalLM", _GPT, rotary_dim=4),
     "opt": _decoder("OPTForCausalLM", _SIZES, ffn_dim=48, word_embed_proj_dim=32),
-    "bloom": _decoder("BloomForCausalLM", {"hidden_size": 32, "n_layer": 2, "n_head": 4}),
+    "bloom": _decoder("BloomForCausalLM", {"hidden_size": 32, "n_layer": 1, "n_head": 4}),
     "falcon": _decoder("FalconForCausalLM"),
     "llama": _decoder("LlamaForCausalLM", num_key_value_heads=2),
     "mistral": _decoder("MistralForCausalLM", num_key_value_heads=2, sliding_window=6),
-    "gemma2": _decoder("Gemma2ForCausalLM", num_key_value_heads=2, head_dim=8, sliding_window=6),
+    "gemma2": _decoder("Gemma2ForCausalLM", _SIZES | _TWO_LAYERS, num_key_value_heads=2, head_dim=8, sliding_window=6),
     "qwen2": _decoder("Qwen2ForCausalLM", num_key_value_heads=2),
     "phi3": _decoder("Phi3ForCausalLM", num_key_value_heads=2),
     "mixtral": _decoder("MixtralForCausalLM", num_key_value_heads=2, num_local_experts=4),
     "gpt-oss": _decoder(
-        "GptOssForCausalLM", num_local_experts=4, num_experts_per_tok=2, num_key_value_heads=2, head_dim=8
+        "GptOssForCausalLM",
+        _SIZES | _TWO_LAYERS,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        num_key_value_heads=2,
+        head_dim=8,
     ),
     "qwen3-moe": _decoder(
         "Qwen3MoeForCausalLM",
@@ -127,6 +135,7 @@ MODELS: Mapping[str, HuggingFace] = {
     ),
     "deepseek-v3": _decoder(
         "DeepseekV3ForCausalLM",
+        _SIZES | _TWO_LAYERS,
         n_routed_experts=4,
         num_experts_per_tok=2,
         n_group=2,
@@ -141,10 +150,10 @@ MODELS: Mapping[str, HuggingFace] = {
         num_key_value_heads=4,
     ),
     "bert": _encoder("BertForMaskedLM"),
-    "albert": _encoder("AlbertForMaskedLM", embedding_size=16),
+    "albert": _encoder("AlbertForMaskedLM", embedding_size=16, **_TWO_LAYERS),
     "distilbert": HuggingFace(
         "DistilBertForMaskedLM",
-        {"vocab_size": VOCABULARY, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48},
+        {"vocab_size": VOCABULARY, "dim": 32, "n_layers": 1, "n_heads": 4, "hidden_dim": 48},
         _masked_text,
     ),
     "esm": _encoder("EsmForMaskedLM", pad_token_id=1, mask_token_id=2, position_embedding_type="rotary"),

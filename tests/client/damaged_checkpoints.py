@@ -1,6 +1,6 @@
-"""Loads damaged forms of a checkpoint: `damaged_checkpoints.py FILE FLIPS CUTS`.
+"""Loads damaged forms of checkpoints: `damaged_checkpoints.py FILE FLIPS CUTS [FILE FLIPS CUTS ...]`.
 
-Prints a line for each: what was done to the file, and "equal", "different", "refused" or what went wrong.
+Prints a line for each: what was done to which file, and "equal", "different", "refused" or what went wrong.
 """
 
 import json
@@ -77,18 +77,19 @@ def is_equal(left: Any, right: Any) -> bool:
     return type(left) is type(right) and bool(np.array_equal(left, right))
 
 
-def main(path: Path, flips: int, cuts: int) -> None:
-    torch.set_num_threads(1)
-    structure.subprocess.run = WalkForks().run  # type: ignore[assignment]
+def check(path: Path, flips: int, cuts: int) -> None:
     whole = path.read_bytes()
     expected = pytree.tree_leaves(load(path, "cpu"))
     for number, (what, content) in enumerate(damaged(whole, path, flips, cuts)):
         # Another name each time, so that what HDF5 might keep of a file does not matter.
         other = path.with_name(f"{number}.mdl")
         other.write_bytes(content)
-        print(f"{what}: {outcome(other, expected)}", flush=True)
+        print(f"{path}: {what}: {outcome(other, expected)}", flush=True)
         other.unlink()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    torch.set_num_threads(1)
+    structure.subprocess.run = WalkForks().run  # type: ignore[assignment]
+    for path, flips, cuts in zip(sys.argv[1::3], sys.argv[2::3], sys.argv[3::3], strict=True):
+        check(Path(path), int(flips), int(cuts))

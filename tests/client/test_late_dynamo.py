@@ -1,20 +1,16 @@
 """Dynamo takes half a second to import. The client does not import it; who does finds torch as it ever was."""
 
-import subprocess
-import sys
 import textwrap
+from collections.abc import Mapping
 
+import pytest
+from forked_checks import Outcome, run
 
-def output_of(script: str) -> str:
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_meta_tensors_do_not_import_it() -> None:
-    script = """
+CHECKS = {
+    "meta tensors do not import it": """
         import sys
         import torch
+        assert "torch._dynamo" not in sys.modules
         import cstorch
         x = torch.empty(3, 4, device="meta")
         for function in (torch.add, torch.div, torch.sub, torch.pow, torch.maximum):
@@ -23,12 +19,8 @@ def test_meta_tensors_do_not_import_it() -> None:
         for function in (torch.sigmoid, torch.nn.functional.gelu, torch.tanh, torch.exp, torch.sqrt):
             assert function(x).shape == (3, 4)
         assert "torch._dynamo" not in sys.modules
-    """
-    output_of(script)
-
-
-def test_from_its_import_on_torch_has_the_functions_as_ever() -> None:
-    script = """
+    """,
+    "from its import on torch has the functions as ever": """
         import torch
         import cstorch
         from torch._decomp import meta_table
@@ -48,5 +40,15 @@ def test_from_its_import_on_torch_has_the_functions_as_ever() -> None:
         assert torch.div(x, 2).shape == (3, 4)
         compiled = torch.compile(lambda a: torch.sigmoid(a / 3), backend="eager", fullgraph=True)
         torch.testing.assert_close(compiled(torch.ones(2)), torch.sigmoid(torch.ones(2) / 3))
-    """
-    output_of(script)
+    """,
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> Mapping[str, Outcome]:
+    return run({name: textwrap.dedent(code) for name, code in CHECKS.items()})
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_dynamo(check: str, outcomes: Mapping[str, Outcome]) -> None:
+    assert outcomes[check].status == 0, outcomes[check].stderr

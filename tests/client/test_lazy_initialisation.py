@@ -212,9 +212,17 @@ def test_reading_leaves_the_way_to_make_it() -> None:
     assert_same(ours, theirs)
 
 
-@pytest.mark.parametrize("shape", [(129, 130), (1025, 1025), (3, (1 << 20) + 5), (1 << 20,), (2 * (1 << 20) + 15,)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("bounds", [(-0.5, 1.25), (-0.01, 3.0), (0.9, 1.0)])
+SHAPES = [(129, 130), (1025, 1025), (3, (1 << 20) + 5), (1 << 20,), (2 * (1 << 20) + 15,)]
+BOUNDS = [(-0.5, 1.25), (-0.01, 3.0), (0.9, 1.0)]
+# Each shape with all bounds, and the types in turn: so each type is with each shape, and with each of the bounds.
+TRUNCATED = [
+    (shape, (torch.float32, torch.bfloat16)[(row + column) % 2], bounds)
+    for row, shape in enumerate(SHAPES)
+    for column, bounds in enumerate(BOUNDS)
+]
+
+
+@pytest.mark.parametrize(("shape", "dtype", "bounds"), TRUNCATED)
 def test_truncated_numbers_are_deferred(
     shape: tuple[int, ...], dtype: torch.dtype, bounds: tuple[float, float]
 ) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import textwrap
@@ -184,26 +185,36 @@ def test_a_flipped_bit_in_the_data_is_refused(
 
 @pytest.mark.cluster
 def test_a_save_killed_at_any_moment_leaves_whole_files_and_refused_parts(tmp_path: Path) -> None:
+    # A fork for each folder: to import torch for each would take seconds.
     script = """
-        import itertools, sys, torch
+        import itertools, os, sys, torch
         from cstorch.storage import save
-        tree = {str(n): torch.full((500, 1000), float(n)) for n in range(20)}
-        for number in itertools.count():
-            save(tree, f"{sys.argv[1]}/{number}.mdl")
-            print(number, flush=True)
+        for folder in sys.stdin:
+            if (child := os.fork()) == 0:
+                tree = {str(n): torch.full((500, 1000), float(n)) for n in range(20)}
+                for number in itertools.count():
+                    save(tree, f"{folder.strip()}/{number}.mdl")
+                    print(os.getpid(), number, flush=True)
+            print("status", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
     """
-    for moment in range(4):
-        folder = tmp_path / str(moment)
-        folder.mkdir()
-        command = [sys.executable, "-c", textwrap.dedent(script), str(folder)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as saving:
-            assert saving.stdout is not None
-            assert saving.stdout.readline() == "0\n"
+    folders = [tmp_path / str(moment) for moment in range(4)]
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as saving:
+        assert saving.stdin is not None
+        assert saving.stdout is not None
+        for moment, folder in enumerate(folders):
+            folder.mkdir()
+            print(folder, file=saving.stdin, flush=True)
+            process, number = saving.stdout.readline().split()
+            assert number == "0"
             # While it writes the next one: when the file has grown so far.
             deadline = time.monotonic() + 30
             while not any(part.stat().st_size > moment * 10_000_000 for part in folder.glob("1.mdl*")):
                 assert time.monotonic() < deadline
-            saving.kill()
+            os.kill(int(process), signal.SIGKILL)
+            while (said := saving.stdout.readline()) != f"status {-signal.SIGKILL}\n":
+                assert said.startswith(process)  # another file was saved
+    for folder in folders:
         for path in folder.iterdir():
             refusal = ""
             try:

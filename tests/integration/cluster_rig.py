@@ -213,6 +213,19 @@ def cluster_by_hand(
     surroundings.assert_nothing_left()
 
 
+def forking(
+    server: RoleServer,
+) -> Callable[[Host, Sequence[str], Mapping[str, str], Mapping[int, int]], ForkedProcess]:
+    """A Start of benchmarks.memory: the processes of a measurement are what `python -m` starts, without its imports."""
+
+    def start(place: Host, words: Sequence[str], variables: Mapping[str, str], fds: Mapping[int, int]) -> ForkedProcess:
+        module, *arguments = words
+        marked = {**variables, MARK: NO_MARK}  # a forked fork server looks for a mark in its environment
+        return server.start(module, arguments, marked, output=fds[2], fds=fds, namespace=place.namespace)
+
+    return start
+
+
 class Restarted:
     """A process by hand that is killed, and started anew at its address."""
 

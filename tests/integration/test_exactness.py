@@ -49,12 +49,24 @@ def test_the_cpu_backend_trains_as_plain_pytorch(tmp_path: Path, optimizer: str,
     assert_equal(parity.run_cstorch(options("CPU", tmp_path, optimizer, reduction)), plain(optimizer, reduction))
 
 
+def covering(offset: int) -> list[tuple[str, str, int, int, int]]:
+    """Each shape with one training.
+
+    Any training meets any number of wafers, of shards and of workers: for a number of wafers, the four numbers of
+    shards and workers have the four trainings, and the next number of wafers has them in the next order.
+    """
+    return [
+        (*TRAININGS[(number + number // len(TRAININGS) + offset) % len(TRAININGS)], *shape)
+        for number, shape in enumerate(SHAPES)
+    ]
+
+
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     ("optimizer", "reduction", "wafers", "shards", "workers", "lane"),
-    [(*training, *shape, "shared_memory") for training in TRAININGS for shape in SHAPES]
-    # Each shape with one training, each training with three shapes.
-    + [(*training, *shape, "grpc") for training, shape in zip(itertools.cycle(TRAININGS), SHAPES, strict=False)],
+    # Each lane with each shape, which with another training on the other lane: of all products, those that have each
+    # pair of values.
+    [(*case, "shared_memory") for case in covering(0)] + [(*case, "grpc") for case in covering(1)],
 )
 def test_a_cluster_trains_as_plain_pytorch(
     cluster: RunningCluster,

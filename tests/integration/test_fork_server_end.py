@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from cluster_rig import SCRIPTS, RunningScript, StartScript, Surroundings, wait_for
+from role_server import RoleServer
 from up_rig import up, waferbox
 
 from waferbox.cluster.supervised_process import MAX_EARLY_EXITS
@@ -67,7 +68,7 @@ def surroundings(tmp_path: Path, cache: Path) -> Surroundings:
 
 @pytest.mark.parametrize("trains", [False, True], ids=["idle", "with a job"])
 def test_a_cluster_whose_fork_server_was_killed_is_whole_again_soon(
-    start_script: StartScript, surroundings: Surroundings, *, trains: bool
+    start_script: StartScript, surroundings: Surroundings, role_server: RoleServer, *, trains: bool
 ) -> None:
     with up(surroundings) as (cluster, management):
         script = start_training(start_script, management) if trains else None
@@ -82,7 +83,7 @@ def test_a_cluster_whose_fork_server_was_killed_is_whole_again_soon(
         again = start_script(FAULTS, "runs", "--artifacts", "artifacts", management=management)
         assert again.wait() == 0, again.errors
         assert fork_server(surroundings).pid != victim.pid
-        assert waferbox(surroundings, "down").returncode == 0
+        assert waferbox(surroundings, "down", server=role_server).returncode == 0
         assert cluster.wait(60) == 0
         assert cluster.stderr is not None
         told = cluster.stderr.read()
@@ -97,7 +98,7 @@ def node_pids(management: str) -> list[int]:
 
 
 def test_a_cluster_in_the_background_whose_fork_server_does_not_stay_leaves_word_of_its_end(
-    surroundings: Surroundings,
+    surroundings: Surroundings, role_server: RoleServer
 ) -> None:
     started = waferbox(surroundings, "up", "--background")
     assert started.returncode == 0, started.stderr
@@ -109,11 +110,11 @@ def test_a_cluster_in_the_background_whose_fork_server_does_not_stay_leaves_word
                 victim.kill()
     assert len(victims) >= MAX_EARLY_EXITS
     cause = "was killed by signal 9, 5 times in a row"
-    assert cause in waferbox(surroundings, "status").stderr
+    assert cause in waferbox(surroundings, "status", server=role_server).stderr
     # Until it is cleared away, or nobody is told once another has been started.
     assert waferbox(surroundings, "up", "--background").returncode == 0
-    assert waferbox(surroundings, "down").returncode == 0
-    assert cause not in waferbox(surroundings, "status").stderr
+    assert waferbox(surroundings, "down", server=role_server).returncode == 0
+    assert cause not in waferbox(surroundings, "status", server=role_server).stderr
     surroundings.assert_nothing_left()
 
 

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from cluster_rig import forking
+from role_server import RoleServer
 
 from benchmarks.by_hand import ROOT
 from benchmarks.larger_than_memory import SHARE, Run, Size, limit_for, run
@@ -94,9 +96,9 @@ def train_eagerly(size: Size, limit_bytes: int, groups: ControlGroups | None) ->
 
 
 def test_a_model_trains_whose_states_are_four_times_what_has_room(
-    tmp_path: Path, control_groups: ControlGroups | None
+    tmp_path: Path, control_groups: ControlGroups | None, role_server: RoleServer
 ) -> None:
-    unlimited = run(SIZE, checkpoint_steps=2)
+    unlimited = run(SIZE, checkpoint_steps=2, start=forking(role_server))
     limit = limit_for(SIZE, unlimited)
     limited = run(
         SIZE,
@@ -104,6 +106,7 @@ def test_a_model_trains_whose_states_are_four_times_what_has_room(
         limit,
         checkpoint_steps=2,
         hold=hold(control_groups, unlimited) if control_groups is not None else lambda processes: None,
+        start=forking(role_server),
     )
     assert limited.losses == unlimited.losses
     assert len(limited.checkpoints) == 2

@@ -21,8 +21,8 @@ SCRIPT = """
     from cerebras.pytorch.utils.data import DataLoader, DataExecutor
 
     def input_fn():
-        import workers  # the user's own
-        return workers.loader()
+        import swarmx, workers  # the user's own: one in PYTHONPATH, one beside the script
+        return swarmx.loader(workers.samples())
 
     backend = cstorch.backend("CSX")
     torch.manual_seed(0)
@@ -51,38 +51,43 @@ SCRIPT = """
 WORKERS = """
     import torch
 
-    def loader():
+    def samples():
         generator = torch.Generator().manual_seed(1)
-        data = [(torch.randn(4, generator=generator), torch.randn(2, generator=generator)) for _ in range(24)]
+        return [(torch.randn(4, generator=generator), torch.randn(2, generator=generator)) for _ in range(24)]
+"""
+
+SWARMX = """
+    import torch
+
+    def loader(data):
         return torch.utils.data.DataLoader(data, batch_size=8)
 """
 
 
-def _project(folder: Path) -> tuple[Path, Path]:
-    """The script, and the folder of modules with names of ours."""
+def _write_modules(folder: Path, own: str, text: str, *, elsewhere: str) -> None:
+    """Modules with names of ours: the user's own, which works, and all others but the one that works elsewhere."""
     folder.mkdir()
     for name in MODULES:
-        (folder / f"{name}.py").write_text(f'raise ImportError("the user\'s {name}.py was imported")\n')
+        if name != elsewhere:
+            (folder / f"{name}.py").write_text(f'raise ImportError("the user\'s {name}.py was imported")\n')
     for name in PACKAGES:
         (folder / name).mkdir()
         (folder / name / "__init__.py").write_text(f'raise ImportError("the user\'s {name}/ was imported")\n')
-    (folder / "workers.py").write_text(textwrap.dedent(WORKERS))
-    script = folder / "train.py"
-    script.write_text(textwrap.dedent(SCRIPT))
-    return script, folder
+    (folder / f"{own}.py").write_text(textwrap.dedent(text))
 
 
-@pytest.mark.parametrize("place", ["script's folder", "PYTHONPATH"])
+# Both places at once: whoever imports one of these modules from either fails.
 @pytest.mark.parametrize("embedded", [True, False])
 def test_a_script_trains_beside_modules_with_names_of_ours(
-    start_script: StartScript, cluster: RunningCluster, tmp_path: Path, place: str, embedded: bool
+    start_script: StartScript, cluster: RunningCluster, tmp_path: Path, embedded: bool
 ) -> None:
-    script, folder = _project(tmp_path / "project")
-    variables = {}
-    if place == "PYTHONPATH":
-        script = script.rename(tmp_path / "train.py")
-        variables["PYTHONPATH"] = str(folder)
-    started = start_script(script, management=None if embedded else cluster.management, fresh=True, **variables)
+    beside, library = tmp_path / "project", tmp_path / "library"
+    _write_modules(beside, "workers", WORKERS, elsewhere="swarmx")
+    _write_modules(library, "swarmx", SWARMX, elsewhere="workers")
+    script = beside / "train.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    management = None if embedded else cluster.management
+    started = start_script(script, management=management, fresh=True, PYTHONPATH=str(library))
     assert started.wait(120.0) == 0, started.errors
     losses = [float(line.split()[1]) for line in started.output.splitlines() if line.startswith("loss")]
     assert len(losses) == 3, started.output

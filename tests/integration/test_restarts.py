@@ -8,6 +8,7 @@ import grpc
 import psutil
 import pytest
 from cluster_rig import SCRIPTS, StartScript, Surroundings, wait_for
+from role_server import RoleServer
 from up_rig import up, waferbox
 
 from waferbox.rpc.server import make_channel
@@ -33,9 +34,9 @@ def nodes(management: str, role: "node_pb2.Role.ValueType | None" = None) -> lis
 
 
 def test_a_wafer_that_is_killed_is_replaced_for_the_next_job(
-    start_script: StartScript, surroundings: Surroundings
+    start_script: StartScript, surroundings: Surroundings, role_server: RoleServer
 ) -> None:
-    with up(surroundings, "--wafers", "2") as (cluster, management):
+    with up(surroundings, "--wafers", "2", server=role_server) as (cluster, management):
         victim, other = nodes(management, node_pb2.ROLE_WAFER)
         psutil.Process(victim.process_id).kill()
         wait_for(lambda: victim.address not in [node.address for node in nodes(management, node_pb2.ROLE_WAFER)])
@@ -44,7 +45,7 @@ def test_a_wafer_that_is_killed_is_replaced_for_the_next_job(
         there = {node.process_id for node in nodes(management, node_pb2.ROLE_WAFER)}
         assert other.process_id in there
         (new,) = there - {other.process_id}
-        assert waferbox(surroundings, "down").returncode == 0
+        assert waferbox(surroundings, "down", server=role_server).returncode == 0
         assert cluster.wait(60) == 0
         assert cluster.stderr is not None
         told = cluster.stderr.read()
@@ -70,10 +71,10 @@ def jobs(management: str) -> list[management_pb2.JobInfo]:
 
 @pytest.mark.timeout(300)  # three jobs, one after the other
 def test_a_job_runs_on_while_management_dies_and_comes_back(
-    start_script: StartScript, surroundings: Surroundings
+    start_script: StartScript, surroundings: Surroundings, role_server: RoleServer
 ) -> None:
     arguments = (FAULTS, "runs", "--artifacts", "artifacts", "--num-csx", 2, "--losses", "--num-steps", 800)
-    with up(surroundings, "--wafers", "2", "--page", "--metrics") as (cluster, management):
+    with up(surroundings, "--wafers", "2", "--page", "--metrics", server=role_server) as (cluster, management):
         undisturbed = start_script(*arguments, management=management)
         assert undisturbed.wait(120) == 0, undisturbed.errors
         script = start_script(*arguments, "--pause", 0.02, management=management)
@@ -92,9 +93,9 @@ def test_a_job_runs_on_while_management_dies_and_comes_back(
         # It is as good as the one before.
         again = start_script(FAULTS, "runs", "--artifacts", "artifacts", "--num-csx", 2, management=management)
         assert again.wait() == 0, again.errors
-        shown = waferbox(surroundings, "status", "--management", management)
+        shown = waferbox(surroundings, "status", "--management", management, server=role_server)
         assert shown.returncode == 0
-        assert waferbox(surroundings, "down").returncode == 0
+        assert waferbox(surroundings, "down", server=role_server).returncode == 0
         assert cluster.wait(60) == 0
         assert cluster.stderr is not None
         assert f"appliance (pid {first.pid}) ended with status -9; started again as" in cluster.stderr.read()
@@ -102,9 +103,9 @@ def test_a_job_runs_on_while_management_dies_and_comes_back(
 
 @pytest.mark.parametrize("way", ["kill -9", "Ctrl-C"])
 def test_nothing_is_left_of_a_cluster_whose_management_was_started_again(
-    start_script: StartScript, surroundings: Surroundings, way: str
+    start_script: StartScript, surroundings: Surroundings, role_server: RoleServer, way: str
 ) -> None:
-    with up(surroundings) as (cluster, management):
+    with up(surroundings, server=role_server) as (cluster, management):
         script = start_script(
             FAULTS, "runs", "--artifacts", "artifacts", "--num-steps", 1_000_000, management=management
         )

@@ -4,9 +4,10 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from cluster_rig import hosts_or_skip
+from cluster_rig import forking, hosts_or_skip
+from role_server import RoleServer
 
-from benchmarks.memory import measure
+from benchmarks.memory import DEEP_LAYERS, DEEP_WIDTH, measure
 from benchmarks.network import Host
 from waferbox.links.grpc_bounds import MAX_QUEUED_BYTES
 from waferbox.runtime.schedule import WEIGHTS_WINDOW
@@ -16,8 +17,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 STEPS = 2
 BYTES_PER_SECOND = 20_000_000  # of what the wafer's host sends
 RATE = "2gbit"  # of all else: weights come fast, so that gradients are made faster than they leave
-WEIGHT_BYTES = 1280 * 1280 * 4  # of one layer of the model
-NUM_LAYERS = 16
+WEIGHT_BYTES = DEEP_WIDTH * DEEP_WIDTH * 4  # of one layer of the model
 TOLERANCE_BYTES = 16 << 20
 
 
@@ -27,11 +27,11 @@ def two_hosts() -> Iterator[list[Host]]:
         yield made
 
 
-def test_gradients_wait_at_their_wafer_within_its_memory(two_hosts: list[Host]) -> None:
+def test_gradients_wait_at_their_wafer_within_its_memory(two_hosts: list[Host], role_server: RoleServer) -> None:
     host, wafer_host = two_hosts
     begin = time.monotonic()
-    figures = measure("deep", 1, host=host, wafer_host=wafer_host, steps=STEPS)
-    gradient_bytes = NUM_LAYERS * WEIGHT_BYTES
+    figures = measure("deep", 1, host=host, wafer_host=wafer_host, steps=STEPS, start=forking(role_server))
+    gradient_bytes = DEEP_LAYERS * WEIGHT_BYTES
     assert wafer_host.sent_bytes() >= STEPS * gradient_bytes
     assert time.monotonic() - begin >= STEPS * gradient_bytes / BYTES_PER_SECOND
     # Received weights, and what waits for the link, come on top of what is told for one host.

@@ -1,6 +1,7 @@
 """The command `waferbox` and the embedded launcher, with real processes."""
 
 import contextlib
+import functools
 import json
 import os
 import pty
@@ -11,16 +12,19 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeAlias
 
-import psutil
 import pytest
+from cluster_rig import Surroundings, wait_for
+from role_server import RoleServer
+from up_rig import COMMAND, Forked, forked_waferbox
 
 pytestmark = pytest.mark.cluster
 
-COMMAND = [sys.executable, "-m", "waferbox"]
-EMBEDDED = [sys.executable, "-m", "waferbox.cluster.embedded"]
+EMBEDDED = "waferbox.cluster.embedded"
+Run: TypeAlias = Callable[..., "subprocess.CompletedProcess[str]"]  # see the fixture forked
 
 SCRIPT = """
 import json, os, signal, sys, time
@@ -35,44 +39,38 @@ sys.exit(7)
 """
 
 
+@pytest.fixture(scope="module")
+def role_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RoleServer]:
+    with contextlib.closing(RoleServer(tmp_path_factory.mktemp("role_server"))) as server:
+        yield server
+
+
 @pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
-    """No other cluster of this user is to be found."""
-    environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), "WAFERBOX_CACHE": str(tmp_path / "cache")}
-    environment.pop("WAFERBOX_MANAGEMENT", None)
-    environment["COLUMNS"] = "200"
-    return environment
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left(tmp_path: Path) -> Iterator[None]:
-    """No process, no socket in the file system, no shared memory, no note of a cluster."""
-    before = {process.pid for process in psutil.process_iter()}
+def surroundings(tmp_path: Path) -> Iterator[Surroundings]:
+    """No process, no socket in the file system, no shared memory, no note of a cluster is left."""
+    surroundings = Surroundings(tmp_path / "surroundings", tmp_path / "cache")
     shared = set(os.listdir("/dev/shm"))
-    yield
-    deadline = time.monotonic() + 10
-    while True:
-        left = [p for p in psutil.process_iter(["cmdline"]) if p.pid not in before and _is_ours(p)]
-        if not left:
-            break
-        assert time.monotonic() < deadline, left
-        time.sleep(0.05)
+    yield surroundings
+    wait_for(lambda: not surroundings.processes(), 10.0, lambda: f"still there: {surroundings.processes()}")
     assert set(os.listdir("/dev/shm")) <= shared
     assert not list(tmp_path.rglob("*.sock"))
     assert not (tmp_path / "waferbox").exists()
 
 
-def _is_ours(process: psutil.Process) -> bool:
-    words = process.info["cmdline"] or []
-    if not any(word.startswith(("interconnect.", "waferbox")) for word in words):
-        return False
-    try:
-        return os.environ["PYTEST_CURRENT_TEST"].split(" ")[0] in process.environ().get("PYTEST_CURRENT_TEST", "")
-    except psutil.Error:
-        return False
+@pytest.fixture
+def environment(surroundings: Surroundings, tmp_path: Path) -> dict[str, str]:
+    """No other cluster of this user is to be found."""
+    return surroundings.variables(XDG_RUNTIME_DIR=str(tmp_path), COLUMNS="200")
+
+
+@pytest.fixture(scope="module")
+def forked(role_server: RoleServer) -> Run:
+    """forked(environment, *arguments): `waferbox` in a process that is forked, once it has ended."""
+    return functools.partial(forked_waferbox, role_server)
 
 
 def waferbox(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`waferbox` as a user's."""
     return subprocess.run(
         [*COMMAND, *arguments], env=environment, capture_output=True, text=True, timeout=60, check=False
     )
@@ -91,23 +89,25 @@ def waferbox(environment: dict[str, str], *arguments: str) -> subprocess.Complet
         (["frobnicate"], "frobnicate"),
     ],
 )
-def test_wrong_arguments_are_said_to_be_wrong(environment: dict[str, str], arguments: list[str], text: str) -> None:
-    done = waferbox(environment, *arguments)
+def test_wrong_arguments_are_said_to_be_wrong(
+    environment: dict[str, str], forked: Run, arguments: list[str], text: str
+) -> None:
+    done = forked(environment, *arguments)
     assert done.returncode == 2
     assert text in re.sub(r"\s*│\s*", " ", done.stderr)
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("command", ["status", "down"])
-def test_no_cluster_is_a_clear_error(environment: dict[str, str], command: str) -> None:
+def test_no_cluster_is_a_clear_error(environment: dict[str, str], forked: Run, command: str) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{unused.getsockname()[1]}"
-        done = waferbox(environment, command, "--management", address)
+        done = forked(environment, command, "--management", address)
     assert done.returncode == 1
     assert address in done.stderr
     assert "Traceback" not in done.stderr
-    done = waferbox(environment, command)
+    done = forked(environment, command)
     assert done.returncode == 1
     assert "waferbox up" in done.stderr
 
@@ -118,7 +118,7 @@ def test_the_version_is_shown(environment: dict[str, str]) -> None:
     assert __version__ in waferbox(environment, "--version").stdout
 
 
-def test_up_in_the_background_status_and_down(environment: dict[str, str]) -> None:
+def test_up_in_the_background_status_and_down(environment: dict[str, str], forked: Run) -> None:
     done = waferbox(environment, "up", "--wafers", "2", "--memoryx", "2", "--page", "--background")
     assert done.returncode == 0, done.stderr
     found = re.search(r"export WAFERBOX_MANAGEMENT=(\S+)", done.stdout)
@@ -133,7 +133,7 @@ def test_up_in_the_background_status_and_down(environment: dict[str, str]) -> No
     rows = [line.split() for line in shown.stdout.splitlines() if re.match(r"n\d+ ", line)]
     assert sorted(row[1] for row in rows) == ["memoryx"] * 2 + ["swarmx"] + ["wafer"] * 2 + ["worker"] * 2
     assert all(row[2] == "free" for row in rows)
-    again = waferbox({**environment, "WAFERBOX_MANAGEMENT": found[1]}, "status")
+    again = forked({**environment, "WAFERBOX_MANAGEMENT": found[1]}, "status")
     assert again.returncode == 0
     begin = time.monotonic()
     down = waferbox(environment, "down")
@@ -142,68 +142,68 @@ def test_up_in_the_background_status_and_down(environment: dict[str, str]) -> No
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_up_stays_until_it_is_told_to_end(environment: dict[str, str], number: signal.Signals) -> None:
-    with subprocess.Popen([*COMMAND, "up"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        for line in process.stdout:
-            if b"export" in line:
+def test_up_stays_until_it_is_told_to_end(
+    environment: dict[str, str], role_server: RoleServer, number: signal.Signals
+) -> None:
+    with Forked(role_server, environment, "waferbox", "up") as up:
+        for line in up.stdout:
+            if "export" in line:
                 break
-        process.send_signal(number)
+        up.send_signal(number)
         begin = time.monotonic()
-        messages = process.stderr.read().decode()
-        assert process.wait(20) == 0
+        messages = up.stderr.read()
+        assert up.wait(20) == 0
         assert time.monotonic() - begin < 5
     assert "Traceback" not in messages
     assert "WARNING" not in messages
 
 
-def test_up_starts_a_node_that_dies_again_and_ends_with_down(environment: dict[str, str]) -> None:
-    with subprocess.Popen(
-        [*COMMAND, "up"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
+def test_up_starts_a_node_that_dies_again_and_ends_with_down(
+    environment: dict[str, str], role_server: RoleServer, forked: Run
+) -> None:
+    with Forked(role_server, environment, "waferbox", "up") as up:
         pid = 0
-        for line in process.stdout:
+        for line in up.stdout:
             if line.startswith("wafer "):
                 pid = int(line.split()[2])
             if "export" in line:
                 break
         os.kill(pid, signal.SIGKILL)
-        told = process.stderr.readline()
+        told = up.stderr.readline()
         assert f"wafer (pid {pid}) ended with status -9; started again as pid " in told
         deadline = time.monotonic() + 60
-        while told.split()[-1] not in waferbox(environment, "get", "nodes", "-o", "wide").stdout.split():
+        while told.split()[-1] not in forked(environment, "get", "nodes", "-o", "wide").stdout.split():
             assert time.monotonic() < deadline
-        assert waferbox(environment, "down").returncode == 0
-        assert process.wait(20) == 0
+        assert forked(environment, "down").returncode == 0
+        assert up.wait(20) == 0
 
 
-def test_an_address_that_is_taken_is_a_clear_error(environment: dict[str, str]) -> None:
+def test_an_address_that_is_taken_is_a_clear_error(environment: dict[str, str], forked: Run) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         for extra in ([], ["--background"]):
-            done = waferbox(environment, "up", "--listen", address, *extra)
+            done = forked(environment, "up", "--listen", address, *extra)
             assert done.returncode == 1
             assert f"cannot listen at {address}" in done.stderr
             assert "Traceback" not in done.stderr
 
 
-def test_run_gives_the_script_a_cluster_and_exits_as_it_does(environment: dict[str, str], tmp_path: Path) -> None:
+def test_run_gives_the_script_a_cluster_and_exits_as_it_does(
+    environment: dict[str, str], forked: Run, tmp_path: Path
+) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     states = ["--state-dir", str(tmp_path), "--memory-limit", "8g"]  # MemoryX takes them, or would not start
-    done = waferbox(environment, "run", "--wafers", "1", *states, str(script), "--wafers", "3", "-v")
+    done = forked(environment, "run", "--wafers", "1", *states, str(script), "--wafers", "3", "-v")
     assert done.returncode == 7, done.stderr
     arguments, address = json.loads(done.stdout)
     assert arguments == ["--wafers", "3", "-v"]
     assert re.fullmatch(r"127\.0\.0\.1:\d+", address)
 
 
-def test_run_starts_a_script_again_that_died(environment: dict[str, str], tmp_path: Path) -> None:
+def test_run_starts_a_script_again_that_died(environment: dict[str, str], forked: Run, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import os, signal, sys\n"
@@ -212,65 +212,54 @@ def test_run_starts_a_script_again_that_died(environment: dict[str, str], tmp_pa
         "if number == 0: os.kill(os.getpid(), signal.SIGKILL)\n"
         "sys.exit({1: 3, 2: 0}[number])\n"
     )
-    done = waferbox(environment, "run", "--restarts", "2", str(script))
+    done = forked(environment, "run", "--restarts", "2", str(script))
     assert done.returncode == 0, done.stderr
     assert [line for line in done.stdout.splitlines() if line.isdigit()] == ["0", "1", "2"]
     assert "ended with status 137: starting it again (1 of 2)" in done.stdout
-    done = waferbox(environment, "run", "--restarts", "1", str(script))
+    done = forked(environment, "run", "--restarts", "1", str(script))
     assert done.returncode == 3
 
 
-def test_a_folder_for_states_that_lies_in_memory_is_refused(environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_folder_for_states_that_lies_in_memory_is_refused(
+    environment: dict[str, str], forked: Run, tmp_path: Path
+) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     states = ["--state-dir", "/dev/shm", "--memory-limit", "8g"]
-    done = waferbox(environment, "run", *states, str(script))
+    done = forked(environment, "run", *states, str(script))
     assert done.returncode == 1
     assert "--state-dir must be a folder on a disk" in done.stderr
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 9), (signal.SIGTERM, 128 + 15)])
 def test_run_passes_signals_on(
-    environment: dict[str, str], tmp_path: Path, number: signal.Signals, status: int
+    environment: dict[str, str], role_server: RoleServer, tmp_path: Path, number: signal.Signals, status: int
 ) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    with subprocess.Popen([*COMMAND, "run", str(script), "wait"], env=environment, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline()
-        process.send_signal(number)
-        assert process.wait(20) == status
-
-
-def embedded(environment: dict[str, str]) -> tuple[subprocess.Popen[bytes], str]:
-    process = subprocess.Popen(
-        [*EMBEDDED, "--wafers", "1"],
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    return process, json.loads(process.stdout.readline())["management"]
+    with Forked(role_server, environment, "waferbox", "run", str(script), "wait") as run:
+        assert run.stdout.readline()
+        run.send_signal(number)
+        assert run.wait(20) == status
 
 
 @pytest.mark.parametrize("way", ["its input ends", "SIGTERM", "kill -9"])
-def test_the_embedded_cluster_ends_with_whoever_holds_it(environment: dict[str, str], way: str) -> None:
-    process, address = embedded(environment)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    assert waferbox(environment, "status", "--management", address).returncode == 0
-    begin = time.monotonic()
-    if way == "its input ends":
-        process.stdin.close()
-    else:
-        process.send_signal(signal.SIGTERM if way == "SIGTERM" else signal.SIGKILL)
-    status = process.wait(20)
-    assert status == (-signal.SIGKILL if way == "kill -9" else 0)
-    assert time.monotonic() - begin < 5
-    process.stdin.close()
-    assert process.stdout.read() == b""  # nobody holds it any more
-    process.stdout.close()
+def test_the_embedded_cluster_ends_with_whoever_holds_it(
+    environment: dict[str, str], role_server: RoleServer, forked: Run, way: str
+) -> None:
+    with Forked(role_server, environment, EMBEDDED, "--wafers", "1") as embedded:
+        address = json.loads(embedded.stdout.readline())["management"]
+        assert forked(environment, "status", "--management", address).returncode == 0
+        begin = time.monotonic()
+        if way == "its input ends":
+            embedded.end_input()
+        else:
+            embedded.send_signal(signal.SIGTERM if way == "SIGTERM" else signal.SIGKILL)
+        status = embedded.wait(20)
+        assert status == (-signal.SIGKILL if way == "kill -9" else 0)
+        assert time.monotonic() - begin < 5
+        assert embedded.stdout.read() == ""  # nobody holds it any more
+    assert "No clusters." in forked(environment, "get", "clusters").stderr  # the record of one that was killed goes
 
 
 def test_ctrl_c_on_the_terminal_reaches_the_script_once(environment: dict[str, str], tmp_path: Path) -> None:

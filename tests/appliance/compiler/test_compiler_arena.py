@@ -1,8 +1,8 @@
 """The arena of gradients: what it holds, that nothing waits for ever, and that a place used too early is noticed."""
 
+import functools
 from collections.abc import Iterator
 from contextlib import nullcontext
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -43,6 +43,7 @@ class Chain(nn.Module):
         return x
 
 
+@functools.cache
 def trained(*, clip: bool = False, seen: bool = False, again: bool = False) -> tuple[Traced, list[torch.Tensor]]:
     """clip: updates wait for the norm of all gradients. seen: the script gets a large gradient. again: the wafers read
     a gradient that they have sent."""
@@ -116,7 +117,7 @@ def test_results_do_not_depend_on_who_is_slow(how: dict[str, bool], cluster: tup
 def test_an_arena_of_one_segment_gives_the_same_results(
     plain: tuple[Traced, list[torch.Tensor]], cluster: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan_module, "lay_out_arena", partial(arena.lay_out_arena, is_small=True))
+    monkeypatch.setattr(plan_module, "lay_out_arena", functools.partial(arena.lay_out_arena, is_small=True))
     traced, batches = plain
     plan = traced.plan(*cluster)
     assert plan.wafer.arena.nbytes < 2 * WIDE * WIDE * 8

@@ -122,6 +122,12 @@ def traced(case: str) -> Traced:
     return Traced(build, model(), batch(), double=False)
 
 
+@functools.cache
+def planned(case: str, precision: Precision, wafers: int, micro_batches: int) -> plan_pb2.Plan:
+    """For two shards. Nothing changes it."""
+    return traced(case).plan(wafers, 2, precision=precision, micro_batches=micro_batches)
+
+
 def batches(case: str) -> list[Any]:
     return [tree_leaves(CASES[case][2]()) for _ in range(STEPS)]
 
@@ -147,7 +153,7 @@ def travelling(plan: plan_pb2.Plan) -> list[tuple[torch.dtype, torch.Size, bool]
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_of_weights_travel_in_half_and_nothing_else(case: str, wafers: int, micro_batches: int) -> None:
     step = traced(case)
-    plan = step.plan(wafers, 2, precision=BF16, micro_batches=micro_batches)
+    plan = planned(case, BF16, wafers, micro_batches)
     # Batch norm's come back to the wafers, whose own gradients need them; one wafer updates its weights itself.
     own = "norm." if case == "images" else "-"
     named = step.reference.named_parameters()
@@ -156,7 +162,7 @@ def test_gradients_of_weights_travel_in_half_and_nothing_else(case: str, wafers:
     assert halves == weights
     assert all(to_shards for dtype, _, to_shards in travelling(plan) if dtype is torch.bfloat16)
     others = [shape for dtype, shape, _ in travelling(plan) if dtype is not torch.bfloat16]
-    wide = step.plan(wafers, 2, precision=WIDE, micro_batches=micro_batches)
+    wide = planned(case, WIDE, wafers, micro_batches)
     assert len(others) == len(travelling(wide)) - len(weights)
 
 
@@ -240,10 +246,9 @@ def test_the_results_are_those_of_float32_rounded_once_by_each(
 ) -> None:
     """To the bit: losses, weights and all other states after some steps."""
     step, inputs = traced(case), batches(case)
-    half = Simulation(step.plan(wafers, 2, precision=precision, micro_batches=micro_batches), step.initial)
+    half = Simulation(planned(case, precision, wafers, micro_batches), step.initial)
     found = half.run(inputs, 1)
-    wide_precision = Precision(half=precision.half)
-    wide = Simulation(step.plan(wafers, 2, precision=wide_precision, micro_batches=micro_batches), step.initial)
+    wide = Simulation(planned(case, Precision(half=precision.half), wafers, micro_batches), step.initial)
     exact = Simulation(wide.plan, step.initial)
     exact.run(inputs, 1)
     monkeypatch.setattr(simulated_roles.SwarmX, "join", rounding(DTYPES[precision.half]))
@@ -269,7 +274,7 @@ def test_micro_batches_in_rounds_are_added_in_float32_too() -> None:
 
 def test_orders_of_the_roles_change_nothing() -> None:
     step, inputs = traced("clipped"), batches("clipped")
-    plan = step.plan(4, 2, precision=BF16)
+    plan = planned("clipped", BF16, 4, 1)
     states = []
     for seed in range(6):
         simulation = Simulation(plan, step.initial)

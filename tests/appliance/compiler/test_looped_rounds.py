@@ -1,6 +1,7 @@
 """Plans of many rounds, which state the rounds between the first and the last once."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -74,6 +75,7 @@ def clipped_step(model: Any) -> Any:
     return step
 
 
+@functools.cache
 def traced_chain(step: Any = mean_step, batch: int = BATCH) -> Traced:
     torch.manual_seed(0)
     return Traced(step, Chain(), torch.randn(batch, WIDE, dtype=torch.float64))

@@ -1,5 +1,7 @@
 """Into how many micro-batches a batch is divided, and what is said of it."""
 
+import copy
+import functools
 import re
 from contextlib import nullcontext
 from dataclasses import replace
@@ -76,6 +78,11 @@ def deep() -> Traced:
     return traced_deep(normalised=False)
 
 
+@pytest.fixture(scope="module")
+def plan_of_single_rows(deep: Traced) -> plan_pb2.Plan:
+    return compiled(deep.text, MicroBatching(size=1))
+
+
 def compiled(text: str, asked: MicroBatching | None, memory: int = 1 << 30, wafers: int = 1) -> plan_pb2.Plan:
     target = Target(num_csx=wafers, num_shards=1, wafer_memory_bytes=memory)
     plan = compile_in_micro_batches(text, target, asked, lambda: MACHINE)
@@ -89,6 +96,7 @@ def streamed(plan: plan_pb2.Plan) -> int:
     return sum(sizes.get(instruction.receive.group, 0) for instruction, _ in instructions)
 
 
+@functools.cache
 def needed(text: str) -> int:
     """The least memory with which a wafer computes all its rows at once."""
     return make_report(compiled(text, None), "key", MACHINE).memory.peak.total_bytes
@@ -126,9 +134,9 @@ def test_activations_of_eight_times_the_memory_are_divided(deep: Traced) -> None
 
 @pytest.mark.parametrize("largest", [0, 1, 96, 384])
 def test_the_largest_size_is_found_whatever_refusals_estimate(
-    deep: Traced, largest: int, monkeypatch: pytest.MonkeyPatch
+    deep: Traced, plan_of_single_rows: plan_pb2.Plan, largest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = compiled(deep.text, MicroBatching(size=1))
+    plan = copy.deepcopy(plan_of_single_rows)
 
     def fit(step: CompiledStep, target: Target) -> Any:
         rows = ROWS // target.micro_batches
@@ -158,9 +166,14 @@ def test_the_largest_size_is_found_whatever_refusals_estimate(
     ],
 )
 def test_below_a_size_only_those_are_tried_that_refusals_do_not_exclude(
-    deep: Traced, largest: int, share: float, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+    deep: Traced,
+    plan_of_single_rows: plan_pb2.Plan,
+    largest: int,
+    share: float,
+    sizes: list[int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    plan = compiled(deep.text, MicroBatching(size=1))
+    plan = copy.deepcopy(plan_of_single_rows)
     tried: list[int] = []
 
     def fit(step: CompiledStep, target: Target) -> Any:
@@ -246,10 +259,10 @@ def test_weights_are_streamed_as_seldom_as_memory_allows(deep: Traced) -> None:
 
 @pytest.mark.parity
 def test_statistics_of_the_batch_are_not_those_of_a_micro_batch() -> None:
-    rows = ROWS // 8  # fewer sizes are refused one after the other
+    rows = ROWS // 32  # fewer sizes are refused one after the other
     normalised = traced_deep(normalised=True, rows=rows)
     normalised.check([torch.randn(rows, WIDTH, dtype=torch.float64)], [(2, 1)], micro_batches=4)
-    memory = needed(normalised.text) // 8
+    memory = needed(normalised.text) // 4
     with pytest.raises(WaferMemoryError, match="micro-batches do not help, as the statistics of the whole batch"):
         compiled(normalised.text, MicroBatching(), memory)
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from compiled_steps import always_in_slices
 from model_training import TRAINED, Run, plain, simulated
 
 from appliance.compiler.core.target import ExecutionStrategy
@@ -62,5 +63,20 @@ def test_errors_of_micro_batches_in_regions_are_within_those_of_autocast(name: s
     precision = Precision(half=Half.BFLOAT16)
     ours = errors(name, [simulated(name, precision, 1, seed, **pipelined) for seed in SEEDS])
     theirs = errors(name, [plain(name, torch.bfloat16, seed) for seed in SEEDS])
+    for error, allowed in zip(ours, theirs, strict=True):
+        assert 0 < error <= BOUND * allowed
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
+@pytest.mark.parametrize(
+    ("name", "slices_attention"), [("bert", False), ("llama", False), ("llama", True), ("vit", False)]
+)
+def test_errors_of_slices_are_within_those_of_autocast(name: str, slices_attention: bool) -> None:
+    """Parts of a gradient are added in float32."""
+    with always_in_slices() as sliced:
+        settings = {"row_slices": 4, "slices_attention": slices_attention, "recomputes": True}
+        ours = errors(name, [simulated(name, Precision(half=Half.BFLOAT16), 1, seed, **settings) for seed in SEEDS])
+    theirs = errors(name, [plain(name, torch.bfloat16, seed) for seed in SEEDS])
+    assert sliced
     for error, allowed in zip(ours, theirs, strict=True):
         assert 0 < error <= BOUND * allowed

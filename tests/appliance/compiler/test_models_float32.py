@@ -1,5 +1,7 @@
 """Training of every model in float32: one wafer and two give what plain torch gives."""
 
+import itertools
+
 import pytest
 from model_training import IN_MICRO_BATCHES, TRAINED, assert_equal, plain, simulated
 
@@ -12,11 +14,23 @@ def test_training_gives_what_plain_torch_gives(name: str, wafers: int) -> None:
     assert_equal(simulated(name, None, wafers, seed=0), plain(name, None, seed=0), losses=1e-5, states=1e-4)
 
 
+# (wafers, micro-batches, rounds): each model has both values of each, and the models together all combinations.
+COVERING = [
+    ((1, 2, True), (2, 4, False)),
+    ((1, 4, True), (2, 2, False)),
+    ((1, 2, False), (2, 4, True)),
+    ((1, 4, False), (2, 2, True)),
+]
+
+
 @pytest.mark.parametrize(
-    ("wafers", "micro_batches", "rounds"),
-    [(1, 2, True), (1, 4, False), (2, 2, False), (2, 4, True)],
+    ("name", "wafers", "micro_batches", "rounds"),
+    [
+        (name, *combination)
+        for name, combinations in zip(IN_MICRO_BATCHES, itertools.cycle(COVERING), strict=False)
+        for combination in combinations
+    ],
 )
-@pytest.mark.parametrize("name", IN_MICRO_BATCHES)
 def test_training_in_micro_batches_gives_what_plain_torch_gives(
     name: str, wafers: int, micro_batches: int, rounds: bool
 ) -> None:

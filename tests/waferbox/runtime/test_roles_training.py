@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -26,10 +27,21 @@ LANES = [
     pytest.param(node_pb2.LANE_SHARED_MEMORY, id="shared-memory"),
     pytest.param(node_pb2.LANE_GRPC, id="grpc"),
 ]
+PLACES = ["in memory", "in files"]  # of the states
 MakeJob = Callable[..., SmallJob]
 
 
-@pytest.fixture(params=["in memory", "in files"])
+def by_pairs(*values: object) -> Any:
+    """Runs a test with each value, each on both lanes and in both places: all pairs, in half of the combinations."""
+    return [
+        pytest.param(value, lane.values[0], place, id=f"{place}-{lane.id}-{value}")
+        for number, value in enumerate(values)
+        for at, lane in enumerate(LANES)
+        for place in [PLACES[(number + at) % 2]]
+    ]
+
+
+@pytest.fixture(params=PLACES)
 def make_job(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeJob]:
     """With states in memory, and in files of which only what one instruction touches has room in memory."""
     states = StateSettings()
@@ -70,15 +82,14 @@ def write_states(job: SmallJob) -> list[StateClient]:
     return clients
 
 
-@pytest.mark.parametrize("lane", LANES)
+# Wafers, shards, leaves and workers.
 @pytest.mark.parametrize(
-    ("wafers", "shards", "leaves", "workers"),
-    [(1, 1, 0, 1), (2, 1, 0, 2), (2, 2, 0, 1), (3, 2, 2, 1)],
+    ("nodes", "lane", "make_job"),
+    by_pairs((1, 1, 0, 1), (2, 1, 0, 2), (2, 2, 0, 1), (3, 2, 2, 1)),
+    indirect=["make_job"],
 )
-def test_training_equals_plain_torch(
-    make_job: MakeJob, lane: int, wafers: int, shards: int, leaves: int, workers: int
-) -> None:
-    job = make_job(lane, wafers, shards, leaves, workers)
+def test_training_equals_plain_torch(make_job: MakeJob, lane: int, nodes: tuple[int, int, int, int]) -> None:
+    job = make_job(lane, *nodes)
     missing = job.load(1)
     assert missing["memoryx-0"] == ["count", "w0"]
     assert not missing["wafer-0"]
@@ -109,8 +120,7 @@ def test_training_equals_plain_torch(
     job.stop(1)
 
 
-@pytest.mark.parametrize("brings_plan", [True, False])
-@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize(("brings_plan", "lane", "make_job"), by_pairs(True, False), indirect=["make_job"])
 def test_second_execution_goes_on_from_the_state(make_job: MakeJob, lane: int, brings_plan: bool) -> None:
     job = make_job(lane)
     job.load(1)
@@ -170,11 +180,24 @@ def run_epoch(job: SmallJob, states: list[dict[str, torch.Tensor]], num_steps: i
     return told
 
 
-@pytest.mark.parametrize("lane", LANES)
-@pytest.mark.parametrize(("done_steps", "workers"), [(3, 1), (4, 2), (8, 1), (10, 1)])
+@pytest.fixture(scope="module")
+def uninterrupted() -> list[tuple[Told, list[dict[str, torch.Tensor]]]]:
+    """What an execution of all steps told and its states, once there was one: on each lane the same to the bit."""
+    return []
+
+
+# Steps that are done before, and workers.
+@pytest.mark.parametrize(
+    ("beginning", "lane", "make_job"), by_pairs((3, 1), (4, 2), (8, 1), (10, 1)), indirect=["make_job"]
+)
 def test_an_execution_that_begins_in_the_middle_tells_what_it_would_have_told(
-    make_job: MakeJob, lane: int, done_steps: int, workers: int
+    make_job: MakeJob,
+    uninterrupted: list[tuple[Told, list[dict[str, torch.Tensor]]]],
+    lane: int,
+    beginning: tuple[int, int],
 ) -> None:
+    done_steps, workers = beginning
+
     def job() -> SmallJob:
         return make_job(lane, wafers=2, shards=2, workers=workers)
 
@@ -182,8 +205,11 @@ def test_an_execution_that_begins_in_the_middle_tells_what_it_would_have_told(
         weights = (torch.full((INNER, OUTER), 0.01 * (shard + 1)) for shard in range(2))
         return [{f"w{shard}": weight, "count": torch.zeros(())} for shard, weight in enumerate(weights)]
 
-    expected_states, states = first_states(), first_states()
-    expected = run_epoch(job(), expected_states, 10, 0)
+    states = first_states()
+    if not uninterrupted:
+        of_all_steps = first_states()
+        uninterrupted.append((run_epoch(job(), of_all_steps, 10, 0), of_all_steps))
+    ((expected, expected_states),) = uninterrupted
     run_epoch(job(), states, done_steps, 0)
     told = run_epoch(job(), states, 10, done_steps)
     assert told.keys() == {(what, step) for what, step in expected if step > done_steps}
@@ -359,8 +385,7 @@ def test_state_that_does_not_exist_is_refused(make_job: MakeJob, lane: int) -> N
         client.close()
 
 
-@pytest.mark.parametrize("lane", LANES)
-@pytest.mark.parametrize("role", ["memoryx", "swarmx", "wafers"])
+@pytest.mark.parametrize(("role", "lane", "make_job"), by_pairs("memoryx", "swarmx", "wafers"), indirect=["make_job"])
 def test_lost_peer_is_a_failure_that_names_it(make_job: MakeJob, lane: int, role: str) -> None:
     job = make_job(lane, wafers=2)
     job.load(1)

@@ -1,0 +1,6 @@
+"""Makes the rigs of the integration tests importable."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
