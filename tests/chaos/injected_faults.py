@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import grpc
 import psutil
 from cluster_rig import RunningCluster, Surroundings
 
@@ -136,7 +137,10 @@ def victims_of(cluster: RunningCluster) -> Victims:
     def find(victim: str) -> psutil.Process | None:
         if victim in SERVICES:
             return _service(cluster.surroundings, victim)
-        pids = [node.process_id for node in cluster.nodes() if node.member == victim and node.job]
+        nodes = []
+        with contextlib.suppress(grpc.RpcError):  # the management service is away, after another fault
+            nodes = cluster.nodes()
+        pids = [node.process_id for node in nodes if node.member == victim and node.job]
         return psutil.Process(pids[0]) if pids and psutil.pid_exists(pids[0]) else None
 
     return find
