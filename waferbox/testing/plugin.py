@@ -18,6 +18,7 @@ pytest-xdist its jobs queue for the wafers. Where WAFERBOX_MANAGEMENT names a cl
 import fcntl
 import os
 import signal
+import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,6 +36,7 @@ MARKER: Final = "waferbox"
 OWNER: Final = "waferbox_owner"  # in the input of a worker of pytest-xdist: the process that distributes the tests
 
 _wafers = pytest.StashKey[int]()
+_process = pytest.StashKey["subprocess.Popen[bytes]"]()
 
 
 # --- Which tests need a cluster ---------------------------------------------------------------------------------------
@@ -118,7 +120,9 @@ def waferbox_cluster(request: pytest.FixtureRequest) -> str:
         from waferbox.cluster.launcher import ClusterSettings
 
         wafers = max(1, request.config.stash[_wafers])
-        return start_embedded(ClusterSettings(wafers=wafers), Starter.SCRIPT, _name(owner), owner=owner).management
+        started = start_embedded(ClusterSettings(wafers=wafers), Starter.SCRIPT, _name(owner), owner=owner)
+        request.config.stash[_process] = started.process  # whose object warns where it is dropped before its end
+        return started.management
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -126,7 +130,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     owner = _owner(config)
     if owner != os.getpid():
         return
-    cluster = _cluster_of(owner)
+    try:
+        cluster = _cluster_of(owner)
+    except OSError:  # the folder of the records is another user's, so that no cluster was recorded
+        return
     if cluster is not None:
         os.kill(cluster.pid, signal.SIGTERM)
         cluster.wait(deadlines.END.launched)
