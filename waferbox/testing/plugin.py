@@ -36,7 +36,7 @@ MARKER: Final = "waferbox"
 OWNER: Final = "waferbox_owner"  # in the input of a worker of pytest-xdist: the process that distributes the tests
 
 _wafers = pytest.StashKey[int]()
-_process = pytest.StashKey["subprocess.Popen[bytes]"]()
+_process = pytest.StashKey[subprocess.Popen[bytes]]()
 
 
 # --- Which tests need a cluster ---------------------------------------------------------------------------------------
