@@ -39,6 +39,7 @@ from waferbox.launch.local_clusters import (
     name_of_script,
     recorded,
     runtime_folder,
+    with_name,
 )
 from waferbox.launch.stop_signals import StopSignals
 from waferbox.output.console import errors, fail, output, print_heading, print_text, warn
@@ -175,7 +176,9 @@ def up(
     threads: Threads = None,
     state_dir: StateDir = None,
     memory_limit: MemoryLimit = None,
-    name: Annotated[str, typer.Option(metavar="NAME", help="The cluster's name, which --management takes.")] = "up",
+    name: Annotated[
+        str, typer.Option(metavar="NAME", help="The cluster's name, which --management takes.")
+    ] = Starter.UP,
     listen: Annotated[
         str | None,
         typer.Option(
@@ -218,7 +221,7 @@ def up(
     )
     if not NAME.fullmatch(name):
         raise typer.BadParameter(f"--name: {name!r} is no name; one has letters, digits, dots, dashes and underscores")
-    if any(cluster.name == name for cluster in local_clusters()) and name != "up":
+    if name != Starter.UP and with_name(local_clusters(), name):  # the default name gets a number
         fail(f"a cluster with the name {name} runs already: `waferbox get clusters` shows it")
     if vendor_client is not None:
         if not os.access(vendor_client, os.X_OK):

@@ -1,7 +1,6 @@
 """The connection of a command to a cluster, names of jobs on the command line, and streams that follow a job."""
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,7 +10,15 @@ import grpc
 import typer
 
 from waferbox import deadlines, settings
-from waferbox.launch.local_clusters import EMBEDDED, LocalCluster, for_everybody, last_failure, local_clusters
+from waferbox.launch.local_clusters import (
+    EMBEDDED,
+    LocalCluster,
+    for_everybody,
+    last_failure,
+    listed,
+    local_clusters,
+    with_name,
+)
 from waferbox.output.console import Status, fail, warn
 from waferbox.output.tables import phase_text
 from waferbox.rpc.address import split_address
@@ -121,11 +128,10 @@ def find_cluster(
     if management is not None and ":" in management:
         address = checked_address(management)
         return address, next((cluster for cluster in known if cluster.management == address), None)
-    chosen = among(known) if management is None else [cluster for cluster in known if cluster.name == management]
-    others = ", ".join(f"{cluster.name} at {cluster.management}" for cluster in known)
+    chosen = among(known) if management is None else with_name(known, management)
     if not chosen and management is not None:
         raise typer.BadParameter(
-            f"{management!r} is neither host:port nor the name of a cluster of this machine ({others or 'none runs'})"
+            f"{management!r} is neither host:port nor the name of a cluster of this machine ({listed(known)})"
         )
     if not chosen:
         fail(
@@ -133,9 +139,8 @@ def find_cluster(
             f"(or {settings.MANAGEMENT.name}).{_failure_text()}"
         )
     if len(chosen) > 1:
-        fail(f"several clusters run ({others}): name one with --management HOST:PORT or --management NAME")
-    if chosen[0].tls:  # make_channel reads the variable
-        os.environ.setdefault(settings.TLS_DIR.name, chosen[0].tls)
+        fail(f"several clusters run ({listed(known)}): name one with --management HOST:PORT or --management NAME")
+    chosen[0].use_certificates()
     return chosen[0].management, chosen[0]
 
 
@@ -205,7 +210,7 @@ def _complete(context: typer.Context, incomplete: str) -> Iterable[tuple[str, st
     """Completes names of jobs for a shell, with their phases; nothing without a unique cluster."""
     management = context.params.get("management")
     known = local_clusters()
-    chosen = [cluster for cluster in known if cluster.name == management] if management else meant(known)
+    chosen = with_name(known, management) if management else meant(known)
     addresses = [cluster.management for cluster in chosen] or ([management] if management else [])
     if len(addresses) != 1:
         return []

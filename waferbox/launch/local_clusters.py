@@ -79,6 +79,11 @@ class LocalCluster:
         except psutil.NoSuchProcess:
             return False
 
+    def use_certificates(self) -> None:
+        """Makes the channels of this process use the cluster's certificates, if it has some and no others are set."""
+        if self.tls:
+            os.environ.setdefault(settings.TLS_DIR.name, self.tls)
+
     def wait(self, seconds: float) -> bool:
         """Waits until the process that owns the cluster has ended; False if it has not ended in time."""
         try:
@@ -258,6 +263,16 @@ def local_clusters() -> list[LocalCluster]:
 def for_everybody(clusters: Sequence[LocalCluster]) -> list[LocalCluster]:
     """Returns those of `waferbox up`, which serve all scripts of the user."""
     return [cluster for cluster in clusters if cluster.starter is Starter.UP]
+
+
+def with_name(clusters: Sequence[LocalCluster], name: str) -> list[LocalCluster]:
+    """Returns the cluster of this name, if there is one."""
+    return [cluster for cluster in clusters if cluster.name == name]
+
+
+def listed(clusters: Sequence[LocalCluster]) -> str:
+    """Returns the names and addresses of clusters, for a message."""
+    return ", ".join(f"{cluster.name} at {cluster.management}" for cluster in clusters) or "none runs"
 
 
 def given_up(management: str) -> Sequence[str]:

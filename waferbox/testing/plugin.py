@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from waferbox import deadlines, settings
-from waferbox.launch.local_clusters import LocalCluster, Starter, local_clusters, runtime_folder
+from waferbox.launch.local_clusters import LocalCluster, Starter, local_clusters, runtime_folder, with_name
 
 if TYPE_CHECKING:
     from cstorch.backend import Backend
@@ -87,7 +87,7 @@ def _name(owner: int) -> str:
 
 
 def _cluster_of(owner: int) -> LocalCluster | None:
-    return next((cluster for cluster in local_clusters() if cluster.name == _name(owner)), None)
+    return next(iter(with_name(local_clusters(), _name(owner))), None)
 
 
 @contextmanager

@@ -1,14 +1,13 @@
 """The management service of a script's cluster: the one that is named, or that of the cluster of this machine."""
 
 import logging
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cstorch.distributed.cluster_config import ClusterConfig, is_address
 from cstorch.errors import ConfigurationError
 from waferbox import settings
-from waferbox.launch.local_clusters import EMBEDDED, LocalCluster, for_everybody, local_clusters
+from waferbox.launch.local_clusters import EMBEDDED, LocalCluster, for_everybody, listed, local_clusters, with_name
 from waferbox.security.tokens import Kind, own_clusters_token, user_token
 
 logger = logging.getLogger("cstorch.cluster")
@@ -52,22 +51,20 @@ def find_management(config: ClusterConfig) -> Management | None:
     if named and is_address(named):
         return Management(address=named, source=source, is_own=False)
     known = _running()
-    chosen = [cluster for cluster in known if cluster.name == named] if named else _large_enough(known, config)
-    listed = ", ".join(f"{cluster.name} at {cluster.management}" for cluster in known) or "none runs"
+    chosen = with_name(known, named) if named else _large_enough(known, config)
     if named and not chosen:
         raise ConfigurationError(
-            f"{source} is {named!r}, which is neither host:port nor a cluster of this machine ({listed})"
+            f"{source} is {named!r}, which is neither host:port nor a cluster of this machine ({listed(known)})"
         )
     if not chosen:
         return None
     if len(chosen) > 1:
         raise ConfigurationError(
-            f"several clusters of `waferbox up` run on this machine ({listed}): name one, as in "
+            f"several clusters of `waferbox up` run on this machine ({listed(known)}): name one, as in "
             f"{settings.MANAGEMENT.name}={chosen[0].name}; {_OWN}"
         )
     (cluster,) = chosen
-    if cluster.tls:  # channels read the variable
-        os.environ.setdefault(settings.TLS_DIR.name, cluster.tls)
+    cluster.use_certificates()
     if not named:
         logger.info("Using the cluster %r of `waferbox up` at %s (%s)", cluster.name, cluster.management, _OWN)
         source = f"the record of the cluster {cluster.name!r} of `waferbox up`; {_OWN}"
