@@ -34,6 +34,7 @@ from waferbox.launch.stop_signals import on_stop_signal
 from waferbox.rpc.address import bind, listen, split_address
 from waferbox.rpc.async_server import AsyncServer, make_async_channel
 from waferbox.runtime.logs import set_up_logging
+from waferbox.settings import IDLE_SECONDS
 from wsc.v1 import management_pb2_grpc, observation_pb2_grpc
 
 STOP_SECONDS = 1.0
@@ -103,6 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = ManagementSettings(
         cache_root=options.cache_root.absolute(),
         compile_root=None if options.compile_root is None else options.compile_root.absolute(),
+        idle_seconds=IDLE_SECONDS.get(),
     )
     clock = SteadyClock()
     service = ManagementService(settings, lambda: over.put(True), defect, clock)

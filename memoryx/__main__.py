@@ -17,7 +17,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from memoryx.settings import parse_arguments
     from waferbox.host.folders import recovery_root
     from waferbox.runtime.node import run_node
-    from waferbox.states.point_folders import sweep
+    from waferbox.states.point_folders import remove_job, sweep
     from waferbox.states.state_service import StateService
 
     settings, state_settings = parse_arguments(argv)
@@ -30,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings,
         lambda context: MemoryXJob(context, service, state_settings),
         add_services=service.add_to,
+        on_job_ended=lambda job: remove_job(recovery_root(), job),
     )
 
 

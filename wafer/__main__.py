@@ -15,7 +15,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from waferbox.host.folders import recovery_root
     from waferbox.host.memory import keep_freed_memory
     from waferbox.runtime.node import parse_arguments, run_node
-    from waferbox.states.point_folders import sweep
+    from waferbox.states.point_folders import remove_job, sweep
     from waferbox.states.state_service import StateService
 
     keep_freed_memory()
@@ -28,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings,
         lambda context: WaferJob(context, settings.threads, service),
         add_services=service.add_to,
+        on_job_ended=lambda job: remove_job(recovery_root(), job),
     )
 
 

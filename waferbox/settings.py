@@ -240,6 +240,14 @@ REPLACEMENT_SECONDS: Final[Variable[float]] = Variable(
     "fails.",
     readers="coordinators",
 )
+IDLE_SECONDS: Final[Variable[float]] = Variable(
+    name="WAFERBOX_IDLE_SECONDS",
+    form=_SECONDS,
+    default=300.0,
+    meaning="How long a job may be without an execution and keep its nodes while other jobs wait for them. It gets "
+    "nodes again when it needs some.",
+    readers="management",
+)
 INPUT_USER: Final[Variable[str]] = Variable(
     name="WAFERBOX_INPUT_USER",
     form=Form(text="the name of a user", parse=str),

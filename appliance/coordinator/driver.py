@@ -15,10 +15,14 @@ from wsc.v1 import node_pb2
 
 
 class JobState(enum.Enum):
-    """The states of a job whose coordinator runs. A death or a lost link leads from any state to RECOVERING."""
+    """The states of a job whose coordinator runs.
+
+    A death or a lost link leads from any state in which the job has nodes to RECOVERING.
+    """
 
     QUEUED = "queued"  # waits for its nodes
     IDLE = "idle"  # no execution
+    PREEMPTED = "preempted"  # no execution, and no nodes: others waited for them
     LOADING = "loading"  # the nodes load the plan of an execution, and open links
     WRITING = "writing"  # the client writes states
     STARTING = "starting"  # the states that were written become a recovery point
@@ -31,7 +35,8 @@ class JobState(enum.Enum):
 
 TRANSITIONS: Final[Mapping[JobState, frozenset[JobState]]] = {
     JobState.QUEUED: frozenset({JobState.IDLE, JobState.ENDED}),
-    JobState.IDLE: frozenset({JobState.LOADING, JobState.RECOVERING, JobState.ENDED}),
+    JobState.IDLE: frozenset({JobState.LOADING, JobState.PREEMPTED, JobState.RECOVERING, JobState.ENDED}),
+    JobState.PREEMPTED: frozenset({JobState.RECOVERING, JobState.ENDED}),
     JobState.LOADING: frozenset({JobState.WRITING, JobState.STOPPING, JobState.RECOVERING, JobState.ENDED}),
     JobState.WRITING: frozenset({JobState.STARTING, JobState.STOPPING, JobState.RECOVERING, JobState.ENDED}),
     JobState.STARTING: frozenset({JobState.RUNNING, JobState.STOPPING, JobState.RECOVERING, JobState.ENDED}),
@@ -55,8 +60,15 @@ class DrivenJob(Protocol):
     def execution(self) -> CoordinatedExecution | None:
         """The current execution."""
 
+    @property
+    def needs_nodes(self) -> bool:
+        """Whether an execution or a call of the client waits for nodes."""
+
     async def get_nodes(self) -> None:
-        """Gets the nodes of the job. Raises JobFailed."""
+        """Gets the nodes of the job, the first time or after a preemption. Raises JobFailed."""
+
+    async def give_back_nodes(self) -> None:
+        """Gives all nodes back. Raises NodesRefused."""
 
     def end_execution(self, execution: CoordinatedExecution) -> None:
         """Notes that an execution has ended on all nodes."""
@@ -74,9 +86,11 @@ class JobDriver:
         self._recovery = recovery
         self._verdict = verdict
         self._changes = changes
+        self._is_preempted = False
         self._work: Mapping[JobState, Callable[[], Awaitable[JobState]]] = {
             JobState.QUEUED: self._queued,
             JobState.IDLE: self._idle,
+            JobState.PREEMPTED: self._preempted,
             JobState.LOADING: self._loading,
             JobState.WRITING: self._writing,
             JobState.STARTING: self._starting,
@@ -91,10 +105,20 @@ class JobDriver:
         """Whether the job has all its nodes, with states."""
         recovery = self._recovery
         return (
-            self.state not in (JobState.QUEUED, JobState.RECOVERING)
+            self.state not in (JobState.QUEUED, JobState.PREEMPTED, JobState.RECOVERING)
             and not recovery.is_interrupted
             and not recovery.is_incomplete
         )
+
+    @property
+    def waits_for_nodes(self) -> bool:
+        """Whether the job has no nodes at all, and waits for some or needs none."""
+        return self.state in (JobState.QUEUED, JobState.PREEMPTED)
+
+    def preempt(self) -> None:
+        """Makes the job give its nodes back if it is idle."""
+        self._is_preempted = True
+        self._changes.notify()
 
     async def run(self) -> None:
         """Takes the job from state to state until it ends."""
@@ -124,15 +148,19 @@ class JobDriver:
         return JobState.IDLE
 
     async def _idle(self) -> JobState:
-        def over() -> bool:
-            if self._verdict.failure is not None:
-                raise JobFailed(self._verdict.failure)
-            return not self.is_live or self._job.execution is not None
-
-        await self._changes.until(over)
+        self._is_preempted = False
+        await self._until(lambda: not self.is_live or self._job.execution is not None or self._is_preempted)
+        if self.is_live and self._job.execution is None:
+            return JobState.PREEMPTED
         if not self.is_live or self._execution().is_started:
             return JobState.RECOVERING  # an earlier incarnation of the coordinator has started the execution
         return JobState.LOADING
+
+    async def _preempted(self) -> JobState:
+        await self._job.give_back_nodes()
+        await self._until(lambda: self._job.needs_nodes)
+        await self._job.get_nodes()
+        return JobState.RECOVERING
 
     async def _loading(self) -> JobState:
         await self._execution().load()
@@ -171,6 +199,16 @@ class JobDriver:
         if execution is None or (execution.is_started and not execution.number):
             return JobState.IDLE
         return JobState.RUNNING if execution.is_started else JobState.LOADING
+
+    async def _until(self, ready: Callable[[], bool]) -> None:
+        """Waits for a condition. Raises JobFailed."""
+
+        def checked() -> bool:
+            if self._verdict.failure is not None:
+                raise JobFailed(self._verdict.failure)
+            return ready()
+
+        await self._changes.until(checked)
 
     # --- the ends of states -------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from appliance.coordinator.execution.client_progress import ClientProgress
 from appliance.coordinator.execution.execution import CoordinatedExecution
+from appliance.coordinator.execution.recovery_points import RecoveryPoint
 from appliance.coordinator.record import JobRecord
 from wsc.v1 import coordinator_pb2
 
@@ -46,6 +47,15 @@ class ExecutionSlot:
     def live(self) -> Sequence[CoordinatedExecution]:
         """Returns the executions that receive messages of the nodes."""
         return [execution for execution in (self._current, self._restoring) if execution is not None]
+
+    def can_be_restored(self, point: RecoveryPoint | None) -> bool:
+        """Whether `restore` would succeed from this point, the last complete one, and no execution is under way."""
+        last = self._record.execution
+        if self._current is not None or self.is_awaited or last is None:
+            return last is None
+        if point is None or point.execution != last.index:
+            return False
+        return point.is_last or (last.left and last.started)
 
     async def restore(self) -> None:
         """Restores the states of the last execution if none runs. Raises as CoordinatedExecution.restore."""

@@ -37,10 +37,15 @@ from waferbox.host.clock import Clock
 from waferbox.host.event_loop import Changes
 from waferbox.runtime.progress import IDLE_PARTS
 from waferbox.settings import HANG_SECONDS
-from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, observation_pb2, plan_pb2
+from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, observation_pb2, plan_pb2, record_pb2
 from wsc.v1.plan_pb2 import EXECUTION_STRATEGY_PIPELINE as PIPELINE
 
 logger = logging.getLogger(__name__)
+
+PREEMPTED = (
+    "Other jobs waited while this one was idle: its nodes work for them. Its states are kept, and it takes nodes again "
+    "when it needs some. WAFERBOX_IDLE_SECONDS of the cluster is the time after which this happens"
+)
 
 
 class JobHost(Protocol):
@@ -114,6 +119,7 @@ class CoordinatedJob:
             settings.job,
             request,
             record.incarnation,
+            record.former,
             management.acquire,
             host.open_channel,
             self._responded,
@@ -154,6 +160,7 @@ class CoordinatedJob:
         )
         self._driver = JobDriver(self, self._recovery, self.verdict, self._changes)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._num_waiting = 0  # calls of the client that wait for nodes
         self._over = False
         self._terminated = False
         self.is_finished = False  # the script has announced its end
@@ -169,6 +176,7 @@ class CoordinatedJob:
                 lease_lost=self._lease_lost,
                 known_as=self._record.known_as,
                 queued=self._queued,
+                preempt=self._preempt,
                 trace=self.observation.trace,
                 history=self.observation.history,
                 management_lost=self._management_lost,
@@ -203,6 +211,14 @@ class CoordinatedJob:
         if not task.cancelled() and isinstance(error := task.exception(), Exception):
             logger.error("a defect in the work for %s", self.name, exc_info=error)
             self.verdict.report_defect(error)
+
+    def end_as(self, end: record_pb2.RecordedEnd) -> None:
+        """Ends the job as an earlier coordinator was about to. Its recovery points may be removed."""
+        self._succeeded = end.succeeded
+        if end.HasField("failure"):
+            self.verdict.report(end.failure)
+        else:
+            self._end()
 
     # --- calls of the client ------------------------------------------------------------------------------------------
 
@@ -255,15 +271,24 @@ class CoordinatedJob:
     async def prepare_input(self, prepared: node_pb2.PrepareInput) -> None:
         """Sends the client's input to all workers. Raises JobFailed."""
         await self._record.prepared(prepared)
-        await self._wait_until(lambda: self._driver.is_live)
+        await self._wait_for_states()
         self._inputs.prepare(prepared)
 
     async def shards(self, step: int) -> list[coordinator_pb2.StateShard]:
         """Returns where the state keepers are, once they have the states, or a step's snapshot. Raises JobFailed."""
-        await self._wait_until(lambda: self._driver.is_live and not self._executions.is_awaited)
+        await self._wait_for_states(lambda: not self._executions.is_awaited)
         if step and self.execution is not None:
             await self.execution.wait_for_snapshot(step)
         return self._nodes.state_shards()
+
+    async def _wait_for_states(self, ready: Callable[[], bool] = lambda: True) -> None:
+        """Waits until the job has all its nodes, with states, and for a condition. Raises JobFailed."""
+        self._num_waiting += 1
+        self._changes.notify()
+        try:
+            await self._wait_until(lambda: self._driver.is_live and ready())
+        finally:
+            self._num_waiting -= 1
 
     async def compile(self, cirh: str, options: plan_pb2.CompileOptions) -> tuple[str, plan_pb2.Plan, bool]:
         """Returns hash, plan, and whether it came from the cache. Raises JobFailed, and as the compiler."""
@@ -309,10 +334,23 @@ class CoordinatedJob:
         """The current execution."""
         return self._executions.current
 
+    @property
+    def needs_nodes(self) -> bool:
+        """Whether an execution or a call of the client waits for nodes."""
+        return self.execution is not None or self._num_waiting > 0
+
+    async def give_back_nodes(self) -> None:
+        """Gives all nodes back. Raises NodesRefused."""
+        self._record.preempted(await self._nodes.give_back())
+        await self._management.reduce(())
+        logger.info("%s was idle, and has given its nodes back", self.name)
+        self._send_advice(PREEMPTED)
+
     async def get_nodes(self) -> None:
         """Gets the nodes of the job, and attaches to them unless recovery does. Raises JobFailed."""
-        is_first = not self._record.incarnation
-        if is_first:
+        was_preempted = self._nodes.is_leased
+        is_first = not self._record.incarnation and not was_preempted
+        if is_first or was_preempted:
             self._reporter.phase(management_pb2.JOB_PHASE_QUEUED)
         try:
             with contextlib.suppress(NodesDied):  # recovery attaches to replacements
@@ -323,9 +361,12 @@ class CoordinatedJob:
         except NodesRefused as error:
             failure = node_pb2.Failure(kind=node_pb2.Failure.KIND_USER, message=str(error))
             raise self.verdict.fail(failure) from error
-        if is_first:
+        self._record.preempted(())
+        if is_first or was_preempted:
             self._reporter.phase(management_pb2.JOB_PHASE_IDLE)
-        else:
+        if was_preempted:
+            self._recovery.preempted()
+        elif not is_first:
             self._recovery.take_over(self._record.cause_of_incarnation(self.name))
         self.session.send(coordinator_pb2.SessionResponse(ready=coordinator_pb2.JobReady()))
 
@@ -411,7 +452,7 @@ class CoordinatedJob:
     async def close(self) -> None:
         """Releases all nodes and reports the job's end."""
         failure = self.verdict.failure
-        had_nodes = self._driver.state is not JobState.QUEUED
+        had_nodes = self._driver.state is not JobState.QUEUED or bool(self._record.incarnation)
         self.session.close()
         self.verdict.close()
         self._changes.notify()
@@ -420,6 +461,7 @@ class CoordinatedJob:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        self._record.ending(failure, succeeded=self._succeeded)
         if self.recovers:
             self._points.drop()
         late = await self._nodes.close()
@@ -475,10 +517,16 @@ class CoordinatedJob:
             self._node_lost(member, "the management service has lost it")
 
     def _queued(self, status: management_pb2.QueueStatus) -> None:
-        if self._nodes.is_leased and not status.position:
+        if not self._driver.waits_for_nodes and not status.position:
             self._recovery.waits_for(status)  # for replacements
         else:
             self.session.send(coordinator_pb2.SessionResponse(queue=status))
+
+    def _preempt(self) -> None:
+        """Gives the nodes back, if the job is idle and a recovery point has its states."""
+        is_idle = self._driver.state is JobState.IDLE and self._driver.is_live and not self.needs_nodes
+        if is_idle and self.recovers and self._executions.can_be_restored(self._points.points.complete):
+            self._driver.preempt()
 
     def _management_lost(self, reason: str) -> None:
         self.link_failed(node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, node=roles.MANAGEMENT.name, message=reason))

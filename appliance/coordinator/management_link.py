@@ -55,6 +55,7 @@ class ManagementCallbacks:
     lease_lost: management has lost this node of the job.
     known_as: the hello for a restarted management service at this address has changed.
     queued: the job waits at this position; at position 0 it no longer waits.
+    preempt: others wait for the nodes of the job, if it is idle.
     trace: a user has requested a trace.
     history: returns the observations of the job so far.
     management_lost: management is up and refuses the job, for this reason: another attempt would not change that.
@@ -65,6 +66,7 @@ class ManagementCallbacks:
     lease_lost: Callable[[management_pb2.NodeInfo], None]
     known_as: Callable[[str, management_pb2.CoordinatorHello], None]
     queued: Callable[[management_pb2.QueueStatus], None]
+    preempt: Callable[[], None]
     trace: Callable[[observation_pb2.TraceJobRequest], None]
     history: Callable[[], Iterable[observation_pb2.JobEvents]]
     management_lost: Callable[[str], None]
@@ -150,7 +152,7 @@ class ManagementLink:
         self._keeping.add_done_callback(ended)
 
     async def acquire(self, wanted: management_pb2.Acquire) -> management_pb2.Acquired:
-        """Requests nodes; waits as long as the job is in the queue. Raises ManagementLost. To be called once."""
+        """Requests nodes; waits as long as the job is in the queue. Raises ManagementLost. For a job without nodes."""
         return await self._await_nodes(management_pb2.CoordinateRequest(acquire=wanted), None)
 
     async def replace(
@@ -178,7 +180,10 @@ class ManagementLink:
     async def reduce(
         self, nodes: Iterable[management_pb2.NodeInfo], timeout_seconds: float | None = None
     ) -> management_pb2.Acquired:
-        """Reduces the job to these nodes, as the members that they name. Returns and raises as replace."""
+        """Reduces the job to these nodes, as the members that they name. Returns and raises as replace.
+
+        Without nodes the job is preempted.
+        """
         request = management_pb2.CoordinateRequest(reduce=management_pb2.Reduce(nodes=nodes))
         return await self._await_nodes(request, timeout_seconds)
 
@@ -195,7 +200,7 @@ class ManagementLink:
                 now = loop.time()
                 away_until = self._lost_at + deadlines.COORDINATION.management_away if self._lost else math.inf
                 if self._closing or away_until <= now:
-                    raise ManagementLost(f"{self._lost or 'the job has ended'}, and the job had no nodes yet")
+                    raise ManagementLost(f"{self._lost or 'the job has ended'}, and the job had no nodes")
                 if deadline <= now:
                     raise TimeoutError(f"management had no nodes within {timeout_seconds:g} s")
                 until = min(deadline, away_until)
@@ -305,6 +310,8 @@ class ManagementLink:
                 callbacks.lease_lost(response.lost)
             case "queue":
                 callbacks.queued(response.queue)
+            case "preempt":
+                callbacks.preempt()
             case "trace":
                 callbacks.trace(response.trace)
         self._changes.notify()
@@ -316,8 +323,8 @@ class ManagementLink:
         """Hands nodes to the oldest request: management answers in order."""
         if self._unanswered:
             self._unanswered.popleft().answer = acquired
-        if acquired.nodes:
-            self._nodes = acquired.nodes
+        if not acquired.refusal:
+            self._nodes = acquired.nodes  # none after a preemption
             self._started = self._started or seconds_since_1970(self._clock)
 
     def _break(self, what: str) -> None:

@@ -236,6 +236,16 @@ class JobRecord:
         """The shard of each placed state."""
         return self._record.placed
 
+    @property
+    def former(self) -> Sequence[management_pb2.NodeInfo]:
+        """The nodes of a preempted job; empty if it is none."""
+        return list(self._record.former)
+
+    @property
+    def end(self) -> record_pb2.RecordedEnd | None:
+        """The end of the job, if the earlier incarnation was ending it."""
+        return self._record.end if self._record.HasField("end") else None
+
     # --- written ------------------------------------------------------------------------------------------------------
 
     def begin(self, *, is_kept: bool) -> None:
@@ -255,6 +265,22 @@ class JobRecord:
             record.hello.ClearField("token")  # whoever may use the token can derive it
 
         self._change(change)
+
+    def preempted(self, former: Sequence[management_pb2.NodeInfo]) -> None:
+        """Records the nodes that the job gives back; none: it has nodes again."""
+
+        def change(record: record_pb2.JobRecord) -> None:
+            del record.former[:]
+            record.former.extend(former)
+            for node in record.former:
+                node.ClearField("lease")
+
+        self._change(change)
+
+    def ending(self, failure: node_pb2.Failure | None, *, succeeded: bool) -> None:
+        """Records how the job ends, before its recovery points are removed. failure: None if the client has left."""
+        end = record_pb2.RecordedEnd(failure=failure, succeeded=succeeded)
+        self._change(lambda record: record.end.CopyFrom(end))
 
     def began_epoch(self, number: int) -> None:
         def change(record: record_pb2.JobRecord) -> None:

@@ -106,6 +106,8 @@ async def serve_job(
     job.start()
     if lost is not None:
         job.verdict.report(lost)
+    elif record.end is not None:
+        job.end_as(record.end)
     with JobLogHandler(COORDINATOR, from_any_thread(job.observation.log)):
         while (event := await _next(events)) is not Event.OVER:
             if event is Event.TERMINATE:

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from appliance.management.jobs import ENDED, JobEntry
+from appliance.management.jobs import ENDED, JobEntry, JobTable
 from appliance.management.nodes.job_queue import Waiting
 from appliance.management.nodes.registry import NodeRegistry
 from appliance.management.requests import problem_of_acquire, problem_of_nodes, problem_of_report
@@ -32,8 +32,9 @@ class BadRequest(ValueError):
 class Coordination:
     """Management's side of one Coordinate stream, and the Waiter of its job. responses() ends with the stream."""
 
-    def __init__(self, job: JobEntry, registry: NodeRegistry, clock: Clock) -> None:
+    def __init__(self, job: JobEntry, jobs: JobTable, registry: NodeRegistry, clock: Clock) -> None:
         self._job = job
+        self._jobs = jobs
         self._registry = registry
         self._clock = clock
         self._take: Callable[[observation_pb2.Spans | None], None] | None = None  # gets the spans of the current trace
@@ -77,12 +78,16 @@ class Coordination:
         """Sends the order to end the job."""
         self._outbox.put(management_pb2.CoordinateResponse(cancel=management_pb2.CancelNotice()))
 
+    def preempt(self) -> None:
+        """Requests the nodes of the job, which is idle, for others."""
+        self._outbox.put(management_pb2.CoordinateResponse(preempt=management_pb2.Preempt()))
+
     def lost(self, node: management_pb2.NodeInfo) -> None:
         """Reports a lost node to the coordinator."""
         self._outbox.put(management_pb2.CoordinateResponse(lost=node))
 
     def queued(self, status: management_pb2.QueueStatus) -> None:
-        self._outbox.put(management_pb2.CoordinateResponse(queue=status))
+        self._outbox.put(management_pb2.CoordinateResponse(queue=self._jobs.with_holders(status)))
 
     def admitted(self, nodes: Sequence[management_pb2.NodeInfo]) -> None:
         self._job.nodes = nodes
@@ -121,7 +126,9 @@ class Coordination:
 
     def _enqueue(self, wanted: management_pb2.Acquire) -> None:
         job = self._job
-        waiting = Waiting(job=job.name, wanted=wanted, priority=job.request.priority, created=job.created)
+        # A preempted job queues behind those that wait already: they have waited while it had nodes.
+        created = seconds_since_1970(self._clock) if wanted.former else job.created
+        waiting = Waiting(job=job.name, wanted=wanted, priority=job.request.priority, created=created)
         self._registry.enqueue(waiting, self)
 
     def report(self, report: management_pb2.JobReport) -> None:
@@ -129,7 +136,7 @@ class Coordination:
         if report.phase in ENDED:
             # The coordinator still runs for a while, but an ended job must not hold up others in the queue.
             self._registry.leave(self._job.name, self)
-        self._job.report = report
+        self._job.take(report, seconds_since_1970(self._clock))
 
     def _replace(self, request: management_pb2.Replace) -> None:
         job, priority = self._job, self._job.request.priority

@@ -24,9 +24,10 @@ class JobEntry:
     name: str
     request: management_pb2.CreateJobRequest
     token: str  # shown by the coordinator to management, and by the client to the coordinator
-    created: float  # this and the next two: seconds since 1970
+    created: float  # this and the next two: in seconds since 1970
     started: float = 0.0  # 0: no nodes yet
     ended: float = 0.0  # 0: it is live
+    idle_since: float = 0.0  # seconds since 1970; 0: it is not between executions
     coordinator: str = ""  # its address, after its hello
     report: management_pb2.JobReport = field(
         default_factory=lambda: management_pb2.JobReport(phase=management_pb2.JOB_PHASE_STARTING)
@@ -35,6 +36,12 @@ class JobEntry:
     cancelled: bool = False
     history: JobHistory = field(default_factory=JobHistory)
     changes: Changes = field(default_factory=Changes)  # of `coordinator` and `ended`
+
+    def take(self, report: management_pb2.JobReport, now: float) -> None:
+        """Takes a report of the coordinator. now: seconds since 1970."""
+        is_idle = report.phase == management_pb2.JOB_PHASE_IDLE
+        self.idle_since = (self.idle_since or now) if is_idle else 0.0
+        self.report = report
 
     def describe(
         self, now: float, status: management_pb2.QueueStatus, held: Sequence[management_pb2.NodeInfo]
@@ -62,6 +69,8 @@ class JobEntry:
             ended=self.ended,
             restarts=self.report.restarts,
             num_restarts=self.report.num_restarts,
+            idle_since=0.0 if self.ended else self.idle_since,
+            holders=status.holders,
         )
 
     def label(self, add: Sequence[str], remove: Sequence[str]) -> None:
@@ -127,6 +136,15 @@ class JobTable:
         self._finished.append(job)
         job.history.end(report)
         job.changes.notify()
+
+    def with_holders(self, status: management_pb2.QueueStatus) -> management_pb2.QueueStatus:
+        """Returns the status with a description of the jobs that hold nodes."""
+        described = management_pb2.QueueStatus()
+        described.CopyFrom(status)
+        for holder in described.holders:
+            if (job := self._live.get(holder.job)) is not None:
+                holder.user, holder.since, holder.idle_since = job.request.user, job.started, job.idle_since
+        return described
 
     def all_live(self) -> Sequence[JobEntry]:
         return list(self._live.values())

@@ -76,7 +76,9 @@ def problem_of_acquire(wanted: management_pb2.Acquire) -> str:
     ):
         if not least <= value <= most:
             return f"{name} must be {least} to {most}, not {value}"
-    return ""
+    if not set(wanted.bound) <= {node.member for node in wanted.former}:
+        return "bound names former members"
+    return problem_of_nodes(wanted.former)
 
 
 def problem_of_nodes(nodes: Sequence[management_pb2.NodeInfo]) -> str:

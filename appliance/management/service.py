@@ -12,7 +12,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import NoReturn, TypeVar
+from typing import Final, NoReturn, TypeVar
 
 import grpc
 
@@ -39,13 +39,16 @@ from appliance.management.requests import (
 from appliance.management.supervisor import ManagementSettings, Supervisor
 from waferbox import __version__, deadlines, roles
 from waferbox.host.clock import Clock, SystemClock, seconds_since_1970
+from waferbox.host.event_loop import Mailbox
 from waferbox.rpc.async_server import Context, when_over
 from waferbox.rpc.server import INGRESS_KEY
 from waferbox.security.guard import caller_of
 from waferbox.security.tokens import Kind
-from wsc.v1 import management_pb2, management_pb2_grpc
+from wsc.v1 import management_pb2, management_pb2_grpc, node_pb2
 
 logger = logging.getLogger(__name__)
+
+KEEPER_ROLES: Final = (node_pb2.ROLE_MEMORYX, node_pb2.ROLE_WAFER)  # they keep states: see Topology.state_keepers
 
 
 _Request = TypeVar("_Request")
@@ -86,12 +89,14 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
         """
         self._settings = settings
         self._clock = clock or SystemClock()
-        self._supervisor = Supervisor(settings, on_defect, self._clock, random)
+        self._supervisor = Supervisor(settings, self._job_ended, on_defect, self._clock, random)
         self._registry = self._supervisor.registry
         self._jobs = self._supervisor.jobs
         self.observation = ObservationService(self._jobs, self._supervisor.coordination_of)
         self.metrics = ""  # where this process serves metrics for Prometheus, as host:port; empty: nowhere
         self._on_shutdown = on_shutdown
+        # The responses to the registered nodes whose disks may have states of jobs, by node.
+        self._keepers: dict[str, Mailbox[management_pb2.RegisterResponse]] = {}
 
     def start(self, address: str, processes: CoordinatorProcesses, orphans: Orphans) -> None:
         """As Supervisor.start."""
@@ -114,7 +119,8 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
         queue = self._registry.queue_status()
         infos = []
         for job in jobs:
-            status, held = queue.get(job.name, management_pb2.QueueStatus()), self._registry.held(job.name)
+            status = self._jobs.with_holders(queue.get(job.name, management_pb2.QueueStatus()))
+            held = self._registry.held(job.name)
             info = job.describe(seconds_since_1970(self._clock), status, held)
             folder = cache_directory(self._settings.cache_root, self._settings.compile_root, job.request.compile_dir)
             info.artifacts.extend(str(folder / artifact) for artifact in job.report.artifacts if is_artifact(artifact))
@@ -155,13 +161,42 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
             node_id = self._registry.add(hello)
         except RegistryFull as error:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
-        # Called at once at any end of the stream.
-        when_over(context, lambda: self._registry.remove(node_id, "it left, or died"))
+        responses: Mailbox[management_pb2.RegisterResponse] = Mailbox()
+        if hello.role in KEEPER_ROLES:
+            self._keepers[node_id] = responses
+
+        def left() -> None:
+            self._keepers.pop(node_id, None)
+            self._registry.remove(node_id, "it left, or died")
+
+        when_over(context, left)  # called at once at any end of the stream
         logger.info("%s registered as %s", roles.role_of(hello.role).module, node_id)
-        yield management_pb2.RegisterResponse(node_id=node_id, lease_seconds=self._settings.lease_seconds)
-        async for heartbeat in request_iterator:
-            if not self._registry.renew(node_id, heartbeat.job):
-                return  # too late; the node will register again
+        responses.put(management_pb2.RegisterResponse(node_id=node_id, lease_seconds=self._settings.lease_seconds))
+        reading = asyncio.create_task(self._read_heartbeats(node_id, request_iterator, responses))
+        when_over(context, reading.cancel)
+        async for response in responses.messages():
+            yield response
+        await reading  # raises its exception
+
+    async def _read_heartbeats(
+        self,
+        node_id: str,
+        requests: AsyncIterator[management_pb2.RegisterRequest],
+        responses: Mailbox[management_pb2.RegisterResponse],
+    ) -> None:
+        """Renews the lease of a node with each heartbeat, and ends the responses with the last."""
+        try:
+            async for heartbeat in requests:
+                if not self._registry.renew(node_id, heartbeat.job):
+                    return  # too late; the node will register again
+        finally:
+            responses.close()
+
+    def _job_ended(self, job: JobEntry) -> None:
+        """Reports the end of a job to the nodes whose disks may have its states: it may have left these hosts."""
+        if job.request.max_num_restarts:
+            for responses in self._keepers.values():
+                responses.put(management_pb2.RegisterResponse(ended_job=job.name))
 
     async def ListNodes(
         self, request: management_pb2.ListNodesRequest, context: Context

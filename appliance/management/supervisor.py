@@ -13,8 +13,8 @@ from appliance.management.coordination import Coordination
 from appliance.management.jobs import JobEntry, JobTable, TooManyJobs
 from appliance.management.nodes.registry import NodeRegistry
 from appliance.management.supervision import Connected, Disconnected, Supervision
-from waferbox import deadlines, roles
-from waferbox.host.clock import Clock, SystemClock
+from waferbox import deadlines, roles, settings
+from waferbox.host.clock import Clock, SystemClock, seconds_since_1970
 from waferbox.security.tokens import Kind, cluster_secret
 from wsc.v1 import management_pb2
 
@@ -28,6 +28,7 @@ class ManagementSettings:
     cache_root: Path  # the artifacts of the compiler are below it
     compile_root: Path | None = None  # scripts may name folders below it; None: below the cache root only
     lease_seconds: float = deadlines.REGISTRATION.lease
+    idle_seconds: float = settings.IDLE_SECONDS.default  # a job that is idle for so long is preempted if others wait
 
 
 class Supervisor:
@@ -36,6 +37,7 @@ class Supervisor:
     def __init__(
         self,
         settings: ManagementSettings,
+        on_job_ended: Callable[[JobEntry], None],
         on_defect: Callable[[Exception], None],
         clock: Clock | None = None,
         random: Random | None = None,
@@ -44,6 +46,7 @@ class Supervisor:
 
         Args:
             settings: of management.
+            on_job_ended: called with each job that has ended.
             on_defect: called with an unexpected exception of a task; management must end then.
             clock: of this process.
             random: draws the names of jobs. By default they cannot be guessed.
@@ -53,6 +56,8 @@ class Supervisor:
         self.registry = NodeRegistry(settings.lease_seconds, self._clock, self._node_lost)
         self.jobs = JobTable(self._clock)
         self._lease_seconds = settings.lease_seconds
+        self._idle_seconds = settings.idle_seconds
+        self._on_job_ended = on_job_ended
         self._on_defect = on_defect
         self._supervisions: dict[str, Supervision] = {}  # of live jobs
         self._processes: CoordinatorProcesses | None = None
@@ -148,6 +153,7 @@ class Supervisor:
         del self._supervisions[job.name]
         self.jobs.end(job, report)
         self.registry.release(job.name)
+        self._on_job_ended(job)
 
     # --- the coordinators' streams ------------------------------------------------------------------------------------
 
@@ -158,7 +164,7 @@ class Supervisor:
 
     def attach(self, job: JobEntry, address: str) -> Coordination:
         """Attaches a new stream of a live job's coordinator, which listens at this address."""
-        coordination = Coordination(job, self.registry, self._clock)
+        coordination = Coordination(job, self.jobs, self.registry, self._clock)
         self._supervisions[job.name].handle(Connected(coordination, address))
         return coordination
 
@@ -194,6 +200,16 @@ class Supervisor:
             for node_id in self.registry.expire():
                 logger.warning("%s has sent nothing for %g s: removed", node_id, self._lease_seconds)
             self.registry.review()
+            self._preempt_idle()
+
+    def _preempt_idle(self) -> None:
+        """Requests the nodes of jobs that have been idle for long, for jobs that wait."""
+        before = seconds_since_1970(self._clock) - self._idle_seconds
+        idle = [job for job in self.jobs.all_live() if 0.0 < job.idle_since <= before]
+        longest_first = sorted(idle, key=lambda job: job.idle_since)
+        for name in self.registry.to_preempt([job.name for job in longest_first]):
+            if (coordination := self.coordination_of(name)) is not None:
+                coordination.preempt()
 
     def _ticking_ended(self, task: "asyncio.Task[None]") -> None:
         error = None if task.cancelled() else task.exception()

@@ -7,6 +7,7 @@ import contextlib
 import json
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -275,3 +276,11 @@ StartCluster: TypeAlias = Callable[[Step], FakeCluster]  # see the fixture start
 
 def response(**kind: Any) -> coordinator_pb2.ExecuteResponse:
     return coordinator_pb2.ExecuteResponse(**kind)
+
+
+def until(is_so: Callable[[], object], seconds: float = 10.0) -> None:
+    """Waits for a condition."""
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

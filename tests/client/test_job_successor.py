@@ -2,12 +2,13 @@
 
 import queue
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import grpc
 import pytest
+from fake_cluster import until
 
 from cstorch._internal.session.job import ClientJob
 from cstorch.distributed.cluster_config import ClusterConfig
@@ -93,13 +94,6 @@ def cluster() -> Iterator[Served]:
     served.management.successor = served.address
     yield served
     served.stop()
-
-
-def until(is_so: Callable[[], object], seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.mark.services

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fake_cluster import FakeCluster
+from fake_cluster import FakeCluster, until
 from halved_weight import NAMES, Setup, run
 from torch.utils import _pytree as pytree
 
@@ -262,7 +262,7 @@ def test_the_states_after_a_loop_that_was_left_are_those_of_its_step(
         if number == 2:
             break
     assert closures == [1.0, 2.0, 3.0]
-    assert cluster.stopped_after == []  # nothing needs the states yet
+    until(lambda: cluster.stopped_after == [3])  # though nothing needs the states yet: others may need the nodes
     assert setup.weight() == 1 / 8
     assert cluster.stopped_after == [3]
     assert "The loop was left after step 3 of 20" in caplog.text
@@ -312,7 +312,7 @@ def test_a_script_that_leaves_its_loop_and_ends_cancels_the_job(cluster: FakeClu
         setup.step(batch)
         break
     setup.backend.close()
-    assert (cluster.stopped_after, cluster.cancelled) == ([], ["job-1"])
+    assert cluster.cancelled == ["job-1"]
 
 
 def test_leaving_early_without_recovery_loses_the_state_and_says_so(

@@ -93,7 +93,7 @@ class ClientModel:
         self._script = draw_script(random, recovers=request.max_num_restarts > 0)
         self._cancels_after = random.uniform(0.0, 20.0) if random.random() < 0.1 else None
         self._begins_after = random.uniform(0.0, 5.0)
-        self._think_seconds = random.choice([0.0, 0.0, 0.1, 2.0])  # between executions
+        self._think_seconds = random.choice([0.0, 0.0, 0.1, 2.0, 8.0])  # between executions
         self.session: JobSession
         self._num_shards = 0
         self._states: States = {}  # as they must be on the cluster
@@ -160,6 +160,8 @@ class ClientModel:
         """Runs the script. Raises JobEnded."""
         for index, execution in enumerate(self._script):
             await asyncio.sleep(self._think_seconds)
+            if self._states and self._random.random() < 0.2:
+                await self._read(self._states, 0)
             await self._execute(index, execution)
         if self._states:
             await self._read(self._states, 0)

@@ -27,14 +27,17 @@ COORDINATOR: Final = roles.COORDINATOR.name
 
 
 def registration_of(
-    network: Network, process: Process, hello: Callable[[], management_pb2.RegisterRequest]
+    network: Network,
+    process: Process,
+    hello: Callable[[], management_pb2.RegisterRequest],
+    on_job_ended: Callable[[str], None] | None = None,
 ) -> Registration:
     """The registration of a simulated process."""
 
     def open_channel(address: str) -> grpc.aio.Channel:
         return Channel(network, process, address)  # type: ignore[return-value]
 
-    return Registration(MANAGEMENT, hello, process.defects.append, open_channel)
+    return Registration(MANAGEMENT, hello, process.defects.append, open_channel, on_job_ended)
 
 
 # --- What nodes have in common ----------------------------------------------------------------------------------------
@@ -299,7 +302,7 @@ class Work:
         assert self._epoch is not None, "an epoch is started that is not loaded"
         assert self._epoch.number == start.epoch, "another epoch is started than was loaded"
         self._last_point = start.last_recovery_point
-        if start.recovery_point:
+        if start.recovery_point and self.role == node_pb2.ROLE_MEMORYX:
             self._write_share(start.recovery_point)
         self._epoch.start(self, start)
 
@@ -398,7 +401,7 @@ class NodeModel:
         self.address = address
         self.work: Work | None = None
         self._fabric = fabric
-        self._registration = registration_of(network, self.process, self._hello)
+        self._registration = registration_of(network, self.process, self._hello, self._job_ended)
         self.service = NodeService(
             self._make_job, self._endpoint, lambda: self._registration.instance, self.process.defects.append
         )
@@ -417,6 +420,12 @@ class NodeModel:
     def _make_job(self, attach: node_pb2.AttachJob, emit: Emit) -> Work:
         self.work = Work(self._fabric, self, attach, emit)
         return self.work
+
+    def _job_ended(self, job: str) -> None:
+        """Removes the recovery points of a job that has ended."""
+        disks = self._fabric.disks
+        for key in [key for key in disks if key[:2] == (self.process.host, job)]:
+            del disks[key]
 
     def _hello(self) -> management_pb2.RegisterRequest:
         return management_pb2.RegisterRequest(

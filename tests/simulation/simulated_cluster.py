@@ -158,7 +158,8 @@ class SimulatedCluster:
         self.spawn_failures = 0.0
         self._numbers = itertools.count()
         self._cache_root = cache_root
-        self._settings = ManagementSettings(cache_root=cache_root)
+        idle_seconds = self.random.choice([0.5, 3.0, 300.0])
+        self._settings = ManagementSettings(cache_root=cache_root, idle_seconds=idle_seconds)
         self.management: ManagementService
         self.process: Process
         self.start_management()
@@ -376,7 +377,7 @@ class SimulatedCluster:
             assert job.name in service._supervisor._supervisions, f"{job.name} has no supervision"
 
     def is_over(self) -> bool:
-        """Whether all jobs have ended, and all nodes are free."""
+        """Whether all jobs have ended, and all nodes are free; without faults no recovery points are left."""
         service = self.management
         return (
             self.process.is_alive
@@ -386,6 +387,7 @@ class SimulatedCluster:
             and not any(node.service.attached_job.job for node in self.nodes)
             and len(service._registry._nodes) == len(self.nodes) + (self.ingress is not None)
             and all(not node.info.job for node in service._registry._nodes.values())
+            and (bool(self.schedule) or not self.fabric.disks)
         )
 
     def run(self) -> None:

@@ -16,7 +16,10 @@ from simulated_cluster import (
 )
 
 from appliance.coordinator.execution.execution import CoordinatedExecution
+from appliance.coordinator.execution.recovery_points import RecoveryPoint
+from appliance.coordinator.execution_slot import ExecutionSlot
 from appliance.coordinator.nodes.inputs import Inputs
+from appliance.coordinator.nodes.job_nodes import JobMembers
 from appliance.coordinator.nodes.topology import Member
 from appliance.coordinator.recovery.fewer_wafers import FewerWafers
 from appliance.management import supervision
@@ -109,6 +112,16 @@ def _forget_spares(self: Replacements, infos: Sequence[management_pb2.NodeInfo],
     return ()
 
 
+def _bind_nothing(self: JobMembers) -> Sequence[str]:
+    """A preempted job gets nodes on any hosts."""
+    return ()
+
+
+def _return_always(self: ExecutionSlot, point: RecoveryPoint | None) -> bool:
+    """A job gives its nodes back although no recovery point has its states."""
+    return True
+
+
 # With the kinds of faults that they need; empty: all kinds.
 MUTATIONS: dict[str, tuple[type, str, Callable[..., object], Sequence[str]]] = {
     "an ended job keeps its nodes": (NodeRegistry, "release", _keep_nodes, ()),
@@ -123,6 +136,8 @@ MUTATIONS: dict[str, tuple[type, str, Callable[..., object], Sequence[str]]] = {
     "acknowledgements are dropped": (CoordinatedExecution, "consumed", _drop_acknowledgements, ()),
     "spares are forgotten": (Replacements, "admit", _forget_spares, ()),
     "replacements get no inputs": (Inputs, "prepare_again", _prepare_nobody, ()),
+    "preempted jobs get nodes anywhere": (JobMembers, "_bound", _bind_nothing, ()),
+    "preempted jobs have no states": (ExecutionSlot, "can_be_restored", _return_always, ("fill a disk",)),
 }
 TRANSITION_MUTATIONS: dict[str, tuple[type, Callable[..., object], str]] = {
     "the end of a former stream counts": (Disconnected, _believe_old_streams, "partition"),

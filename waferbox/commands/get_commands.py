@@ -19,6 +19,7 @@ from waferbox.commands.connection import (
     connect,
     find_job,
 )
+from waferbox.holders import holders_text
 from waferbox.launch.local_clusters import Starter, given_up, local_clusters
 from waferbox.output.console import (
     Format,
@@ -199,11 +200,13 @@ def _facts(job: management_pb2.JobInfo) -> Sequence[tuple[str, str]]:
         ("Step", step_text(job)),
         ("Message", escape(printable(job.message.strip()))),
         ("Waits for", safe(job.waiting_for)),
+        ("Held by", safe(holders_text(job.holders))),
         ("User", safe(f"{job.user} on {job.host}" if job.user else "")),
         ("Labels", safe(" ".join(job.labels))),
         ("Priority", str(job.priority)),
         ("Wafers", str(job.num_csx)),
         ("Created", f"{time_text(job.created)}"),
+        ("Idle since", time_text(job.idle_since) if job.idle_since else ""),
         ("Got nodes", f"{time_text(job.started)}{until_started}" if job.started else ""),
         ("Ended", f"{time_text(job.ended)}{until_ended}" if job.ended else ""),
         ("Restarts", str(job.num_restarts or "")),

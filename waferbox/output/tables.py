@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from waferbox import roles
+from waferbox.holders import holders_text
 from waferbox.output.console import printable
 from wsc.v1 import management_pb2
 
@@ -116,8 +117,11 @@ def styled_phase(job: management_pb2.JobInfo) -> str:
 
 
 def reason(job: management_pb2.JobInfo) -> str:
-    """The cause of a job's wait, or else its message."""
-    return f"waits for {job.waiting_for}" if job.waiting_for else job.message
+    """The cause of a job's wait, with those who hold what it waits for; or else its message."""
+    if not job.waiting_for:
+        return job.message
+    held = holders_text(job.holders)
+    return f"waits for {job.waiting_for}" + (f" ({held})" if held else "")
 
 
 def step_text(job: management_pb2.JobInfo) -> str:

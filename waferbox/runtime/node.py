@@ -1,12 +1,14 @@
 """The life of a role's process: a gRPC server, registration with management, one job at a time."""
 
 import argparse
+import asyncio
 import gc
 import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import grpc
@@ -111,6 +113,7 @@ class Node:
         make_job: Callable[[JobContext], NodeJob],
         *,
         add_services: Callable[[grpc.Server, LinkListener], None] | None = None,
+        on_job_ended: Callable[[str], None] | None = None,
     ) -> None:
         """
         Args:
@@ -118,6 +121,7 @@ class Node:
             settings: the settings of the process.
             make_job: makes the job of each coordinator that attaches.
             add_services: adds the role's own services to the server.
+            on_job_ended: called in a thread with the name of a job that has ended, if the role keeps states on disk.
         """
         self.refusal = ""  # the reason why the node must exit
         self._over = threading.Event()
@@ -126,7 +130,13 @@ class Node:
         self.listener = LinkListener(self.address, self._listener_failed)
         self.listener.add_to_server(self._server)
         self._loop = LoopThread(name="control", on_defect=lambda error: self._refused(f"a defect: {error!r}"))
-        self._registration = Registration(settings.management, self._hello, self._refused, _open_channel)
+        self._registration = Registration(
+            settings.management,
+            self._hello,
+            self._refused,
+            _open_channel,
+            None if on_job_ended is None else partial(_run_in_thread, on_job_ended),
+        )
         self._make_job = make_job
         self._service = NodeService(
             self._make_attached_job, self.listener.endpoint, lambda: self._registration.instance, self._refused
@@ -198,6 +208,10 @@ class Node:
         self._over.set()
 
 
+def _run_in_thread(on_job_ended: Callable[[str], None], job: str) -> None:
+    asyncio.get_running_loop().run_in_executor(None, on_job_ended, job)
+
+
 def _open_channel(address: str) -> grpc.aio.Channel:
     return LoopChannel(make_channel(address, ""))  # type: ignore[return-value]  # it has the methods that stubs use
 
@@ -208,6 +222,7 @@ def run_node(
     make_job: Callable[[JobContext], NodeJob],
     *,
     add_services: Callable[[grpc.Server, LinkListener], None] | None = None,
+    on_job_ended: Callable[[str], None] | None = None,
 ) -> int:
     """Runs a node until SIGTERM or SIGINT, in the main thread. Returns the exit status of the process.
 
@@ -216,7 +231,7 @@ def run_node(
     """
     if role is not WAFER:
         let_wafers_compute()
-    return serve(lambda: Node(role, settings, make_job, add_services=add_services))
+    return serve(lambda: Node(role, settings, make_job, add_services=add_services, on_job_ended=on_job_ended))
 
 
 class Serving(Protocol):

@@ -42,6 +42,7 @@ class Registration:
         hello: Callable[[], management_pb2.RegisterRequest],
         on_refusal: Callable[[str], None],
         open_channel: Callable[[str], grpc.aio.Channel],
+        on_job_ended: Callable[[str], None] | None = None,
     ) -> None:
         """
         Args:
@@ -50,6 +51,8 @@ class Registration:
             on_refusal: called once, with a message, when management refuses the node, or the task has a defect; the
                 process should exit then.
             open_channel: opens a channel to an address.
+            on_job_ended: called with the name of a job that has ended, if the node keeps states on disk. It must not
+                block.
         """
         self.instance = secrets.token_hex(8)  # names the current registration, or the next
         self._registered = False  # whether management has this instance
@@ -57,6 +60,7 @@ class Registration:
         self._hello = hello
         self._on_refusal = on_refusal
         self._open_channel = open_channel
+        self._on_job_ended = on_job_ended
         self._interval = deadlines.REGISTRATION.first_heartbeat
         self._task: asyncio.Task[None] | None = None
 
@@ -104,6 +108,10 @@ class Registration:
             stub = management_pb2_grpc.ManagementStub(channel)
             token = cluster_secret().token(Kind.NODE)
             async for response in stub.Register(self._requests(ended), metadata=(bearer(token),)):
+                if response.ended_job:
+                    if self._on_job_ended is not None:
+                        self._on_job_ended(response.ended_job)
+                    continue
                 self._registered = True
                 self._interval = max(0.05, response.lease_seconds / deadlines.REGISTRATION.heartbeats_per_lease)
                 logger.debug("registered as %s", response.node_id)

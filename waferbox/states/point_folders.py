@@ -7,7 +7,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -86,6 +86,14 @@ def remove_copies(job_folder: Path, before: int) -> None:
             remove_points(folder, before)
 
 
+def remove_job(root: Path, job: str) -> None:
+    """Removes all points and copies of a job that has ended, and its folders. Raises ValueError as `member_folder`."""
+    if _NAME.fullmatch(job) is None:
+        raise ValueError(f"{job[:256]!r} is no name for a folder with recovery points")
+    with contextlib.suppress(OSError):
+        _remove(root / job, list(_folders(root / job)))
+
+
 def sweep(root: Path, older_than_seconds: float = SWEPT_SECONDS) -> None:
     """Removes the points of jobs without an owner: no file or folder of theirs was changed for so long."""
     newest = time.time() - older_than_seconds
@@ -95,12 +103,17 @@ def sweep(root: Path, older_than_seconds: float = SWEPT_SECONDS) -> None:
             changed = [path.lstat().st_mtime for member in members for path in (member, *member.iterdir())]
             if max(changed, default=newest) > newest:
                 continue
-            for member in members:
-                for path, _ in _points(member):
-                    if is_point(path):
-                        _unlink(path)
-                member.rmdir()
-            job.rmdir()
+            _remove(job, members)
+
+
+def _remove(job: Path, members: Sequence[Path]) -> None:
+    """Removes the points in these folders of a job, and the folders. Raises OSError: they have other files."""
+    for member in members:
+        for path, _ in _points(member):
+            if is_point(path):
+                _unlink(path)
+        member.rmdir()
+    job.rmdir()
 
 
 def _points(folder: Path) -> Iterator[tuple[Path, int]]:

@@ -135,7 +135,7 @@ class NodesDied(RuntimeError):
 class JobMembers:
     """All members of a job and the streams to them. Used in one event loop.
 
-    acquire is called once, then replace and reduce, one at a time.
+    acquire is called first, and after give_back; then replace and reduce; one at a time.
     """
 
     def __init__(
@@ -143,6 +143,7 @@ class JobMembers:
         job: str,
         request: management_pb2.CreateJobRequest,
         incarnation: int,
+        former: Sequence[management_pb2.NodeInfo],
         acquire: Callable[[management_pb2.Acquire], Awaitable[management_pb2.Acquired]],
         open_channel: OpenChannel,
         on_response: Callable[[Member, node_pb2.AttachResponse], None],
@@ -155,6 +156,7 @@ class JobMembers:
             job: its name.
             request: of the client.
             incarnation: of the job's coordinator.
+            former: the nodes of a preempted job; empty if it is none.
             acquire: requests nodes of management.
             open_channel: opens a channel to an address.
             on_response: called with each response.
@@ -164,6 +166,7 @@ class JobMembers:
         self._job = job
         self._request = request
         self._incarnation = incarnation
+        self._former = former
         self._acquire = acquire
         self._open_channel = open_channel
         self._on_response = on_response
@@ -190,7 +193,8 @@ class JobMembers:
         """Leases the nodes and attaches to all.
 
         Args:
-            attaches: False leaves the attachment to replace: after a take-over some nodes may have died.
+            attaches: False leaves the attachment to replace: after a take-over some nodes may have died, and after a
+                preemption they have no states.
 
         Raises:
             NodesRefused: management has no nodes; also as the callback acquire.
@@ -203,15 +207,25 @@ class JobMembers:
             num_workers_per_wafer=request.num_workers_per_csx,
             max_shards=request.max_wgt_servers,
             execution_strategy=request.execution_strategy,
+            former=self._former,
+            bound=self._bound(),
         )
         acquired = await self._acquire(wanted)
         if not acquired.nodes:
             raise NodesRefused(acquired.refusal or "management has no nodes for this job")
         nodes = acquired.nodes if attaches else sorted(acquired.nodes, key=lambda node: roles.member_index(node.member))
+        self._former = ()
         topology = self._topology = Topology.build(nodes, request.num_workers_per_csx)
         if attaches:
             await self._attach(topology.members())
         logger.info("%s has its nodes: %s", self._job, ", ".join(member.name for member in topology.members()))
+
+    def _bound(self) -> Sequence[str]:
+        """Returns the members of a preempted job whose states are on the disks of their former hosts alone."""
+        if not self._former:
+            return ()
+        keepers = Topology.build(self._former, self._request.num_workers_per_csx).state_keepers
+        return [member.name for member in keepers]
 
     async def _attach(self, members: Sequence[Member]) -> None:
         """Opens the streams and waits for all answers. Raises TimeoutError, NodesDied."""
@@ -353,6 +367,16 @@ class JobMembers:
             return name
         node = attachment.member.node
         return f"{name} (pid {node.process_id} at {node.address})"
+
+    async def give_back(self) -> Sequence[management_pb2.NodeInfo]:
+        """Makes the nodes release the job, which is preempted until acquire; returns the nodes."""
+        late = await self.close()
+        if late:
+            logger.warning("%s did not release %s in time", ", ".join(late), self._job)
+        self._attachments.clear()
+        self._endpoints.clear()
+        self._former = [member.node for member in self.topology.members()]
+        return self._former
 
     async def close(self) -> list[str]:
         """Makes the nodes release the job; returns the names of those that are late (deadlines.ATTACHMENT.detach)."""

@@ -118,6 +118,11 @@ class Recovery:
         self._lost.append(node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, message=cause))
         self._interrupt()
 
+    def preempted(self) -> None:
+        """Notes that the job has nodes again after a preemption: they have no states, and none is attached to."""
+        self.is_incomplete = True
+        self._unprepared.update(member.name for member in self._nodes.topology.members())
+
     def died(self, member: Member, message: str) -> None:
         """Notes a node that has died or is given up. message: for the user."""
         if self._nodes.has(member):
@@ -222,7 +227,8 @@ class Recovery:
         self._lost.clear()
         if counted := {name: message for name, message in missed.items() if name not in known}:
             self._limit.add(counted, self._points.complete)
-        logger.warning("%s", "; ".join(missed.values()) or "the states are restored")
+        if missed:
+            logger.warning("%s", "; ".join(missed.values()))
         if self._limit.is_reached:
             raise self._verdict.fail(self._limit.failure())
         self._causes.extend(cause for cause in missed.values() if cause not in self._causes)

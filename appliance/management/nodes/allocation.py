@@ -2,10 +2,12 @@
 
 A job needs its wafers, its input workers, one MemoryX node and one SwarmX node; in layer pipelined mode only wafers and
 workers. It may use more MemoryX and SwarmX nodes, up to its share: the part of them that corresponds to its part of the
-cluster's wafers, so that jobs on the other wafers find some too.
+cluster's wafers, so that jobs on the other wafers find some too. A preempted job needs as many nodes of each role as it
+had, and those that keep its states on their former hosts.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from waferbox.roles import REGISTERED, role_of
@@ -21,18 +23,28 @@ class Inventory:
     def __init__(self, nodes: Iterable[management_pb2.NodeInfo]) -> None:
         numbers = [role.number for role in REGISTERED]
         self.totals = dict.fromkeys(numbers, 0)
+        self._totals_at: Counter[tuple[_Role, str]] = Counter()
         self.free: dict[_Role, list[management_pb2.NodeInfo]] = {role: [] for role in numbers}
         self._holders: dict[_Role, set[str]] = {role: set() for role in numbers}
         for node in nodes:
             self.totals[node.role] += 1
+            self._totals_at[node.role, node.host] += 1
             if node.job:
                 self._holders[node.role].add(node.job)
             else:
                 self.free[node.role].append(node)
 
-    def holders(self, role: _Role, *, besides: str = "") -> str:
-        """Names other jobs that hold nodes of a role, such as "job-1f2e, job-3d4c"; empty if there are none."""
-        return ", ".join(sorted(self._holders[role] - {besides}))
+    def total_at(self, role: _Role, host: str) -> int:
+        """Returns the number of nodes of a role on a host."""
+        return self._totals_at[role, host]
+
+    def free_at(self, role: _Role, host: str) -> int:
+        """Returns the number of free nodes of a role on a host."""
+        return sum(node.host == host for node in self.free[role])
+
+    def holders(self, role: _Role, *, besides: str = "") -> Sequence[str]:
+        """Returns the names of other jobs that hold nodes of a role, in order."""
+        return sorted(self._holders[role] - {besides})
 
     def take(self, role: _Role, count: int, job: str) -> Sequence[management_pb2.NodeInfo]:
         """Leases the first free nodes of a role to the job."""
@@ -57,6 +69,8 @@ def lease(job: str, wanted: management_pb2.Acquire, inventory: Inventory) -> Seq
     MemoryX: max_shards if that is set, else the job's share, as far as nodes are free. SwarmX: a whole tree if the
     share is enough for one, else one node.
     """
+    if wanted.former:
+        return _lease_again(job, wanted, inventory)
     counts: dict[_Role, int] = {}
     for role, least in _needs(wanted):
         free = len(inventory.free[role])
@@ -76,22 +90,50 @@ def lease(job: str, wanted: management_pb2.Acquire, inventory: Inventory) -> Seq
     return chosen
 
 
+def _lease_again(
+    job: str, wanted: management_pb2.Acquire, inventory: Inventory
+) -> Sequence[management_pb2.NodeInfo] | None:
+    """Leases nodes to a preempted job, as the members that it had; None if there are too few."""
+    if lacking(wanted, inventory) or _without_place(wanted, inventory.free_at):
+        return None
+    chosen: list[management_pb2.NodeInfo] = []
+    for former in sorted(wanted.former, key=lambda node: node.member not in wanted.bound):  # those with a host first
+        node = inventory.take_at(former.role, former.host, job) if former.member in wanted.bound else None
+        node = node or inventory.take(former.role, 1, job)[0]
+        node.job, node.member = job, former.member
+        chosen.append(node)
+    return chosen
+
+
 def possible(wanted: management_pb2.Acquire, inventory: Inventory) -> bool:
     """Whether the cluster has the nodes that the job needs, if no other job held any."""
-    return all(inventory.totals[role] >= least for role, least in _needs(wanted))
+    has_all = all(inventory.totals[role] >= least for role, least in _needs(wanted))
+    return has_all and not _without_place(wanted, inventory.total_at)
 
 
-def waiting_for(wanted: management_pb2.Acquire, inventory: Inventory) -> str:
-    """Describes the nodes that the job lacks and their holders, such as "1 wafer, held by job-1f2e"; empty if none."""
-    texts = []
-    for role, least in _needs(wanted):
-        lacking = least - len(inventory.free[role])
-        if lacking > 0:
-            holders = inventory.holders(role)
-            texts.append(
-                role_of(role).counted(lacking) + (f", held by {holders}" if holders else ", not in the cluster")
-            )
-    return "; ".join(texts)
+def lacking(wanted: management_pb2.Acquire, inventory: Inventory) -> Mapping[_Role, int]:
+    """Returns how many nodes of each role the job lacks; only roles of which it lacks some."""
+    missing = {role: least - len(inventory.free[role]) for role, least in _needs(wanted)}
+    return {role: count for role, count in missing.items() if count > 0}
+
+
+def waiting_for(wanted: management_pb2.Acquire, inventory: Inventory) -> tuple[str, Sequence[str]]:
+    """Describes the nodes that the job lacks and their holders, such as "1 wafer, held by job-1f2e"; empty if none.
+
+    Returns:
+        The text, and the names of the holders in it.
+    """
+    texts: list[str] = []
+    named: dict[str, None] = {}
+    lacks = lacking(wanted, inventory)
+    for role, count in lacks.items():
+        holders = inventory.holders(role)
+        texts.append(
+            role_of(role).counted(count) + (f", held by {', '.join(holders)}" if holders else ", not in the cluster")
+        )
+        named.update(dict.fromkeys(holders))
+    texts.extend(_at_its_host(node) for node in _without_place(wanted, inventory.free_at) if node.role not in lacks)
+    return "; ".join(texts), list(named)
 
 
 def refusal(wanted: management_pb2.Acquire, inventory: Inventory, management: str) -> str:
@@ -108,8 +150,10 @@ def refusal(wanted: management_pb2.Acquire, inventory: Inventory, management: st
         busy = inventory.totals[role] - free
         if busy:
             verb = "works" if busy == 1 else "work"
-            problem += f" ({role_of(role).counted(busy)} {verb} for {inventory.holders(role)})"
+            problem += f" ({role_of(role).counted(busy)} {verb} for {', '.join(inventory.holders(role))})"
         problems.append(f"{problem}; {how_to_add(missing, role, management)}")
+    for node in _without_place(wanted, inventory.total_at):
+        problems.append(f"the job needs {_at_its_host(node)}; {how_to_add(1, node.role, management)}")
     return "; ".join(problems)
 
 
@@ -121,8 +165,29 @@ def how_to_add(count: int, role: _Role, management: str) -> str:
 
 def _needs(wanted: management_pb2.Acquire) -> Iterable[tuple[_Role, int]]:
     """Returns the least number of nodes of each role."""
+    if wanted.former:
+        yield from Counter(node.role for node in wanted.former).items()
+        return
     yield node_pb2.ROLE_WAFER, wanted.num_wafers
     yield node_pb2.ROLE_WORKER, wanted.num_wafers * wanted.num_workers_per_wafer
     if wanted.execution_strategy != plan_pb2.EXECUTION_STRATEGY_PIPELINE:
         yield node_pb2.ROLE_MEMORYX, 1
         yield node_pb2.ROLE_SWARMX, 1
+
+
+def _without_place(
+    wanted: management_pb2.Acquire, available: Callable[[_Role, str], int]
+) -> Sequence[management_pb2.NodeInfo]:
+    """Returns the former nodes that must be on their hosts again, and for which none is available there.
+
+    available: returns the number of nodes of a role on a host.
+    """
+    bound: dict[tuple[_Role, str], list[management_pb2.NodeInfo]] = defaultdict(list)
+    for node in wanted.former:
+        if node.member in wanted.bound:
+            bound[node.role, node.host].append(node)
+    return [node for place, nodes in bound.items() for node in nodes[available(*place) :]]
+
+
+def _at_its_host(node: management_pb2.NodeInfo) -> str:
+    return f"{node.member} on the host of {node.address}, whose disk has its states"

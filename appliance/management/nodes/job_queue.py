@@ -9,10 +9,12 @@ are added.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Final
+from typing import Final, TypeAlias
 
-from appliance.management.nodes.allocation import Inventory, lease, possible, waiting_for
-from wsc.v1 import management_pb2
+from appliance.management.nodes.allocation import Inventory, lacking, lease, possible, waiting_for
+from wsc.v1 import management_pb2, node_pb2
+
+_Role: TypeAlias = "node_pb2.Role.ValueType"
 
 QUEUE_ORDER: Final = attrgetter("priority", "created", "job")  # sort key of waiting jobs: the smallest is the next
 FIRST_PRIORITY, DEFAULT_PRIORITY, LAST_PRIORITY = 1, 2, 3
@@ -78,6 +80,13 @@ class JobQueue:
         inventory = Inventory(nodes if self._waiting else ())
         return [waiting for waiting in self.ordered() if not possible(waiting.wanted, inventory)]
 
+    def lacking(self, nodes: Sequence[management_pb2.NodeInfo]) -> Mapping[_Role, int]:
+        """Returns how many nodes of each role the next job lacks."""
+        inventory = Inventory(nodes if self._waiting else ())
+        following = (waiting for waiting in self.ordered() if possible(waiting.wanted, inventory))
+        first = next(following, None)
+        return {} if first is None else lacking(first.wanted, inventory)
+
     def status(self, nodes: Sequence[management_pb2.NodeInfo]) -> Mapping[str, management_pb2.QueueStatus]:
         """Returns each job's position and the nodes that it waits for."""
         inventory = Inventory(nodes if self._waiting else ())
@@ -85,12 +94,15 @@ class JobQueue:
         statuses: dict[str, management_pb2.QueueStatus] = {}
         next_job = ""  # the job whose turn it is
         for position, waiting in enumerate(ordered, 1):
-            lacking = waiting_for(waiting.wanted, inventory)
-            if not lacking:
-                lacking = f"its turn, after {next_job}" if next_job else "its nodes"
+            lacks, holders = waiting_for(waiting.wanted, inventory)
+            if not lacks:
+                lacks = f"its turn, after {next_job}" if next_job else "its nodes"
             if not next_job and possible(waiting.wanted, inventory):
                 next_job = waiting.job
             statuses[waiting.job] = management_pb2.QueueStatus(
-                position=position, length=len(ordered), waiting_for=lacking
+                position=position,
+                length=len(ordered),
+                waiting_for=lacks,
+                holders=[management_pb2.Holder(job=job) for job in holders],
             )
         return statuses

@@ -8,6 +8,7 @@ register before these jobs' coordinators; they are kept for the jobs for a while
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -216,7 +217,10 @@ class NodeRegistry:
         return ""
 
     def reduce(self, job: str, nodes: Sequence[management_pb2.NodeInfo], waiter: Waiter) -> str:
-        """Reduces a job to some of its nodes, as these members, so that it waits for no others; returns as replace."""
+        """Reduces a job to some of its nodes, as these members, so that it waits for no others; returns as replace.
+
+        Without nodes the job is preempted, and may be enqueued again.
+        """
         known = {node.address for node in self._jobs.get(job, {}).values()}
         strangers = {node.address for node in nodes} - known
         if strangers:
@@ -251,6 +255,20 @@ class NodeRegistry:
     def queue_status(self) -> Mapping[str, management_pb2.QueueStatus]:
         """Returns each job's position in the queue, or the replacements that it waits for."""
         return self._status()
+
+    def to_preempt(self, idle: Sequence[str]) -> Sequence[str]:
+        """Returns the jobs, of these idle ones and in this order, whose nodes a waiting job lacks."""
+        infos = self._infos()
+        missing = self._replacements.lacking(infos) or Counter(self._queue.lacking(infos))
+        # Nodes that another job has given up are free soon.
+        missing.subtract(node.role for node in infos if node.job and not node.member)
+        chosen = []
+        for job in idle:
+            held = Counter(node.role for node in infos if node.job == job and node.member)
+            if any(missing[role] > 0 for role in held):
+                chosen.append(job)
+                missing.subtract(held)
+        return chosen
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
@@ -309,8 +327,8 @@ class NodeRegistry:
 
     def _is_member(self, hello: management_pb2.RegisterRequest) -> bool:
         """Whether a node that reports a job is still its member."""
-        known = self._jobs.get(hello.job)
-        if known and (hello.member not in known or known[hello.member].address != hello.address):
+        known = self._jobs.get(hello.job)  # none: a preempted job
+        if known is not None and (hello.member not in known or known[hello.member].address != hello.address):
             return False
         if hello.member in self._replacements.lost_members(hello.job):
             return False

@@ -8,11 +8,14 @@ for both; so a job gives up nodes for those before it that have waited for a whi
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from appliance.management.nodes.allocation import Inventory, how_to_add
 from appliance.management.nodes.job_queue import QUEUE_ORDER, Admission
 from waferbox import deadlines, roles
 from wsc.v1 import management_pb2, node_pb2
+
+_Role: TypeAlias = "node_pb2.Role.ValueType"
 
 MAX_REQUESTS = 256  # unanswered requests of one job
 
@@ -107,15 +110,27 @@ class Replacements:
             missing -= waiting.bound
             counts = Counter(waiting.nodes[member].role for member in missing)
             texts = [f"{member} on {waiting.nodes[member].host}, whose disk alone has its states" for member in bound]
+            named: dict[str, None] = {}
             for role in roles.LEASED:
                 count = counts[role.number]
                 if not count:
                     continue
                 holders = inventory.holders(role.number, besides=waiting.job)
-                where = f"held by {holders}" if holders else "not in the cluster"
+                where = f"held by {', '.join(holders)}" if holders else "not in the cluster"
+                named.update(dict.fromkeys(holders))
                 texts.append(f"{role.counted(count)}, {where}; {how_to_add(count, role.number, management)}")
-            statuses[waiting.job] = management_pb2.QueueStatus(waiting_for="; ".join(texts))
+            statuses[waiting.job] = management_pb2.QueueStatus(
+                waiting_for="; ".join(texts), holders=[management_pb2.Holder(job=job) for job in named]
+            )
         return statuses
+
+    def lacking(self, nodes: Sequence[management_pb2.NodeInfo]) -> Counter[_Role]:
+        """Returns how many nodes of each role the first job lacks that need not be on a certain host."""
+        for waiting in self._ordered():
+            missing = waiting.lost - waiting.bound - _held(waiting, nodes).keys()
+            if missing:
+                return Counter(waiting.nodes[member].role for member in missing)
+        return Counter()
 
     def to_give_up(
         self, nodes: Sequence[management_pb2.NodeInfo], waiting_since: float

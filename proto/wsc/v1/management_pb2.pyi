@@ -104,22 +104,28 @@ Global___RegisterRequest: _TypeAlias = RegisterRequest  # noqa: Y015
 
 @_typing.final
 class RegisterResponse(_message.Message):
+    """The first answers the registration. Each later one reports the end of a job that may have states on the node's disk."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     NODE_ID_FIELD_NUMBER: _builtins.int
     LEASE_SECONDS_FIELD_NUMBER: _builtins.int
+    ENDED_JOB_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     lease_seconds: _builtins.float
     """a node without a heartbeat for so long is lost"""
+    ended_job: _builtins.str
+    """its recovery points are removed; empty in the first"""
     def __init__(
         self,
         *,
         node_id: _builtins.str = ...,
         lease_seconds: _builtins.float = ...,
+        ended_job: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_seconds", b"lease_seconds", "node_id", b"node_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended_job", b"ended_job", "lease_seconds", b"lease_seconds", "node_id", b"node_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -249,6 +255,8 @@ class JobInfo(_message.Message):
     RESTARTS_FIELD_NUMBER: _builtins.int
     NUM_RESTARTS_FIELD_NUMBER: _builtins.int
     ARTIFACTS_FIELD_NUMBER: _builtins.int
+    IDLE_SINCE_FIELD_NUMBER: _builtins.int
+    HOLDERS_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     phase: Global___JobPhase.ValueType
     message: _builtins.str
@@ -276,6 +284,8 @@ class JobInfo(_message.Message):
     """in seconds since 1970; 0: not yet"""
     num_restarts: _builtins.int
     """of all"""
+    idle_since: _builtins.float
+    """since when it has had no execution, in seconds since 1970; 0: it is not idle"""
     @_builtins.property
     def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -289,6 +299,10 @@ class JobInfo(_message.Message):
     @_builtins.property
     def artifacts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """folders, on management's host, of its executions' compile reports; the latest last"""
+
+    @_builtins.property
+    def holders(self) -> _containers.RepeatedCompositeFieldContainer[Global___Holder]:
+        """the jobs that waiting_for names"""
 
     def __init__(
         self,
@@ -314,10 +328,12 @@ class JobInfo(_message.Message):
         restarts: _abc.Iterable[Global___Restart] | None = ...,
         num_restarts: _builtins.int = ...,
         artifacts: _abc.Iterable[_builtins.str] | None = ...,
+        idle_since: _builtins.float = ...,
+        holders: _abc.Iterable[Global___Holder] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_seconds", b"age_seconds", "artifacts", b"artifacts", "coordinator", b"coordinator", "created", b"created", "ended", b"ended", "host", b"host", "job", b"job", "labels", b"labels", "message", b"message", "nodes", b"nodes", "num_csx", b"num_csx", "num_restarts", b"num_restarts", "num_steps", b"num_steps", "phase", b"phase", "priority", b"priority", "queue_position", b"queue_position", "restarts", b"restarts", "started", b"started", "step", b"step", "user", b"user", "waiting_for", b"waiting_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_seconds", b"age_seconds", "artifacts", b"artifacts", "coordinator", b"coordinator", "created", b"created", "ended", b"ended", "holders", b"holders", "host", b"host", "idle_since", b"idle_since", "job", b"job", "labels", b"labels", "message", b"message", "nodes", b"nodes", "num_csx", b"num_csx", "num_restarts", b"num_restarts", "num_steps", b"num_steps", "phase", b"phase", "priority", b"priority", "queue_position", b"queue_position", "restarts", b"restarts", "started", b"started", "step", b"step", "user", b"user", "waiting_for", b"waiting_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -842,10 +858,20 @@ class Acquire(_message.Message):
     NUM_WORKERS_PER_WAFER_FIELD_NUMBER: _builtins.int
     MAX_SHARDS_FIELD_NUMBER: _builtins.int
     EXECUTION_STRATEGY_FIELD_NUMBER: _builtins.int
+    FORMER_FIELD_NUMBER: _builtins.int
+    BOUND_FIELD_NUMBER: _builtins.int
     num_wafers: _builtins.int
     num_workers_per_wafer: _builtins.int
     max_shards: _builtins.int
     execution_strategy: _plan_pb2.ExecutionStrategy.ValueType
+    @_builtins.property
+    def former(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeInfo]:
+        """Of a preempted job: the nodes that it had. It gets as many of each role, as the same members."""
+
+    @_builtins.property
+    def bound(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """those of these members that need a node on the same host: its disk has their states"""
+
     def __init__(
         self,
         *,
@@ -853,10 +879,12 @@ class Acquire(_message.Message):
         num_workers_per_wafer: _builtins.int = ...,
         max_shards: _builtins.int = ...,
         execution_strategy: _plan_pb2.ExecutionStrategy.ValueType = ...,
+        former: _abc.Iterable[Global___NodeInfo] | None = ...,
+        bound: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["execution_strategy", b"execution_strategy", "max_shards", b"max_shards", "num_wafers", b"num_wafers", "num_workers_per_wafer", b"num_workers_per_wafer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bound", b"bound", "execution_strategy", b"execution_strategy", "former", b"former", "max_shards", b"max_shards", "num_wafers", b"num_wafers", "num_workers_per_wafer", b"num_workers_per_wafer"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -897,7 +925,8 @@ Global___Replace: _TypeAlias = Replace  # noqa: Y015
 @_typing.final
 class Reduce(_message.Message):
     """Reduces the job to these of its nodes, under the member names given here, as lost ones were not replaced; its other
-    nodes are given back. Answered by Acquired, after any Replace that waits.
+    nodes are given back. Answered by Acquired, after any Replace that waits. Without nodes: the job is preempted, and
+    acquires nodes again when it needs some.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1048,6 +1077,25 @@ class CancelNotice(_message.Message):
 Global___CancelNotice: _TypeAlias = CancelNotice  # noqa: Y015
 
 @_typing.final
+class Preempt(_message.Message):
+    """Requests the nodes of an idle job for others that wait. The job keeps them if it is not idle any more, or has no
+    recovery point with its states.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Preempt: _TypeAlias = Preempt  # noqa: Y015
+
+@_typing.final
 class QueueStatus(_message.Message):
     """A job's position in the queue, or the replacements that it waits for. Sent when the job begins to wait, at each
     change, and when it has its nodes.
@@ -1058,26 +1106,65 @@ class QueueStatus(_message.Message):
     POSITION_FIELD_NUMBER: _builtins.int
     LENGTH_FIELD_NUMBER: _builtins.int
     WAITING_FOR_FIELD_NUMBER: _builtins.int
+    HOLDERS_FIELD_NUMBER: _builtins.int
     position: _builtins.int
     """1: the next; 0: it has its nodes, except for the replacements in waiting_for"""
     length: _builtins.int
     """jobs in the queue"""
     waiting_for: _builtins.str
     """such as "1 wafer, held by job-1f2e3d4c" """
+    @_builtins.property
+    def holders(self) -> _containers.RepeatedCompositeFieldContainer[Global___Holder]:
+        """the jobs that it names"""
+
     def __init__(
         self,
         *,
         position: _builtins.int = ...,
         length: _builtins.int = ...,
         waiting_for: _builtins.str = ...,
+        holders: _abc.Iterable[Global___Holder] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["length", b"length", "position", b"position", "waiting_for", b"waiting_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["holders", b"holders", "length", b"length", "position", b"position", "waiting_for", b"waiting_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___QueueStatus: _TypeAlias = QueueStatus  # noqa: Y015
+
+@_typing.final
+class Holder(_message.Message):
+    """A job that holds nodes for which another waits."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    USER_FIELD_NUMBER: _builtins.int
+    SINCE_FIELD_NUMBER: _builtins.int
+    IDLE_SINCE_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    user: _builtins.str
+    """name of its user"""
+    since: _builtins.float
+    """when it got its first nodes, in seconds since 1970"""
+    idle_since: _builtins.float
+    """when its last execution ended, in seconds since 1970; 0: it is not idle"""
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        user: _builtins.str = ...,
+        since: _builtins.float = ...,
+        idle_since: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["idle_since", b"idle_since", "job", b"job", "since", b"since", "user", b"user"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Holder: _TypeAlias = Holder  # noqa: Y015
 
 @_typing.final
 class CoordinateResponse(_message.Message):
@@ -1089,6 +1176,7 @@ class CoordinateResponse(_message.Message):
     LOST_FIELD_NUMBER: _builtins.int
     QUEUE_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
+    PREEMPT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def job(self) -> Global___CreateJobRequest:
         """answers hello; sent again after a change of labels or priority"""
@@ -1107,6 +1195,8 @@ class CoordinateResponse(_message.Message):
     def trace(self) -> _observation_pb2.TraceJobRequest:
         """one at a time; answered by Spans"""
 
+    @_builtins.property
+    def preempt(self) -> Global___Preempt: ...
     def __init__(
         self,
         *,
@@ -1116,12 +1206,13 @@ class CoordinateResponse(_message.Message):
         lost: Global___NodeInfo | None = ...,
         queue: Global___QueueStatus | None = ...,
         trace: _observation_pb2.TraceJobRequest | None = ...,
+        preempt: Global___Preempt | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["acquired", b"acquired", "cancel", b"cancel", "job", b"job", "kind", b"kind", "lost", b"lost", "queue", b"queue", "trace", b"trace"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acquired", b"acquired", "cancel", b"cancel", "job", b"job", "kind", b"kind", "lost", b"lost", "preempt", b"preempt", "queue", b"queue", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acquired", b"acquired", "cancel", b"cancel", "job", b"job", "kind", b"kind", "lost", b"lost", "queue", b"queue", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acquired", b"acquired", "cancel", b"cancel", "job", b"job", "kind", b"kind", "lost", b"lost", "preempt", b"preempt", "queue", b"queue", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["job", "acquired", "cancel", "lost", "queue", "trace"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["job", "acquired", "cancel", "lost", "queue", "trace", "preempt"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 

@@ -9,6 +9,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from wsc.v1 import coordinator_pb2 as _coordinator_pb2
 from wsc.v1 import management_pb2 as _management_pb2
+from wsc.v1 import node_pb2 as _node_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -115,6 +116,33 @@ class RecordedArtifact(_message.Message):
 Global___RecordedArtifact: _TypeAlias = RecordedArtifact  # noqa: Y015
 
 @_typing.final
+class RecordedEnd(_message.Message):
+    """The end of a job, from before its recovery points are removed until management has its last report."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FAILURE_FIELD_NUMBER: _builtins.int
+    SUCCEEDED_FIELD_NUMBER: _builtins.int
+    succeeded: _builtins.bool
+    @_builtins.property
+    def failure(self) -> _node_pb2.Failure:
+        """none: the client has left"""
+
+    def __init__(
+        self,
+        *,
+        failure: _node_pb2.Failure | None = ...,
+        succeeded: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "succeeded", b"succeeded"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecordedEnd: _TypeAlias = RecordedEnd  # noqa: Y015
+
+@_typing.final
 class JobRecord(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -149,6 +177,8 @@ class JobRecord(_message.Message):
     MANAGEMENT_FIELD_NUMBER: _builtins.int
     CUT_OFF_FIELD_NUMBER: _builtins.int
     HELLO_FIELD_NUMBER: _builtins.int
+    FORMER_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     """number of coordinators that the job had before"""
     last_epoch: _builtins.int
@@ -180,6 +210,14 @@ class JobRecord(_message.Message):
     def hello(self) -> _management_pb2.CoordinatorHello:
         """the hello for a restarted management service"""
 
+    @_builtins.property
+    def former(self) -> _containers.RepeatedCompositeFieldContainer[_management_pb2.NodeInfo]:
+        """the nodes of a preempted job, until it has nodes again"""
+
+    @_builtins.property
+    def end(self) -> Global___RecordedEnd:
+        """a successor reports it"""
+
     def __init__(
         self,
         *,
@@ -194,10 +232,12 @@ class JobRecord(_message.Message):
         management: _builtins.str = ...,
         cut_off: _builtins.bool = ...,
         hello: _management_pb2.CoordinatorHello | None = ...,
+        former: _abc.Iterable[_management_pb2.NodeInfo] | None = ...,
+        end: Global___RecordedEnd | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["execution", b"execution", "hello", b"hello", "point", b"point"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "execution", b"execution", "hello", b"hello", "point", b"point"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifacts", b"artifacts", "causes", b"causes", "cut_off", b"cut_off", "execution", b"execution", "hello", b"hello", "incarnation", b"incarnation", "last_epoch", b"last_epoch", "loaders", b"loaders", "management", b"management", "placed", b"placed", "point", b"point"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifacts", b"artifacts", "causes", b"causes", "cut_off", b"cut_off", "end", b"end", "execution", b"execution", "former", b"former", "hello", b"hello", "incarnation", b"incarnation", "last_epoch", b"last_epoch", "loaders", b"loaders", "management", b"management", "placed", b"placed", "point", b"point"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from appliance.management.coordination import Coordination
-from appliance.management.jobs import ENDED, JobEntry
+from appliance.management.jobs import ENDED, JobEntry, JobTable
 from appliance.management.nodes.registry import NodeRegistry
 from waferbox.host.clock import SystemClock
 from wsc.v1 import management_pb2
@@ -21,7 +21,7 @@ def test_a_job_that_has_ended_is_out_of_the_queue_while_its_coordinator_is_there
     registry.open(job.name)
 
     async def run() -> None:
-        coordination = Coordination(job, registry, SystemClock())
+        coordination = Coordination(job, JobTable(SystemClock()), registry, SystemClock())
 
         async def requests() -> AsyncIterator[management_pb2.CoordinateRequest]:
             yield management_pb2.CoordinateRequest(

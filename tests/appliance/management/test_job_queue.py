@@ -62,7 +62,9 @@ def test_a_job_in_layer_pipelined_mode_gets_a_wafer_and_its_workers_alone() -> N
     assert possible(asked, Inventory(cluster(wafer=1, worker=2)))
     nodes = cluster(wafer=1, worker=2, memoryx=1, swarmx=1)
     assert counts(lease("one", asked, Inventory(nodes))) == {"wafer": 1, "worker": 2}
-    assert waiting_for(asked, Inventory(nodes)) == "1 wafer, held by one; 2 input workers, held by one"
+    text, holders = waiting_for(asked, Inventory(nodes))
+    assert text == "1 wafer, held by one; 2 input workers, held by one"
+    assert holders == ["one"]
 
 
 def test_a_job_gets_all_that_it_needs_or_nothing() -> None:
@@ -95,7 +97,7 @@ def test_two_jobs_share_a_cluster_of_two_of_each() -> None:
 def test_the_role_that_lacks_is_the_one_that_is_named() -> None:
     nodes = cluster(wafer=2, worker=2, memoryx=1, swarmx=2)
     assert lease("one", wanted(), Inventory(nodes))
-    assert waiting_for(wanted(), Inventory(nodes)) == "1 MemoryX node, held by one"
+    assert waiting_for(wanted(), Inventory(nodes)) == ("1 MemoryX node, held by one", ["one"])
 
 
 def test_the_order_is_priority_then_age_and_nobody_overtakes() -> None:
@@ -127,9 +129,58 @@ def test_an_impossible_job_is_in_nobodys_way() -> None:
     )
 
 
+def preempted(job: str, nodes: list[management_pb2.NodeInfo], created: float = 0.0) -> Waiting:
+    """Takes the nodes of a job, which waits for as many; those of MemoryX must be on the same hosts."""
+    asked = management_pb2.Acquire(num_wafers=1, num_workers_per_wafer=1)
+    for node in nodes:
+        if node.job == job:
+            asked.former.add().CopyFrom(node)
+            node.job = node.member = ""
+    asked.bound.extend(node.member for node in asked.former if node.role == ROLES["memoryx"])
+    return Waiting(job=job, wanted=asked, priority=2, created=created)
+
+
+def test_a_preempted_job_gets_as_many_nodes_as_it_had_with_its_states_where_they_were() -> None:
+    nodes = cluster(wafer=2, worker=2, memoryx=3, swarmx=1)
+    for node in nodes:
+        node.host = f"host-{node.node_id[-1]}"
+        node.address = f"{node.host}:7000"
+    assert lease("one", wanted(shards=2), Inventory(nodes))
+    queue = JobQueue()
+    queue.put(preempted("one", nodes))
+    other = nodes[[node.node_id for node in nodes].index("memoryx1")]
+    other.job, other.member = "two", "memoryx-0"
+    assert admitted(queue, nodes) == []  # two nodes of MemoryX are free, and one is on the wrong host
+    status = queue.status(nodes)["one"]
+    assert status.waiting_for == "memoryx-1 on the host of host-1:7000, whose disk has its states"
+    other.job = other.member = ""
+    assert admitted(queue, nodes) == ["one"]
+    shards = {node.member: node.node_id for node in nodes if node.member.startswith("memoryx")}
+    assert shards == {"memoryx-0": "memoryx0", "memoryx-1": "memoryx1"}
+    returned = preempted("one", nodes)
+    queue.put(returned)
+    nodes.remove(other)
+    assert [each.job for each in queue.impossible(nodes)] == ["one"]
+    assert refusal(returned.wanted, Inventory(nodes), "h:1") == (
+        "the job needs memoryx-1 on the host of host-1:7000, whose disk has its states; "
+        "to add one: python -m memoryx --management h:1"
+    )
+
+
+def test_the_next_job_names_the_nodes_for_which_idle_jobs_are_preempted() -> None:
+    queue = JobQueue()
+    nodes = cluster(wafer=3, worker=3, memoryx=3, swarmx=3)
+    assert lease("one", wanted(2), Inventory(nodes))
+    queue.put(waiting("too large", wafers=4, priority=1))
+    queue.put(waiting("large", wafers=2, created=1.0))
+    queue.put(waiting("small", created=2.0))
+    assert queue.lacking(nodes) == {ROLES["wafer"]: 1, ROLES["worker"]: 1}
+
+
 ACTION = st.one_of(
     st.tuples(st.just("put"), st.integers(0, 9), st.integers(1, 3), st.integers(1, 3)),
     st.tuples(st.just("end"), st.integers(0, 9)),
+    st.tuples(st.just("preempt"), st.integers(0, 9)),
     st.tuples(st.just("leave"), st.integers(0, 9)),
     st.tuples(st.just("priority"), st.integers(0, 9), st.integers(1, 3)),
     st.tuples(st.just("node dies"), st.integers(0, 20)),
@@ -142,8 +193,11 @@ def test_no_node_has_two_holders_and_the_order_is_kept(
     actions: list[tuple[object, ...]], wafers: int, memoryx: int, swarmx: int
 ) -> None:
     nodes = cluster(wafer=wafers, worker=wafers, memoryx=memoryx, swarmx=swarmx)
+    for index, node in enumerate(nodes):
+        node.host = f"host-{index % 2}"
     queue = JobQueue()
     running: dict[str, set[str]] = {}
+    sizes: dict[str, int] = {}  # of preempted jobs, in nodes
     for time, (kind, number, *more) in enumerate(actions):
         job = f"job-{number}"
         if kind == "put" and job not in running and queue.status(nodes).get(job) is None:
@@ -152,6 +206,10 @@ def test_no_node_has_two_holders_and_the_order_is_kept(
             for node in nodes:
                 if node.job == job:
                     node.job = node.member = ""
+        elif kind == "preempt" and running.get(job) and running[job] <= {node.node_id for node in nodes}:
+            former = running.pop(job)
+            queue.put(preempted(job, nodes, created=time))
+            sizes[job] = len(former)
         elif kind == "leave":
             queue.remove(job)
         elif kind == "priority":
@@ -165,6 +223,7 @@ def test_no_node_has_two_holders_and_the_order_is_kept(
         assert [admission.job for admission in admissions] == [one.job for one in able[: len(admissions)]]
         for admission in admissions:
             running[admission.job] = {node.node_id for node in admission.nodes}
+            assert len(admission.nodes) == sizes.pop(admission.job, len(admission.nodes))
         held = [node_id for holder in running.values() for node_id in holder]
         assert len(held) == len(set(held))
         there = {node.node_id for node in nodes}
@@ -173,5 +232,5 @@ def test_no_node_has_two_holders_and_the_order_is_kept(
         # Nobody waits who is next and lacks nothing.
         rest = able[len(admissions) :]
         if rest:
-            assert waiting_for(rest[0].wanted, Inventory(nodes))
+            assert waiting_for(rest[0].wanted, Inventory(nodes))[0]
         assert [one.job for one in queue.ordered()] == [one.job for one in before if one.job not in running]

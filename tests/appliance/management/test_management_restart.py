@@ -112,7 +112,7 @@ def test_nodes_are_kept_for_a_job_that_is_not_back_but_not_for_ever(
     hello.address = "h:3"
     keeper.add(hello)  # too late as well
     assert [(node.job, node.member) for node in keeper.nodes()] == [("", ""), ("", "")]
-    keeper.open("job-2")
+    keeper.open("job-2", [management_pb2.NodeInfo(member="wafer-0", address="h:2")])
     keeper.add(management_pb2.RegisterRequest(role=node_pb2.ROLE_WAFER, address="h:2", job="job-2", member="wafer-0"))
     keeper.review()
     assert [node.job for node in keeper.held("job-2")] == ["job-2"]

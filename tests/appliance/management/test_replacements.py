@@ -392,6 +392,7 @@ class Listening:
             lease_lost=self.lost.append,
             known_as=lambda management, hello: self.hellos.append(hello),
             queued=self.statuses.append,
+            preempt=lambda: None,
             trace=lambda request: None,
             history=list,
             management_lost=lambda reason: None,

@@ -12,6 +12,7 @@ import grpc
 from cstorch._internal.session import failures
 from cstorch.errors import ClusterUnreachableError, CompileError, ConfigurationError, CstorchError, NodeLostError
 from waferbox import deadlines
+from waferbox.holders import holders_text
 from waferbox.host.event_loop import Changes
 from waferbox.rpc.server import is_from_ingress, status_of, through
 from wsc.v1 import coordinator_pb2, coordinator_pb2_grpc, management_pb2, management_pb2_grpc
@@ -188,7 +189,9 @@ class JobSession:
     def _log_queue(self, status: management_pb2.QueueStatus) -> None:
         if status.position:
             position = f"{status.position} of {status.length}"
-            self._log.info("Job %s waits in the queue (%s) for %s", self.job, position, status.waiting_for)
+            held = holders_text(status.holders)
+            waiting_for = f"{status.waiting_for} ({held})" if held else status.waiting_for
+            self._log.info("Job %s waits in the queue (%s) for %s", self.job, position, waiting_for)
         elif status.waiting_for:
             self._log.warning("Job %s waits for a replacement of a lost node: %s", self.job, status.waiting_for)
         else:

@@ -298,8 +298,10 @@ class ClusterExecution(Execution):
         if job is None or stream is None:
             return
         if self._is_running and job.recovers and job.alive and not stream.has_failed:
-            logger.info("The loop was left after step %d of %d", self._done, executor.num_steps)
+            text = "The loop was left after step %d of %d: steps that the cluster has run beyond it are undone"
+            logger.info(text, self._done, executor.num_steps)
             _warn_once(LEFT_EARLY)
+            stream.stop_after(self._done)  # at once, so that the job is idle while the script does other work
             self._session.state.leave(self)
             return
         self.give_up()
@@ -310,9 +312,8 @@ class ClusterExecution(Execution):
 
     def end(self) -> None:
         assert self._stream is not None
-        logger.info("Ending the execution after step %d: steps beyond it are undone", self._done)
         try:
-            self._stream.stop_after(self._done)
+            self._stream.wait_until_stopped()
             self._settle()
         except BaseException:
             self.give_up()

@@ -205,13 +205,16 @@ class ExecutionStream:
             self.send(coordinator_pb2.ExecuteRequest(consumed=coordinator_pb2.Consumed(step=step)))
 
     def stop_after(self, step: int) -> None:
-        """Ends the execution after a step, counted from 1, that the script has done.
+        """Makes the cluster end the execution after a step, counted from 1, that the script has done. Does not wait.
 
         Steps that the cluster has run beyond it are undone: it runs those since its last recovery point again.
         """
         for each in [each for each in self._checkpoint_steps if each <= step]:
             self._release(each)
         self.send(coordinator_pb2.ExecuteRequest(stop_after=coordinator_pb2.StopAfter(step=step)))
+
+    def wait_until_stopped(self) -> None:
+        """Waits until the execution has ended after stop_after."""
         while not self.receive("finished", "outputs", "checkpoint").HasField("finished"):
             pass  # was on its way
 
