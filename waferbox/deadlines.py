@@ -21,8 +21,8 @@ class RegistrationDeadlines:
     first_heartbeat: from one message of a node to the next, until management has sent the lease.
     retry: between attempts of a node to reach management.
     missing_nodes: how long a job waits for nodes that the cluster does not have, before it is refused.
-    lost_nodes: the same after the loss of a node, which may register again: its end of a broken connection may notice
-        the break only after the keepalive.
+    lost_nodes: the same after the loss of a node, or the start of management: nodes may register again, whose end of a
+        broken connection may notice the break only after the keepalive.
     return_to_job: how long a restarted management service keeps nodes for jobs whose coordinators have not connected.
     """
 

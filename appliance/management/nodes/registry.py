@@ -7,7 +7,6 @@ register before these jobs' coordinators; they are kept for the jobs for a while
 """
 
 import itertools
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -74,7 +73,8 @@ class NodeRegistry:
         self._returning: dict[str, None] = {}  # those that already have nodes, which must register again
         self._last_statuses: dict[str, management_pb2.QueueStatus] = {}  # the last status sent to each waiter
         self._impossible_since: dict[str, float] = {}
-        self._last_loss = -math.inf  # when a node was lost
+        # When a node was lost. Before the start there may have been another service, whose nodes will register again.
+        self._last_loss = self._clock.monotonic()
 
     # --- nodes --------------------------------------------------------------------------------------------------------
 

@@ -177,7 +177,7 @@ def test_a_missing_role_is_named_with_the_command_that_starts_one(
     cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
-    monkeypatch.setattr(deadlines, "REGISTRATION", replace(deadlines.REGISTRATION, missing_nodes=0.2))
+    monkeypatch.setattr(deadlines, "REGISTRATION", replace(deadlines.REGISTRATION, missing_nodes=0.2, lost_nodes=0.2))
     cluster.add(memoryx=1, swarmx=1, workers=1)
     one = client()
     with pytest.raises(grpc.RpcError) as caught:
