@@ -13,7 +13,7 @@ demo: venv
 
 # Tests wait a third of the time: three processes on two cores. What a module's tests share is made once, as far as a
 # process has them all: worksteal gives each a row of tests, until one has none left.
-test: venv
+test: venv .venv/bin/helm
 	$(BIN)/pytest -n 3 --dist worksteal --durations=25
 
 unit: venv
@@ -93,6 +93,10 @@ venv: .venv/.complete
 	$(BIN)/pip install $(TORCH_INDEX:%=--index-url %) torch==2.13.0
 	$(BIN)/pip install --editable ".[dev]"
 	touch $@
+
+# Renders the chart in tests.
+.venv/bin/helm: .venv/.complete tests/waferbox/helm_program.py
+	$(BIN)/python tests/waferbox/helm_program.py
 
 clean:
 	rm -rf .venv build dist

@@ -1,5 +1,7 @@
-"""The wheel, in an environment that has nothing else of ours, runs the README's script outside of the checkout."""
+"""The wheel, in an environment that has nothing else of ours, runs the README's script outside of the checkout,
+and makes what Kubernetes needs."""
 
+import os
 import re
 import subprocess
 import sys
@@ -15,9 +17,10 @@ ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 
-@pytest.fixture
-def installed(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The Python of an environment with the wheel, and with the libraries of this one."""
+    tmp_path = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
     subprocess.run([*command, "--wheel-dir", str(tmp_path / "wheels"), str(ROOT)], check=True, timeout=120)
     (wheel,) = (tmp_path / "wheels").glob("*.whl")
@@ -44,3 +47,19 @@ def test_the_wheel_runs_the_script_of_the_readme(installed: Path, start_script: 
     assert started.wait(150.0) == 0, started.errors
     losses = [float(line) for line in started.output.split()]
     assert losses[-1] < 0.5 * losses[0]
+
+
+def test_the_wheel_has_all_that_manifests_and_charts_need(installed: Path, tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.endswith("_MEMORY")}
+    for arguments in ([], ["--chart", "waferbox"]):
+        command = [installed, "-m", "waferbox", "kubernetes", *arguments]
+        done = subprocess.run(
+            command, check=True, timeout=60, text=True, cwd=tmp_path, env=environment, stdout=subprocess.PIPE
+        )
+        if not arguments:
+            assert done.stdout == (ROOT / "deploy" / "kubernetes" / "waferbox.yaml").read_text()
+    made, kept = (
+        {path.relative_to(folder): path.read_text() for path in folder.rglob("*") if path.is_file()}
+        for folder in (tmp_path / "waferbox", ROOT / "deploy" / "helm" / "waferbox")
+    )
+    assert made == kept

@@ -191,4 +191,4 @@ def test_other_files_are_refused(tmp_path: Path, text: str, message: str) -> Non
 def test_without_the_file_the_way_out_is_told(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["kubernetes", str(tmp_path / "none.yml")])
     assert done.exit_code == 1
-    assert "none.yml cannot be read (No such file or directory): name the docker-compose.yml of" in done.output
+    assert "none.yml cannot be read (No such file or directory): leave it out, or name" in done.output

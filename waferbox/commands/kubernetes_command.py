@@ -1,4 +1,4 @@
-"""`waferbox kubernetes`: the manifests of a cluster on Kubernetes."""
+"""`waferbox kubernetes`: the manifests of a cluster on Kubernetes, or its Helm chart."""
 
 import dataclasses
 import os
@@ -12,8 +12,13 @@ from waferbox.output.console import fail, print_text
 
 def kubernetes(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="The roles, with the number and size of each.", dir_okay=False)
-    ] = Path("docker-compose.yml"),
+        Path | None,
+        typer.Argument(
+            metavar="FILE",
+            help=r"The roles, with the number and size of each.  \[default: Waferbox's docker-compose.yml]",
+            dir_okay=False,
+        ),
+    ] = None,
     scale: Annotated[
         list[str] | None, typer.Option(metavar="ROLE=N", help="Processes of a role, instead of the file's number.")
     ] = None,
@@ -32,12 +37,24 @@ def kubernetes(
         bool, typer.Option("--ray", metavar="", help="A cluster on Ray, as a RayCluster for the KubeRay operator.")
     ] = False,
     wafer_cpus: Annotated[int, typer.Option(min=1, metavar="N", help="With --ray, processors of each wafer.")] = 4,
+    chart: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Write a Helm chart instead, whose values have these options as defaults, and no namespace.",
+            file_okay=False,
+        ),
+    ] = None,
 ) -> None:
     """Print the manifests of a cluster, for `kubectl apply -f -`."""
-    from waferbox.kubernetes.compose_file import ComposeFileError, read_roles
+    from waferbox.kubernetes.chart import write_chart
+    from waferbox.kubernetes.compose_file import OWN_FILE, ComposeFileError, read_roles
     from waferbox.kubernetes.manifests import ClusterOptions, as_text, cluster_manifests
     from waferbox.kubernetes.ray_cluster import ray_manifests
 
+    if ray and chart:
+        raise typer.BadParameter("--chart: there is no chart of a cluster on Ray; leave out --ray or --chart")
+    file = file or OWN_FILE
     claim, _, folder = data.partition(":")
     if data and not (claim and folder.startswith("/")):
         raise typer.BadParameter(f"--data: {data!r} must look like CLAIM:/FOLDER")
@@ -56,12 +73,18 @@ def kubernetes(
     except ComposeFileError as error:
         fail(str(error))
     except OSError as error:
-        fail(f"{file} cannot be read ({error.strerror}): name the docker-compose.yml of a checkout of Waferbox")
+        fail(f"{file} cannot be read ({error.strerror}): leave it out, or name a file like docker-compose.yml")
     for each in scale or ():
         name, _, count = each.partition("=")
         if name not in roles or not count.isdecimal():
             raise typer.BadParameter(f"--scale: {each!r} must look like ROLE=N; the roles are {', '.join(roles)}")
         roles[name] = dataclasses.replace(roles[name], count=int(count))
+    if chart:
+        try:
+            write_chart(chart, roles, options)
+        except OSError as error:
+            fail(f"the chart cannot be written: {error}")
+        return
     try:
         made = ray_manifests(roles, options, wafer_cpus) if ray else cluster_manifests(roles, options)
     except ComposeFileError as error:

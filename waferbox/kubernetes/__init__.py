@@ -1,1 +1,1 @@
-"""The manifests of a cluster on Kubernetes, made from the roles in docker-compose.yml."""
+"""The manifests and the Helm chart of a cluster on Kubernetes, made from the roles in docker-compose.yml."""

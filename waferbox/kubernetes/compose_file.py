@@ -14,6 +14,7 @@ PORT: Final = 7000  # at which each role listens
 METRICS_PORT: Final = 9100
 LISTEN: Final = f"0.0.0.0:{PORT}"  # the --listen argument of each role in the file
 CACHE_FOLDER: Final = "/var/lib/waferbox"
+OWN_FILE: Final = Path(__file__).with_name("docker-compose.yml")  # in a checkout a link to the file at its root
 
 _VARIABLE: Final = re.compile(r"\$\{(\w+)(?::-([^}$]*))?\}")
 _UNITS: Final = {"b": "", "k": "Ki", "m": "Mi", "g": "Gi"}
