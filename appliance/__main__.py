@@ -31,6 +31,7 @@ from waferbox.host.descriptors import raise_descriptor_limit
 from waferbox.host.folders import cache_root
 from waferbox.launch.fork_server_process import COORDINATOR_PRELOAD, own_fork_server
 from waferbox.launch.stop_signals import on_stop_signal
+from waferbox.roles import MANAGEMENT
 from waferbox.rpc.address import bind, listen, split_address
 from waferbox.rpc.async_server import AsyncServer, make_async_channel
 from waferbox.runtime.logs import set_up_logging
@@ -131,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             try:
                 collector = ManagementCollector(lambda: server.loop.run(service.state(), METRICS_SECONDS))
-                metrics = MetricsServer(collector, host, options.metrics_port)
+                metrics = MetricsServer(collector, MANAGEMENT.name, host, options.metrics_port)
             except OSError as error:
                 logger.error("no figures can be served at port %d: %s", options.metrics_port, error)
                 return 1

@@ -17,6 +17,7 @@ from appliance.ingress.gateway import Gateway
 from appliance.ingress.targets import Targets
 from waferbox import __version__, deadlines
 from waferbox.links.socket_names import host_id
+from waferbox.roles import INGRESS
 from waferbox.rpc.address import bind, split_address
 from waferbox.rpc.async_server import AsyncServer, make_async_channel
 from waferbox.rpc.server import LARGE_MESSAGE_BYTES
@@ -69,7 +70,9 @@ class Ingress:
             from appliance.ingress.metrics import IngressCollector
             from waferbox.runtime.metrics import MetricsServer
 
-            self._metrics = MetricsServer(IngressCollector(self._coordinators.count), host, settings.metrics_port)
+            self._metrics = MetricsServer(
+                IngressCollector(self._coordinators.count), INGRESS.name, host, settings.metrics_port
+            )
         self._registration = Registration(settings.management, self._hello, self._refused, make_async_channel)
 
     def start(self) -> None:

@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 from appliance.management.jobs import JobEntry
 from appliance.management.service import ManagementState
 from waferbox import roles
-from waferbox.runtime.metrics import report_metrics
+from waferbox.runtime.metrics import ROLE, report_metrics
 from wsc.v1 import management_pb2
 
 JOB = "cluster_job"  # `job` is the name of Prometheus itself for a scraped target
@@ -26,10 +26,10 @@ class ManagementCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         state = self._read()
         nodes = Counter((node.role, "leased" if node.job else "free") for node in state.nodes)
-        nodes_metric = GaugeMetricFamily("waferbox_nodes", "Nodes of the cluster.", labels=["role", "state"])
+        nodes_metric = GaugeMetricFamily("waferbox_nodes", "Nodes of the cluster.", labels=[ROLE, "state"])
         for role in roles.REGISTERED:
             for lease in ("free", "leased"):
-                nodes_metric.add_metric([role.module.removeprefix("appliance."), lease], nodes[role.number, lease])
+                nodes_metric.add_metric([role.name, lease], nodes[role.number, lease])
         yield nodes_metric
 
         jobs = state.jobs

@@ -159,7 +159,10 @@ def make_app(
 
     async def targets(request: Request) -> Response:
         found = await source.targets()
-        return JSONResponse([{"targets": [address], "labels": {"service": service}} for service, address in found])
+        # A meta label is for relabelling, and meets no label of the metrics, which have the role themselves.
+        return JSONResponse(
+            [{"targets": [address], "labels": {"__meta_waferbox_role": role}} for role, address in found]
+        )
 
     async def _job(request: Request) -> management_pb2.JobInfo:
         name = request.path_params["name"]

@@ -151,8 +151,8 @@ def test_prometheus_is_told_whom_to_ask(source: FakeSource, client: TestClient) 
     assert client.get("/targets").json() == []
     source.node_list[0].metrics, source.node_list[-1].metrics = "127.0.0.1:8001", "far:8002"
     assert client.get("/targets").json() == [
-        {"targets": ["127.0.0.1:8001"], "labels": {"service": "wafer"}},
-        {"targets": ["far:8002"], "labels": {"service": "worker"}},
+        {"targets": ["127.0.0.1:8001"], "labels": {"__meta_waferbox_role": "wafer"}},
+        {"targets": ["far:8002"], "labels": {"__meta_waferbox_role": "worker"}},
     ]
 
 

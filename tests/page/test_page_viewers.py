@@ -25,7 +25,7 @@ def open_at(request: pytest.FixtureRequest) -> Iterator[str]:
         one = PageServer("0.0.0.0:0")
         one.start(FakeSource())
     else:
-        one = MetricsServer(RoleCollector("wafer", lambda: None), "0.0.0.0", 0)
+        one = MetricsServer(RoleCollector("wafer", lambda: None), "wafer", "0.0.0.0", 0)
     yield f"http://127.0.0.1:{split_address(one.address)[1]}/"
     one.close()
 

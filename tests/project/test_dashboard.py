@@ -15,6 +15,7 @@ from prometheus_client.metrics_core import Metric
 from appliance.management.jobs import JobEntry
 from appliance.management.metrics import ManagementCollector
 from appliance.management.service import ManagementState
+from waferbox import roles
 from waferbox.runtime.metrics import RoleCollector
 from wsc.v1 import management_pb2
 from wsc.v1.observation_pb2 import JobEvent, NodeReport, Scalar
@@ -55,7 +56,7 @@ def exported() -> dict[str, list[dict[str, str]]]:
         RoleCollector("wafer", lambda: REPORT).collect,
         ManagementCollector(lambda: ManagementState(nodes=(), jobs=[job])).collect,
     )
-    found: dict[str, list[dict[str, str]]] = {name: [{}] for name in PROCESS}
+    found: dict[str, list[dict[str, str]]] = {name: [{"role": "wafer"}] for name in PROCESS}
     for metric in itertools.chain.from_iterable(one() for one in collect):
         for sample in metric.samples:
             found.setdefault(sample.name, []).append(sample.labels)
@@ -71,8 +72,11 @@ def test_an_expression_asks_for_what_is_exported(expression: str, exported: dict
     assert asked
     for selector in asked:
         matchers = {matcher.name: matcher for matcher in selector.matchers.matchers}
-        service = matchers.pop("service", None)
-        assert service is None or service.value in SERVICES
+        job = matchers.pop("job")  # which every selector has, so that a panel shows the chosen targets alone
+        assert (job.op, job.value) == (promql_parser.MatchOp.Re, "$job")
+        assert matchers.keys() <= exported[selector.name][-1].keys()
+        if "role" in matchers:
+            assert matchers.pop("role").value in roles.BY_NAME
         for name, matcher in matchers.items():
             values = {labels[name] for labels in exported[selector.name]}
             for value in matcher.value.split("|"):
@@ -86,7 +90,7 @@ def test_what_does_not_parse_is_noticed() -> None:
 
 
 def test_a_legend_names_labels_that_are_there(exported: dict[str, list[dict[str, str]]]) -> None:
-    of_target = {"instance", "service"}  # Prometheus puts these on
+    of_target = {"instance"}  # Prometheus adds it
     for target in itertools.chain.from_iterable(panel["targets"] for panel in PANELS):
         (selector,) = selectors(promql_parser.parse(target["expr"]))
         grouped = re.search(r"by \((.*?)\)", target["expr"])
@@ -113,10 +117,23 @@ def test_the_model_is_sound() -> None:
     assert len(cells) == 24 * (1 + max(row for _, row in cells))  # and no hole
 
 
-def test_every_panel_asks_the_source_that_is_provisioned() -> None:
+def test_a_role_has_one_name_of_a_label_and_one_value(exported: dict[str, list[dict[str, str]]]) -> None:
+    for label, value in itertools.chain.from_iterable(labels.items() for labels in itertools.chain(*exported.values())):
+        assert (label == "role") == (value in roles.BY_NAME)
+
+
+def test_source_and_targets_are_variables() -> None:
+    source, job = DASHBOARD["templating"]["list"]
+    assert (source["name"], source["type"], source["query"]) == ("datasource", "datasource", "prometheus")
+    assert (job["name"], job["type"], job["allValue"]) == ("job", "query", ".+")
+    assert job["query"]["query"] == job["definition"] == 'label_values({__name__=~"waferbox_.+"}, job)'
+    asked = [job, *PANELS, *itertools.chain.from_iterable(panel["targets"] for panel in PANELS)]
+    assert all(one["datasource"] == {"type": "prometheus", "uid": "${datasource}"} for one in asked)
+
+
+def test_a_source_is_provisioned() -> None:
     (source,) = yaml.safe_load((DEPLOY / "grafana/provisioning/datasources/prometheus.yml").read_text())["datasources"]
-    asked = [*PANELS, *itertools.chain.from_iterable(panel["targets"] for panel in PANELS)]
-    assert all(one["datasource"] == {"type": source["type"], "uid": source["uid"]} for one in asked)
+    assert (source["type"], source["isDefault"]) == ("prometheus", True)
     assert source["url"] == "http://prometheus:9090"
     assert "prometheus" in SERVICES
     (folder,) = yaml.safe_load((DEPLOY / "grafana/provisioning/dashboards/waferbox.yml").read_text())["providers"]

@@ -1,6 +1,7 @@
 """The Prometheus endpoint of a role process. Imported only if the process has one."""
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import Final
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
@@ -12,14 +13,17 @@ from waferbox.rpc.address import reached_at
 from waferbox.security.guard import CHALLENGE, LOOPBACK, may_view
 from wsc.v1 import observation_pb2
 
+ROLE: Final = "role"  # the label with a role's name, in all metrics
+
 
 class MetricsServer:
     """The HTTP server of an endpoint, with its thread."""
 
-    def __init__(self, collector: Collector, host: str, port: int) -> None:
+    def __init__(self, collector: Collector, role: str, host: str, port: int) -> None:
         """
         Args:
             collector: the metrics.
+            role: the name of the process's role.
             host: as `split_address` returns it; beyond loopback a request needs a token.
             port: the port; 0: any.
 
@@ -28,7 +32,7 @@ class MetricsServer:
         """
         registry = CollectorRegistry()
         registry.register(collector)
-        ProcessCollector(registry=registry)
+        registry.register(_ProcessCollector(role))
         self._server, self._thread = start_http_server(port, host.strip("[]"), registry)
         if host not in LOOPBACK:
             app = self._server.get_app()
@@ -54,6 +58,19 @@ def _for_viewers(app: WSGIApplication) -> WSGIApplication:
     return guarded
 
 
+class _ProcessCollector(Collector):
+    """The official metrics of this process, with its role: a target's own labels depend on how Prometheus found it."""
+
+    def __init__(self, role: str) -> None:
+        self._labels = {ROLE: role}
+        self._official = ProcessCollector(registry=None)
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in self._official.collect():
+            metric.samples = [sample._replace(labels=self._labels) for sample in metric.samples]
+            yield metric
+
+
 class RoleCollector(Collector):
     """The figures of the execution that a role runs, made for each request.
 
@@ -67,11 +84,11 @@ class RoleCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         report = self._report()
-        running = GaugeMetricFamily("waferbox_running", "Whether an execution runs.", labels=["role"])
+        running = GaugeMetricFamily("waferbox_running", "Whether an execution runs.", labels=[ROLE])
         running.add_metric([self._role], report is not None)
         yield running
         if report is not None:
-            yield from report_metrics(["role"], [([self._role], report)])
+            yield from report_metrics([ROLE], [([self._role], report)])
 
 
 def report_metrics(

@@ -150,7 +150,9 @@ class Node:
             from waferbox.runtime.metrics import MetricsServer, RoleCollector
 
             host = split_address(settings.listen, any_port=True)[0]
-            self._metrics = MetricsServer(RoleCollector(role.name, self._service.report), host, settings.metrics_port)
+            self._metrics = MetricsServer(
+                RoleCollector(role.name, self._service.report), role.name, host, settings.metrics_port
+            )
         self._role = role
 
     def start(self) -> None:

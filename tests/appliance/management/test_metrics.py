@@ -40,12 +40,12 @@ def scrape(server: MetricsServer) -> dict[tuple[str, ...], float]:
 
 def test_a_role_shows_its_execution_while_it_runs() -> None:
     reports: list[NodeReport] = []
-    server = MetricsServer(RoleCollector("wafer", lambda: reports[-1] if reports else None), "127.0.0.1", 0)
+    server = MetricsServer(RoleCollector("wafer", lambda: reports[-1] if reports else None), "wafer", "127.0.0.1", 0)
     try:
         idle = scrape(server)
         assert idle["waferbox_running", "wafer"] == 0
         assert ("waferbox_steps_total", "wafer") not in idle
-        assert idle["process_resident_memory_bytes",] > 2**20
+        assert idle["process_resident_memory_bytes", "wafer"] > 2**20
         reports.append(REPORT)
         found = scrape(server)
         assert found["waferbox_running", "wafer"] == 1
@@ -55,7 +55,7 @@ def test_a_role_shows_its_execution_while_it_runs() -> None:
         assert found["waferbox_bytes_total", "received", "wafer"] == 4096
         assert found["waferbox_queued", "received", "wafer"] == 2
         with pytest.raises(OSError, match="in use"):
-            MetricsServer(RoleCollector("wafer", lambda: None), *split_address(server.address))
+            MetricsServer(RoleCollector("wafer", lambda: None), "wafer", *split_address(server.address))
     finally:
         server.close()
     with socket.socket() as again:
@@ -81,15 +81,18 @@ def test_management_shows_nodes_jobs_and_how_they_go() -> None:
         job("job-3", management_pb2.JOB_PHASE_FAILED),
     ]
     jobs[-1].ended = 1.0
-    server = MetricsServer(ManagementCollector(lambda: ManagementState(nodes=nodes, jobs=jobs)), "127.0.0.1", 0)
+    server = MetricsServer(
+        ManagementCollector(lambda: ManagementState(nodes=nodes, jobs=jobs)), "management", "127.0.0.1", 0
+    )
     try:
         found = scrape(server)
     finally:
         server.close()
     assert found["waferbox_nodes", "wafer", "leased"] == found["waferbox_nodes", "wafer", "free"] == 1
-    assert (found["waferbox_nodes", "workers", "free"], found["waferbox_nodes", "swarmx", "free"]) == (1, 0)
+    assert (found["waferbox_nodes", "worker", "free"], found["waferbox_nodes", "swarmx", "free"]) == (1, 0)
     assert (found["waferbox_jobs", "running"], found["waferbox_jobs", "failed"]) == (1, 1)
     assert found["waferbox_queue_length",] == 1
+    assert found["process_resident_memory_bytes", "management"] > 2**20
     assert found["waferbox_job_scalar", "job-1", "loss"] == 0.5
     assert found["waferbox_job_steps_total", "job-1", "wafer-0"] == 12
     assert found["waferbox_job_memory_bytes", "job-1", "wafer-0"] == 1 << 30
