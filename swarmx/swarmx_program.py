@@ -211,8 +211,9 @@ class SwarmXProgram:
         label = self._labels.get(message.group)
         if label is not None:  # Counts of taken and released groups have no label.
             step = schedule.global_step(message.step)
+            what = "broadcast" if message.link in self._above() else "reduce"
             recorder.add("wait", label, step, waited, received)
-            recorder.add("reduce", label, step, received, done)
+            recorder.add(what, label, step, received, done, group=message.group, source=message.link.name)
         if self.progress.step >= recorder.end:
             self.progress.end_trace()
 

@@ -132,7 +132,7 @@ class WorkerProgram:
         if recorder is not None:
             recorder.add("wait", "batch taken", step, begin, requested)
             recorder.add("input", "batch", step, requested, filled)
-            recorder.add("send", "batch", step, filled, sent)
+            recorder.add("send", "batch", step, filled, sent, group=self._group)
             if step + self._num_workers >= recorder.end:
                 progress.end_trace()
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from cluster_rig import SCRIPTS, StartCluster, StartScript, wait_for
+from trace_arrows import arrows
 from typer.testing import CliRunner
 
 from waferbox.commands.cli import app
@@ -56,12 +57,9 @@ def test_a_job_can_be_watched_and_traced(
         assert last[node].bytes["sent"] > 0
     assert last["wafer-0"].bytes["received"] > last["wafer-0"].bytes["sent"] > 0
 
-    spans = [event for event in json.loads(file.read_text())["traceEvents"] if event["ph"] == "X"]
-    names = {
-        event["pid"]: event["args"]["name"]
-        for event in json.loads(file.read_text())["traceEvents"]
-        if event["name"] == "process_name"
-    }
+    events_of_trace = json.loads(file.read_text())["traceEvents"]
+    spans = [event for event in events_of_trace if event["ph"] == "X"]
+    names = {event["pid"]: event["args"]["name"] for event in events_of_trace if event["name"] == "process_name"}
     assert sorted(names.values()) == ["memoryx-0", "swarmx-0", "wafer-0", "worker-0"]
     steps = sorted({span["args"]["step"] for span in spans if names[span["pid"]] == "wafer-0"})
     assert steps == list(range(steps[0], steps[0] + 4))
@@ -77,3 +75,26 @@ def test_a_job_can_be_watched_and_traced(
         assert begin < min(s["ts"] for s in compute)
         assert max(s["ts"] + s["dur"] for s in update) <= end
         assert min(s["ts"] for s in compute) < max(s["ts"] for s in update) <= end
+
+    # A group can be followed from MemoryX to a wafer, and its gradients back: in each step, from every span on.
+    followed = arrows(events_of_trace)
+    assert all(arrow.steps[0] == arrow.steps[1] for arrow in followed)
+    for step in steps:
+        of_step = [arrow for arrow in followed if arrow.steps[0] == step]
+        ways = {
+            (arrow.sender, arrow.receiver, arrow.name.split()[0]) for arrow in of_step if arrow.name != "step token"
+        }
+        assert ways == {
+            ("worker-0", "wafer-0", "batch"),
+            ("memoryx-0", "swarmx-0", "weights"),
+            ("swarmx-0", "wafer-0", "weights"),
+            ("wafer-0", "swarmx-0", "reduction"),
+            ("swarmx-0", "memoryx-0", "reduction"),
+        }
+        for receiver in ("wafer-0", "memoryx-0"):
+            taken = [
+                span["name"]
+                for span in spans
+                if (span["args"]["step"], names[span["pid"]], span["cat"]) == (step, receiver, "wait")
+            ]
+            assert sorted(taken) == sorted(arrow.receives for arrow in of_step if arrow.receiver == receiver)

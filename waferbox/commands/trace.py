@@ -13,6 +13,7 @@ import typer
 
 from waferbox import roles
 from waferbox.commands.connection import JobArgument, JobWatch, ManagementOption, connect, find_job
+from waferbox.commands.group_flows import flows
 from waferbox.output.console import fail, print_text
 from wsc.v1 import observation_pb2
 
@@ -20,13 +21,15 @@ from wsc.v1 import observation_pb2
 #
 # https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU describes the format. Each node is a
 # process of the trace. Its rows (threads) are its steps, and one for each activity: kinds of work, sending, waiting. In
-# layer pipelined mode a wafer has a row for each region instead, in the order of the layers.
+# layer pipelined mode a wafer has a row for each region instead, in the order of the layers. An arrow (a flow) leads
+# from the span that sends a group to the one that receives it on another node.
 
 
 # Roles and rows in the order in which they are shown; the kinds of work are between the first and the last rows.
 _ROLES: Final = (roles.WORKER.name, roles.MEMORYX.name, roles.SWARMX.name, roles.WAFER.name)
 _FIRST_ROW: Final = "step"
 _LAST_ROWS: Final = ("send", "wait")
+_END_MARGIN: Final = 1e-3  # microseconds: a flow must end within a span, and not where the next may begin
 
 
 def chrome_trace(spans: Iterable[observation_pb2.Span]) -> dict[str, Any]:
@@ -35,6 +38,7 @@ def chrome_trace(spans: Iterable[observation_pb2.Span]) -> dict[str, Any]:
     origin = spans[0].begin if spans else 0.0
     nodes = sorted({span.node for span in spans}, key=_node_order)
     events: list[dict[str, Any]] = []
+    shown: dict[int, dict[str, Any]] = {}  # the events of spans, by the id of the object
     # Ids of threads begin after those of processes: viewers show a thread with its process's id first.
     thread = len(nodes)
     for process, node in enumerate(nodes, 1):
@@ -47,10 +51,27 @@ def chrome_trace(spans: Iterable[observation_pb2.Span]) -> dict[str, Any]:
             thread += 1
             events.append(_metadata("thread_name", process, thread, {"name": row}))
             events.append(_metadata("thread_sort_index", process, thread, {"sort_index": thread}))
-            events += _without_overlaps(
-                [_span_event(span, process, thread, origin) for span in own if _row_name(span) == row]
-            )
+            in_row = {id(span): _span_event(span, process, thread, origin) for span in own if _row_name(span) == row}
+            events += _without_overlaps(list(in_row.values()))
+            shown |= in_row
+    for number, flow in enumerate(flows(spans), 1):
+        events += _flow_events(number, flow.sender.detail, shown[id(flow.sender)], shown[id(flow.receiver)])
     return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _flow_events(number: int, name: str, sender: dict[str, Any], receiver: dict[str, Any]) -> list[dict[str, Any]]:
+    """The begin and the end of a flow, each bound to the span in which it lies."""
+    begin = sender["ts"]
+    if receiver["cat"] == "wait":
+        end = max(receiver["ts"], receiver["ts"] + receiver["dur"] - _END_MARGIN)  # a wait ends with the arrival
+    else:
+        end = receiver["ts"]
+    end = max(begin, end)  # clocks of one host are read with a quarter of a microsecond
+    flow = {"name": name, "cat": "group", "id": number}
+    return [
+        {**flow, "ph": "s", "ts": begin, "pid": sender["pid"], "tid": sender["tid"]},
+        {**flow, "ph": "f", "bp": "e", "ts": end, "pid": receiver["pid"], "tid": receiver["tid"]},
+    ]
 
 
 def _steps(spans: Sequence[observation_pb2.Span]) -> list[observation_pb2.Span]:

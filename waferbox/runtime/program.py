@@ -40,13 +40,19 @@ class Values:
 
 
 class Entry(NamedTuple):
-    """An action, and its name on a timeline."""
+    """An action, and what a timeline shows of it.
+
+    group: the id of the group that is sent or received; None: there is none.
+    sources: the nodes that the group comes from, each for its steps; empty: it is not received.
+    """
 
     action: Action
     what: str
     detail: str
     only_outputs: bool = False
     region: str = ""
+    group: int | None = None
+    sources: Sequence[str] = ()
 
 
 def run_recorded(
@@ -54,13 +60,15 @@ def run_recorded(
 ) -> None:
     """Runs one step, or a repetition of its loop, and records each action as a span."""
     now, outputs_leave, recorded_step = time.perf_counter, schedule.outputs_leave(step), schedule.global_step(step)
-    for action, what, detail, only_outputs, region in entries:
+    for action, what, detail, only_outputs, region, group, sources in entries:
         if only_outputs and not outputs_leave:
             continue
         begin = now()
         action(step)
+        end = now()
         text = f"{detail}, repetition {repetition + 1}" if repetition else detail
-        recorder.add(what, text, recorded_step, begin, now(), region)
+        source = sources[worker_of_step(step, len(sources))] if sources else ""
+        recorder.add(what, text, recorded_step, begin, end, region=region, group=group, source=source)
 
 
 class Program:
@@ -161,7 +169,8 @@ class Program:
             for index, tensor in zip(indices, views_of(message), strict=True):
                 tensors[index] = tensor
 
-        self.add(receive, group_label(group), what="wait")
+        sources = [link.name for link in links]
+        self.add_entry(Entry(receive, "wait", group_label(group), group=group_id, sources=sources))
 
     def close(self) -> None:
         """Drops the actions, and with them every tensor that they hold."""
@@ -191,4 +200,5 @@ class Program:
                 hub.send(link, group_id, step, payload, window=window, as_bytes=as_bytes)
             progress.send += now() - begin
 
-        self.add(send, group_label(group), what="send", only_outputs=is_for_coordinator_only(group))
+        only_outputs = is_for_coordinator_only(group)
+        self.add_entry(Entry(send, "send", group_label(group), only_outputs, group=group_id))

@@ -32,16 +32,38 @@ class Recorder:
         self.end = request.first_step + request.num_steps  # the first step after the recorded ones
         self._node = node
         self._emit = emit
-        self._spans: list[tuple[str, str, int, float, float, str]] = []
+        self._spans: list[tuple[str, str, int, float, float, str, int | None, str]] = []
         # All processes of a host read the same clock; one reading for all spans keeps them in order.
         self._epoch = time.time() - time.perf_counter()
         self._lock = threading.Lock()
         self._closed = False
 
-    def add(self, what: str, detail: str, step: int, begin: float, end: float, region: str = "") -> None:
-        """Adds a span, if its step is recorded. begin, end: of the clock time.perf_counter."""
+    def add(
+        self,
+        what: str,
+        detail: str,
+        step: int,
+        begin: float,
+        end: float,
+        *,
+        region: str = "",
+        group: int | None = None,
+        source: str = "",
+    ) -> None:
+        """Adds a span, if its step is recorded.
+
+        Args:
+            what: the activity, and so the row.
+            detail: a layer or a group.
+            step: of the execution.
+            begin: of the clock time.perf_counter, as the end.
+            end: of the span.
+            region: of a wafer in layer pipelined mode.
+            group: the id of the group that is sent, received or passed on; None: there is none.
+            source: the node that the group came from; empty: it was not received here.
+        """
         if self.first <= step < self.end and len(self._spans) < MAX_SPANS:
-            self._spans.append((what, detail, step, begin, end, region))
+            self._spans.append((what, detail, step, begin, end, region, group, source))
 
     def close(self) -> None:
         """Sends all spans, once. From any thread."""
@@ -54,7 +76,17 @@ class Recorder:
             self._emit(node_pb2.AttachResponse(spans=observation_pb2.Spans(spans=batch)))
         self._emit(node_pb2.AttachResponse(spans=observation_pb2.Spans(last=True)))
 
-    def _span(self, what: str, detail: str, step: int, begin: float, end: float, region: str) -> observation_pb2.Span:
+    def _span(
+        self,
+        what: str,
+        detail: str,
+        step: int,
+        begin: float,
+        end: float,
+        region: str,
+        group: int | None,
+        source: str,
+    ) -> observation_pb2.Span:
         return observation_pb2.Span(
             node=self._node,
             what=what,
@@ -63,6 +95,8 @@ class Recorder:
             begin=self._epoch + begin,
             seconds=end - begin,
             region=region,
+            group=group,
+            source=source,
         )
 
 

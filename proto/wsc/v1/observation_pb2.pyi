@@ -326,9 +326,11 @@ class Span(_message.Message):
     BEGIN_FIELD_NUMBER: _builtins.int
     SECONDS_FIELD_NUMBER: _builtins.int
     REGION_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     what: _builtins.str
-    """"compute", "wait", "send", "update", "reduce", ..."""
+    """"compute", "wait", "send", "update", "reduce", "broadcast", ..."""
     detail: _builtins.str
     """a layer, a group"""
     step: _builtins.int
@@ -337,6 +339,10 @@ class Span(_message.Message):
     seconds: _builtins.float
     region: _builtins.str
     """of a wafer in layer pipelined mode"""
+    group: _builtins.int
+    """the id of the group that is sent, received or passed on"""
+    source: _builtins.str
+    """the node that the group came from; empty: it was not received here"""
     def __init__(
         self,
         *,
@@ -347,12 +353,16 @@ class Span(_message.Message):
         begin: _builtins.float = ...,
         seconds: _builtins.float = ...,
         region: _builtins.str = ...,
+        group: _builtins.int | None = ...,
+        source: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_group", b"_group", "group", b"group"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "detail", b"detail", "node", b"node", "region", b"region", "seconds", b"seconds", "step", b"step", "what", b"what"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_group", b"_group", "begin", b"begin", "detail", b"detail", "group", b"group", "node", b"node", "region", b"region", "seconds", b"seconds", "source", b"source", "step", b"step", "what", b"what"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__group: _TypeAlias = _typing.Literal["group"]  # noqa: Y015
+    _WhichOneofArgType__group: _TypeAlias = _typing.Literal["_group", b"_group"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__group) -> _WhichOneofReturnType__group | None: ...
 
 Global___Span: _TypeAlias = Span  # noqa: Y015
 
