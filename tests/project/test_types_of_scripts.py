@@ -91,8 +91,11 @@ print(float(accuracy), executor.profiler.rate_tracker.global_rate)
 WRONG = {
     "setting_of_the_backend": 'cstorch.backend("CSX", cluster_confg=cstorch.distributed.ClusterConfig())',
     "field_of_the_cluster": "cstorch.distributed.ClusterConfig(num_csxs=2)",
+    "setting_of_an_optimizer": "cstorch.optim.SGD(model.parameters(), lr=0.1, momentm=0.9)",
     "setting_of_a_schedule": "cstorch.optim.lr_scheduler.ConstantLR(optimizer, learning_rat=0.1)",
     "setting_of_the_executor": "cstorch.utils.data.DataExecutor(dataloader, num_stps=10)",
+    "setting_of_a_scaler": 'cstorch.amp.GradScaler(loss_scal="dynamic")',
+    "flag": "cstorch.backends.csx.precision.optimization_levl = 1",
 }
 
 CHECKERS = {

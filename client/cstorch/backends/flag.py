@@ -4,7 +4,7 @@ import difflib
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from cstorch._internal.execution import current_execution
 from cstorch.errors import ConfigurationError, UsageError
@@ -79,13 +79,15 @@ class Flags:
     path: str
     values: dict[str, Any]
 
-    def __getattr__(self, name: str) -> Any:
-        raise self._unknown(name)
+    if not TYPE_CHECKING:  # type checkers would accept every name
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not isinstance(getattr(type(self), name, None), Flag):
+        def __getattr__(self, name: str) -> Any:
             raise self._unknown(name)
-        super().__setattr__(name, value)
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if not isinstance(getattr(type(self), name, None), Flag):
+                raise self._unknown(name)
+            super().__setattr__(name, value)
 
     def _unknown(self, name: str) -> AttributeError:
         known = [*self.flags(), *self.groups()]

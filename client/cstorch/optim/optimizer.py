@@ -4,7 +4,7 @@ import inspect
 from abc import ABCMeta, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -31,18 +31,21 @@ class Schedule(Protocol):
 class _Preinitialized(ABCMeta):
     """Makes an optimizer's state when its whole constructor is done, so that preinitialize sees every attribute."""
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        if inspect.isabstract(cls):
-            missing = ", ".join(sorted(cls.__abstractmethods__))
-            raise TypeError(
-                f"{cls.__name__} does not define {missing}. An optimizer makes all its state in `preinitialize(self)`, "
-                'such as self.state[p]["mean"] = cstorch.zeros_like(p) for each p of its groups, since a traced step '
-                "only changes states that are there before it; in `step(self, closure=None)` it updates its parameters"
-            )
-        optimizer = super().__call__(*args, **kwargs)
-        optimizer._preinitialize()
-        state.register("optimizer", optimizer)
-        return optimizer
+    if not TYPE_CHECKING:  # pyright would no longer look at the parameters of the constructor
+
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            if inspect.isabstract(cls):
+                missing = ", ".join(sorted(cls.__abstractmethods__))
+                raise TypeError(
+                    f"{cls.__name__} does not define {missing}. An optimizer makes all its state in "
+                    '`preinitialize(self)`, such as self.state[p]["mean"] = cstorch.zeros_like(p) for each p of its '
+                    "groups, since a traced step only changes states that are there before it; in "
+                    "`step(self, closure=None)` it updates its parameters"
+                )
+            optimizer = super().__call__(*args, **kwargs)
+            optimizer._preinitialize()
+            state.register("optimizer", optimizer)
+            return optimizer
 
     @property
     def __signature__(cls) -> inspect.Signature:
