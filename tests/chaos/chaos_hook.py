@@ -172,7 +172,8 @@ def _watch_role(hook: Hook) -> None:
         if value:
             hook.reached("step" + hook.again, value)
 
-    Progress.step = property(step.__get__, count)  # type: ignore[assignment, method-assign]
+    patched: Any = Progress
+    patched.step = property(step.__get__, count)
 
 
 def _watch_coordinator(hook: Hook) -> None:

@@ -249,10 +249,11 @@ def laboratory(
         "WAFERBOX_RECOVERY_SECONDS": "0.5",
         "WAFERBOX_HANG_SECONDS": str(HANG_SECONDS),
     }
-    roles = {"wafers": 2, "memoryx": 2, "swarmx": 1, "workers": 4}
     with (
         contextlib.closing(ScriptServer(folder)) as server,
-        running_cluster(folder / "cluster", cache, variables=variables, **roles) as cluster,
+        running_cluster(
+            folder / "cluster", cache, variables=variables, wafers=2, memoryx=2, swarmx=1, workers=4
+        ) as cluster,
         running_ingress(cluster, folder) if with_ingress else contextlib.nullcontext("") as ingress,
     ):
         yield Laboratory(cluster, server, folder, cache, variables, ingress=ingress, steps=steps, pause=pause)

@@ -44,10 +44,16 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="soak-") as name:
         folder = Path(name)
         os.environ["WAFERBOX_SECRET_FILE"] = str(folder / f"{secrets.token_hex(4)}.key")
-        roles = {"wafers": AT_A_TIME, "memoryx": AT_A_TIME, "swarmx": AT_A_TIME, "workers": AT_A_TIME}
         with (
             closing(ScriptServer(folder)) as server,
-            running_cluster(folder / "cluster", folder / "cache", **roles) as cluster,
+            running_cluster(
+                folder / "cluster",
+                folder / "cache",
+                wafers=AT_A_TIME,
+                memoryx=AT_A_TIME,
+                swarmx=AT_A_TIME,
+                workers=AT_A_TIME,
+            ) as cluster,
         ):
             soak = _Soak(cluster, server, folder)
             soak.run(WARM_UP)

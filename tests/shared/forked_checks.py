@@ -42,7 +42,7 @@ def _run_in_fork(code: str) -> tuple[int, str]:
                 status = 0
             finally:
                 if status:
-                    sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]  # there is an exception
+                    sys.excepthook(*sys.exc_info())
                 sys.stderr.flush()
                 os._exit(status)
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

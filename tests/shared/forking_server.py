@@ -78,7 +78,7 @@ class ForkingServer:
             )
 
     def fork(
-        self, words: Sequence[str], folder: Path, variables: Mapping[str, str], fds: Sequence[int]
+        self, words: Sequence[str], folder: Path, variables: Mapping[str, str], fds: Mapping[int, int]
     ) -> ForkedProcess:
         """Starts a process in a session of its own.
 

@@ -91,4 +91,5 @@ class ExactMuon(torch.optim.Muon):
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         with mock.patch.object(torch.Tensor, "bfloat16", torch.Tensor.clone):
-            super().step()
+            step: Callable[[], object] = super().step
+            step()

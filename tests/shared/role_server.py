@@ -15,6 +15,7 @@ import sys
 import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from forking_server import (
     MAX_BYTES,
@@ -139,7 +140,8 @@ def _prepare_fork_server() -> None:
         process.begin(command, env, stdout, pass_fds)
         return process
 
-    fork_server_process.subprocess = types.SimpleNamespace(  # type: ignore[attr-defined]
+    module: Any = fork_server_process
+    module.subprocess = types.SimpleNamespace(
         Popen=start, PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired
     )
 

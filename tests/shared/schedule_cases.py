@@ -69,9 +69,10 @@ def one_cycle(**settings: Any) -> Case:
     length = 20
 
     def values(epochs: int) -> list[float]:
-        initial = {"div_factor": 4.0, "final_div_factor": 50.0}
         make = of_torch(
-            lambda o: theirs.OneCycleLR(o, 2.0, total_steps=length, cycle_momentum=False, **initial, **settings)
+            lambda o: theirs.OneCycleLR(
+                o, 2.0, total_steps=length, cycle_momentum=False, div_factor=4.0, final_div_factor=50.0, **settings
+            )
         )
         return make(length) + [0.5 / 50.0] * (epochs - length)
 

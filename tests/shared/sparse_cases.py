@@ -104,13 +104,13 @@ def losses_by_hand(
             for name, parameter in model.named_parameters():
                 gradient = gradients[name] * masks[name] if name in masks else gradients[name]
                 momenta[name] = MOMENTUM * momenta[name] + gradient
-                parameter -= LR * momenta[name]
+                parameter.sub_(LR * momenta[name])
             for name, mask in masks.items():
                 weight = model.get_parameter(name)
                 chance = torch.rand_like(weight) if case.config["algorithm"] == "set" else gradients[name].abs()
                 if step in case.updates:
                     mask.copy_(_next(case, step, weight, mask, chance))
-                weight *= mask
+                weight.mul_(mask)
                 momenta[name] *= mask
         next_step()
     return losses
