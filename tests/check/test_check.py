@@ -33,6 +33,7 @@ FAULTY = {
     "host_random": Question.PROGRAM,
     "loop_changes_rate": Question.PROGRAM,
     "loop_freezes": Question.PROGRAM,
+    "loop_left": Question.RESUME,
     "lost_buffer": Question.RESUME,
     "not_traceable": Question.TRACE,
     "optimizer_not_saved": Question.RESUME,

@@ -614,10 +614,14 @@ def _is_of_input(failure: RunFailed | None) -> bool:
 
 def _resume_answer(run: Run, programs: Sequence[Program]) -> Answer:
     question = Question.RESUME
-    found = tuple(_finding(each) for each in _of(run, Found) if each.question is question)
+    # An error that ends the script leaves its loop too.
+    found = [each for each in _of(run, Found) if each.question is question and not (each.is_error and run.failure)]
     if found:
-        summary = f"No: a checkpoint lacks {_counted(len(found), 'state')}."
-        return Answer(question=question, state=State.FOUND, summary=summary, findings=found)
+        num_left = sum(each.is_error for each in found)  # loops
+        what = [f"a checkpoint lacks {_counted(len(found) - num_left, 'state')}"] if num_left < len(found) else []
+        what += ["a loop is left before its last step"] if num_left else []
+        summary, findings = f"No: {', and '.join(what)}.", tuple(map(_finding, found))
+        return Answer(question=question, state=State.FOUND, summary=summary, findings=findings)
     if run.way is Way.TRACE:
         return Answer(question=question, state=State.OPEN, summary="Not known: with --full-size nothing is saved.")
     if not _of(run, ExecutionEnded) or not any(program.trains for program in programs):

@@ -21,9 +21,10 @@ from cstorch._internal.check.resumption import report_lost_states
 from cstorch._internal.check.run import CheckedRun, tensors
 from cstorch._internal.execution import Closure, Executor
 from cstorch._internal.random_state import random_state, random_state_kept, set_random_state
-from cstorch._internal.session.execution.cluster_execution import ClusterExecution
+from cstorch._internal.session.execution.cluster_execution import LEFT_EARLY, ClusterExecution
 from cstorch._internal.session.execution.function import FunctionExecution
 from cstorch._internal.session.execution.loop import LoopExecution
+from cstorch._internal.tracing import user_line
 from cstorch.backends.mixed_precision import get_half_dtype, mixed_precision
 from waferbox.checked_run.moments import WIDTH, moments
 from waferbox.checked_run.record import INPUT, InputMeasured, Program, Question, StepObserved, Way
@@ -57,12 +58,23 @@ class CheckedExecution(ClusterExecution):
     def batches(self) -> Generator[Any]:
         self._number = self._run.begin_execution(self.executor.num_steps, self.executor.asked_steps)
         self._began_call = time.monotonic()
-        yield from super().batches()  # type: ignore[safe-super]  # a subclass has the execution as its next class
+        try:
+            yield from super().batches()  # type: ignore[safe-super]  # a subclass has the execution as its next class
+        except GeneratorExit:
+            self._note_left()
+            raise
+        self._note_left()
         if self._run.settings.way is Way.TRACE:
             self._measure_input()  # no run by plain PyTorch does
         if self._trains:
             report_lost_states(self._run, self._changed)
         self._run.end_execution()
+
+    def _note_left(self) -> None:
+        """Records that the script has left its loop early, unless the step has failed."""
+        is_early = self.executor.user_iteration < self.executor.num_steps
+        if is_early and not self._run.in_step and not self._run.is_refused:
+            self._run.found(Question.RESUME, LEFT_EARLY, user_line(), is_error=True)
 
     def _measure_input(self) -> None:
         """Times the batches after the first, and records what is wrong with the loader."""

@@ -299,8 +299,9 @@ class ClusterExecution(Execution):
             return
         if self._is_running and job.recovers and job.alive and not stream.has_failed:
             text = "The loop was left after step %d of %d: steps that the cluster has run beyond it are undone"
-            logger.info(text, self._done, executor.num_steps)
-            _warn_once(LEFT_EARLY)
+            if self._done < executor.num_steps:
+                logger.info(text, self._done, executor.num_steps)
+                _warn_once(LEFT_EARLY)
             stream.stop_after(self._done)  # at once, so that the job is idle while the script does other work
             self._session.state.leave(self)
             return
