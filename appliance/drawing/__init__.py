@@ -1,1 +1,1 @@
-"""Drawings and numbers as text, for the compile report and the page."""
+"""Page templates, drawings, and numbers as text: for compile reports, the page, and commands."""

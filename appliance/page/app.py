@@ -25,7 +25,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from appliance import drawing
+from appliance.drawing.pages import STYLE
 from appliance.page import compile_report, rendering, streams
 from appliance.page.source import PageSource
 from waferbox.security.guard import CHALLENGE, may_view
@@ -107,7 +107,6 @@ class PageProtocol(H11Protocol):
 MAX_ADDRESS_BYTES: Final = 4096
 
 _STATIC: Final = Path(__file__).with_name("static")
-_COMPILER_STYLE: Final = Path(drawing.__file__).with_name("report.css")
 
 # A page loads only its own files and contains no script or style, so text from a job can never become one.
 _POLICY: Final = (
@@ -155,7 +154,7 @@ def make_app(
         return HTMLResponse(page, headers={"Content-Security-Policy": _REPORT_POLICY})
 
     async def report_style(request: Request) -> Response:
-        return FileResponse(_COMPILER_STYLE)
+        return FileResponse(STYLE)
 
     async def targets(request: Request) -> Response:
         found = await source.targets()

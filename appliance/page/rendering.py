@@ -9,9 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
-import jinja2
-
-from appliance.drawing.number_text import bytes_text, count_text, seconds_text
+from appliance.drawing.pages import template_environment
 from appliance.page.compile_report import CompileReport, read_report
 from appliance.page.job_view import PARTS, JobView, LogRow
 from waferbox import roles
@@ -188,19 +186,11 @@ def _render(template: str, **values: Any) -> str:
     return _environment.get_template(template).render(values)
 
 
-_environment: Final = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
-    autoescape=True,
-    undefined=jinja2.StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
+_environment: Final = template_environment(Path(__file__).with_name("templates"))
 _environment.globals["coloured"] = PARTS
 _environment.filters |= {
     "ago": _ago,
-    "bytes": bytes_text,
     "clock": _clock,
-    "count": count_text,
     "date": _date,
     "duration": _duration,
     "iso": _iso,
@@ -208,5 +198,4 @@ _environment.filters |= {
     "number": _number,
     "part": _part,
     "phase": _phase,
-    "seconds": seconds_text,
 }

@@ -10,7 +10,8 @@ import pytest
 from reported_steps import MACHINE, trained_blocks
 
 from appliance.compiler.report.builder import make_report
-from appliance.compiler.report.page import draw_memory, draw_timeline, report_page
+from appliance.compiler.report.drawings import draw_memory, draw_timeline
+from appliance.compiler.report.page import report_page
 from appliance.compiler.report.report import Report
 from appliance.drawing.floor_plan import draw_floor_plan
 
