@@ -13,6 +13,7 @@ from typing import Final
 EXECUTIONS: Final = "executors"  # in the artifact folder of a script
 RECORD: Final = "execution.json"
 CIRH: Final = "cirh.mlir"
+REPORT_PAGE: Final = "report.html"  # in the folder of a compile, which lies beside its plan
 # The executions in a folder that a user names: in itself, in an artifact folder, in the folder of all artifact folders,
 # or in the model folder of a trainer, which contains that.
 _WITHIN: Final = ("[0-9]*", f"{EXECUTIONS}/[0-9]*", f"*/{EXECUTIONS}/[0-9]*", f"*/*/{EXECUTIONS}/[0-9]*")
@@ -62,6 +63,11 @@ class ExecutionRecord:
             f"{self.stage}: {self.function}{model}{precision}, {self.steps:,} step{'' if self.steps == 1 else 's'} of "
             f"{self.rows:,} rows from {self.loader}"
         )
+
+    @property
+    def report_page(self) -> Path | None:
+        """The page of the compile report, on the coordinator's host; None: the step is not compiled."""
+        return Path(self.plan).with_suffix("") / REPORT_PAGE if self.plan else None
 
     def write(self, folder: Path) -> None:
         """Writes the record of the execution in a folder, whole."""

@@ -18,6 +18,7 @@ from appliance.compiler.plan_check.check import PlanError, check_plan
 from appliance.compiler.report.builder import make_report
 from appliance.compiler.report.page import report_page
 from waferbox import __version__
+from waferbox.execution_folders import REPORT_PAGE
 from waferbox.host.folders import KEY_BYTES, cache_root, secret_key, why_not_kept, write_whole
 from waferbox.runtime.logs import advise
 from wsc.v1 import plan_pb2
@@ -110,7 +111,6 @@ def _parse(data: bytes) -> plan_pb2.Plan | None:
 
 KEY_FILE: Final = "plans.key"
 REPORT_DATA: Final = "report.json"
-REPORT_PAGE: Final = "report.html"
 
 
 class Artifacts:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+from waferbox.execution_folders import REPORT_PAGE
 from waferbox.host.folders import cache_root
 from wsc.v1 import plan_pb2
 
@@ -89,7 +90,5 @@ def warnings_of(plan: plan_pb2.Plan) -> list[str]:
 
 def report_of(folder: Path, artifact: str) -> str:
     """Returns the page of an artifact's report; empty if there is none."""
-    from appliance.compiler.artifacts import REPORT_PAGE
-
     page = folder / artifact / REPORT_PAGE
     return str(page) if page.is_file() else ""

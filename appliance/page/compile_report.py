@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from appliance.drawing.floor_plan import FloorPlan, Region, draw_floor_plan
+from waferbox.execution_folders import REPORT_PAGE
 
 DATA: Final = "report.json"
-PAGE: Final = "report.html"
 MAX_REPORT_BYTES: Final = 32 << 20
 
 
@@ -78,7 +78,7 @@ def read_report(artifact: str) -> CompileReport | None:
 
 def read_page(artifact: str) -> bytes | None:
     """The HTML page of the report; None if there is none."""
-    return read_capped(artifact, PAGE)
+    return read_capped(artifact, REPORT_PAGE)
 
 
 def read_capped(artifact: str, name: str) -> bytes | None:

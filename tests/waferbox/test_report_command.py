@@ -7,13 +7,14 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from appliance.compiler.artifacts import REPORT_DATA, REPORT_PAGE, Artifacts
+from appliance.compiler.artifacts import REPORT_DATA, Artifacts
 from appliance.compiler.core.target import Target
 from waferbox import settings
 from waferbox.cirh.dialect.types import tensor_type
 from waferbox.cirh.modules.builder import GraphBuilder
 from waferbox.cirh.text.printer import print_module
 from waferbox.commands.cli import app
+from waferbox.execution_folders import REPORT_PAGE
 
 
 @pytest.fixture

@@ -11,10 +11,11 @@ from compiled_steps import Traced
 from torch import nn
 
 from appliance.compiler import artifacts as cache_module
-from appliance.compiler.artifacts import KEY_FILE, REPORT_DATA, REPORT_PAGE, Artifacts, artifact_key, read_plan
+from appliance.compiler.artifacts import KEY_FILE, REPORT_DATA, Artifacts, artifact_key, read_plan
 from appliance.compiler.core.target import ExecutionStrategy, Target
 from appliance.coordinator.compilation import report_of
 from waferbox import settings
+from waferbox.execution_folders import REPORT_PAGE
 from wsc.v1 import plan_pb2
 
 TARGET = Target(num_csx=2, num_shards=1)

@@ -13,6 +13,7 @@ from cstorch import backends
 from cstorch._internal.batch import num_samples
 from cstorch._internal.check.run import checked_run
 from cstorch._internal.execution import Execution, enter
+from cstorch._internal.inline_report import inline_report
 from cstorch.backend import Backend, CsxBackend, current_backend
 from cstorch.backends.csx_flags import MicroBatchSize as MbsSetting
 from cstorch.distributed.cs_config import CSConfig
@@ -28,6 +29,9 @@ class DataExecutor:
 
     On CSX every step yields the same batch, the first one. The step is traced with it, and the cluster's workers make
     the batches that the step then runs on.
+
+    A notebook shows an executor on CSX as the compile report of its last loop: write `executor` in the last line of a
+    cell.
 
     Args:
         dataloader: The source of the batches.
@@ -99,7 +103,7 @@ class DataExecutor:
         return self.num_steps
 
     def __iter__(self) -> Iterator[Any]:
-        self._artifact_dir = new_artifact_dir(self.backend.artifact_dir)
+        self._artifact_dir = new_artifact_dir(self.backend.artifact_dir).absolute()  # the script may change its folder
         self._profiler = Profiler(self._artifact_dir, self._activities)
         execution = self.make_execution()
         self._iteration = -1
@@ -205,6 +209,10 @@ class DataExecutor:
         if self._artifact_dir is None:
             raise UsageError("the executor has no artifacts before it is iterated")
         return self._artifact_dir
+
+    def _repr_html_(self) -> str | None:
+        """Returns the compile report of the last loop, for a notebook; None if its step is not compiled."""
+        return None if self._artifact_dir is None else inline_report(self._artifact_dir)
 
     def _steps_to_run(self, num_steps: int | None) -> int:
         if num_steps is None:
