@@ -164,9 +164,11 @@ def test_the_page_of_a_role_has_its_files_as_they_are(role: str) -> None:
     assert len(text.partition(roles.HEADING)[0].splitlines()) <= 65
 
 
-@pytest.mark.parametrize("script", sorted((ROOT / "examples").rglob("*.py")), ids=name_of)
+@pytest.mark.parametrize(
+    "script", sorted(path for kind in ("py", "ipynb") for path in (ROOT / "examples").rglob(f"*.{kind}")), ids=name_of
+)
 def test_examples_run_in_the_tests(script: Path) -> None:
-    if '__name__ == "__main__"' not in script.read_text():
+    if script.suffix == ".py" and '__name__ == "__main__"' not in script.read_text():
         return  # a module of those that are run
     tests = [path.read_text() for path in (ROOT / "tests" / "integration").glob("test_*.py")]
     assert any(script.parent.name in text and script.name in text for text in tests), f"no test runs {script.name}"

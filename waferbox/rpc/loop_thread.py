@@ -26,7 +26,7 @@ class LoopThread:
             clock: of the event loop, for what measures time.
         """
         self._loop = SteadyEventLoop(clock or SteadyClock())
-        self._thread = GuardedThread(self._loop.run_forever, name=name, on_defect=on_defect)
+        self._thread = GuardedThread(self._run_until_stopped, name=name, on_defect=on_defect)
 
     def start(self) -> None:
         self._thread.start()
@@ -56,8 +56,17 @@ class LoopThread:
         if self._loop.is_closed():
             return
         if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            self.call_soon(self._loop.stop)
             self._thread.join()
+        if not self._loop.is_closed():  # the thread was not started, or has ended with a defect
+            self._settle()
+
+    def _run_until_stopped(self) -> None:
+        self._loop.run_forever()
+        # In this thread, as that of a notebook's script has a running event loop of its own.
+        self._settle()
+
+    def _settle(self) -> None:
         self._loop.run_until_complete(_settle())
         self._loop.close()
 

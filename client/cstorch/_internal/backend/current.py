@@ -122,7 +122,8 @@ def use_backend(kind: BackendType, make: Callable[..., Backend], *args: Any, **s
             return _current
         raise UsageError(
             f"this process has a {_current.backend_type.name} backend already, and a process has one: make it once, "
-            "with all its settings, and get it with cstorch.backend()"
+            "with all its settings, and get it with cstorch.backend(). For other settings, as in a notebook, close it "
+            "first with cstorch.close_backend(), and make the model anew"
         )
     log.configure()
     _current = (make if _replacement is None else _replacement(kind, make))(*args, **settings)

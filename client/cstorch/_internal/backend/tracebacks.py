@@ -4,7 +4,7 @@ import sys
 from types import TracebackType
 from typing import Any
 
-from cstorch._internal.tracing.provenance import is_user_file
+from cstorch._internal.tracing.provenance import is_user_file, notebook_shell
 from cstorch.errors import CstorchError, InternalError
 from waferbox import settings
 
@@ -29,8 +29,9 @@ def shorten_tracebacks() -> None:
         show(kind, error, error.__traceback__)
 
     sys.excepthook = hook
-    if (ipython := sys.modules.get("IPython")) is not None and (shell := ipython.get_ipython()) is not None:
-        shell.set_custom_exc((CstorchError,), _show_in_notebook)
+    if (shell := notebook_shell()) is not None:
+        # Not only CstorchError: what a call refuses may be a FileExistsError, and the stop button interrupts a wait.
+        shell.set_custom_exc((Exception, KeyboardInterrupt), _show_in_notebook)
 
 
 def _show_in_notebook(

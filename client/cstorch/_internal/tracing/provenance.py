@@ -48,8 +48,23 @@ def _shown_name(filename: str) -> str | None:
     try:
         return _shown[filename]
     except KeyError:
+        if (cell := _cell(filename)) is not None:
+            return cell  # which may be run again, and then has another number
         shown = _shown[filename] = _show(filename)
         return shown
+
+
+def notebook_shell() -> Any:
+    """Returns the shell of IPython in which this process runs the user's code, as in a notebook; None: in none."""
+    ipython = sys.modules.get("IPython")
+    return None if ipython is None else ipython.get_ipython()
+
+
+def _cell(filename: str) -> str | None:
+    """Returns the name of a notebook's cell, such as "In[4]"; None: the file is none."""
+    shell = notebook_shell()
+    names = None if shell is None else shell.compile.format_code_name(filename)
+    return None if names is None else names[1]
 
 
 def is_user_file(filename: str) -> bool:

@@ -1,0 +1,55 @@
+"""The event loop of a client, and its thread: how it ends."""
+
+import asyncio
+
+import pytest
+
+from waferbox.rpc.loop_thread import LoopThread
+
+
+def loop_thread() -> LoopThread:
+    return LoopThread(name="a loop", on_defect=lambda defect: pytest.fail(str(defect)))
+
+
+async def value(number: int) -> int:
+    return number
+
+
+@pytest.mark.parametrize("is_started", [True, False])
+def test_it_ends_once_with_its_tasks(is_started: bool) -> None:
+    thread, ended = loop_thread(), []
+
+    async def task() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
+
+    async def begin() -> asyncio.Task[None]:
+        made = asyncio.create_task(task())
+        await asyncio.sleep(0)
+        return made
+
+    if is_started:
+        thread.start()
+    kept = thread.run(begin())
+    thread.stop()
+    thread.stop()
+    assert ended == [True]
+    assert kept.cancelled()
+    assert not thread.is_running
+    thread.call_soon(lambda: pytest.fail("the loop has ended"))
+
+
+def test_a_thread_with_an_event_loop_of_its_own_can_end_it() -> None:
+    """As a notebook's: its kernel runs cells within an event loop."""
+
+    async def cell() -> int:
+        thread = loop_thread()
+        thread.start()
+        result = thread.run(value(3))
+        thread.stop()
+        assert not thread.is_running
+        return result
+
+    assert asyncio.run(cell()) == 3
