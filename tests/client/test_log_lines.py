@@ -4,7 +4,8 @@ import io
 import logging
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from types import SimpleNamespace
 
 import pytest
 
@@ -34,6 +35,18 @@ def test_a_script_without_logging_sees_our_lines() -> None:
         logger.info("line")
         logger.debug("detail")
         assert shown() == ["line"]
+
+
+def test_a_notebook_shows_only_warnings_as_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    shell = SimpleNamespace(compile=SimpleNamespace(format_code_name=lambda file: None), set_custom_exc=lambda *_: None)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    with standard_error() as shown, redirect_stdout(io.StringIO()) as output:
+        cstorch.backend("CPU")
+        logger.info("line")
+        logger.warning("warning")
+        logger.info("another")
+        assert shown() == ["warning"]
+        assert [line.rpartition(" ")[2] for line in output.getvalue().splitlines()] == ["line", "another"]
 
 
 @pytest.mark.parametrize("is_first", [True, False], ids=["before the backend", "after the backend"])

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, TextIO
 
+from cstorch._internal.notebook import notebook_shell
+
 logger = logging.getLogger("cstorch.progress")
 
 SLOW_SECONDS: Final = 2.0  # what takes longer is logged
@@ -18,17 +20,22 @@ _FORMAT = "%(asctime)s %(levelname)s:   %(message)s"
 class _StandardError(logging.StreamHandler[TextIO]):
     """A handler that writes to the present sys.stderr, which a progress bar may replace to keep lines above itself.
 
-    It skips each line that a handler of the script takes. Each line is checked, since many scripts set up logging after
-    the backend.
+    In a notebook, which shows that in red, lines below WARNING go to sys.stdout. It skips each line that a handler of
+    the script takes. Each line is checked, since many scripts set up logging after the backend.
     """
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
         self.addFilter(lambda record: not self._is_taken(record))
+        self._is_warning = False  # the line that is written
 
     @property
     def stream(self) -> TextIO:  # type: ignore[override]
-        return sys.stderr
+        return sys.stderr if self._is_warning or notebook_shell() is None else sys.stdout
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._is_warning = record.levelno >= logging.WARNING
+        super().emit(record)
 
     def _is_taken(self, record: logging.LogRecord) -> bool:
         logger: logging.Logger | None = logging.getLogger(record.name)

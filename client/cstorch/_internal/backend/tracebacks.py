@@ -4,7 +4,8 @@ import sys
 from types import TracebackType
 from typing import Any
 
-from cstorch._internal.tracing.provenance import is_user_file, notebook_shell
+from cstorch._internal.notebook import notebook_shell
+from cstorch._internal.tracing.provenance import is_user_file
 from cstorch.errors import CstorchError, InternalError
 from waferbox import settings
 

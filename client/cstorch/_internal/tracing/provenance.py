@@ -14,6 +14,7 @@ from torch._C._autograd import _get_sequence_nr
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from cstorch._internal.notebook import notebook_shell
 from waferbox.cirh.dialect.source import Source
 
 _CSTORCH = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -52,12 +53,6 @@ def _shown_name(filename: str) -> str | None:
             return cell  # which may be run again, and then has another number
         shown = _shown[filename] = _show(filename)
         return shown
-
-
-def notebook_shell() -> Any:
-    """Returns the shell of IPython in which this process runs the user's code, as in a notebook; None: in none."""
-    ipython = sys.modules.get("IPython")
-    return None if ipython is None else ipython.get_ipython()
 
 
 def _cell(filename: str) -> str | None:

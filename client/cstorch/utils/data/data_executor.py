@@ -13,7 +13,7 @@ from cstorch import backends
 from cstorch._internal.batch import num_samples
 from cstorch._internal.check.run import checked_run
 from cstorch._internal.execution import Execution, enter
-from cstorch._internal.inline_report import inline_report
+from cstorch._internal.notebook import inline_report
 from cstorch.backend import Backend, CsxBackend, current_backend
 from cstorch.backends.csx_flags import MicroBatchSize as MbsSetting
 from cstorch.distributed.cs_config import CSConfig

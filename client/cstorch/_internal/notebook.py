@@ -1,8 +1,9 @@
-"""The compile report of an execution as HTML that a notebook shows inline."""
+"""Notebooks: whether the script is one, and the compile report of an execution as HTML that it shows inline."""
 
+import sys
 from html import escape
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from waferbox.execution_folders import read_execution
 
@@ -11,6 +12,12 @@ _FRAME: Final = (
     '<iframe title="Compile report" sandbox style="width: 100%; height: 38rem; border: 1px solid #8886; '
     "border-radius: 0.5rem; resize: vertical\" srcdoc='{}'></iframe>"
 )
+
+
+def notebook_shell() -> Any:
+    """Returns the shell of IPython in which this process runs the user's code, as in a notebook; None: in none."""
+    ipython = sys.modules.get("IPython")
+    return None if ipython is None else ipython.get_ipython()
 
 
 def inline_report(folder: Path) -> str | None:

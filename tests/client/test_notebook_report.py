@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import cerebras.pytorch as cstorch
-from cstorch._internal.inline_report import inline_report
+from cstorch._internal.notebook import inline_report
 from waferbox.execution_folders import REPORT_PAGE, ExecutionRecord, Stage
 
 PAGE = "<!DOCTYPE html>\n<title>a \"b\" 'c' &amp; {d}</title></iframe><script>alert(1)</script>"
