@@ -146,12 +146,14 @@ def make_app(
         return _events(streams.curve_stream(source, (await _job(request)).job, closing))
 
     async def job_report(request: Request) -> Response:
-        artifacts = (await _job(request)).artifacts
+        job = await _job(request)
         place = request.path_params["place"]
-        page = compile_report.read_page(artifacts[place]) if place < len(artifacts) else None
+        page = compile_report.read_page(job.artifacts[place]) if place < len(job.artifacts) else None
         if page is None:
             raise HTTPException(404, "This job has no compile report, or no longer has one.")
-        return HTMLResponse(page, headers={"Content-Security-Policy": _REPORT_POLICY})
+        # The page is a file that can be read anywhere; here it belongs to a job.
+        linked = page.replace(b"<main>", b"<main>\n" + rendering.way_to_job(job).encode(), 1)
+        return HTMLResponse(linked, headers={"Content-Security-Policy": _REPORT_POLICY})
 
     async def report_style(request: Request) -> Response:
         return FileResponse(STYLE)

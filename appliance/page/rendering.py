@@ -97,6 +97,11 @@ def compile_regions(job: management_pb2.JobInfo) -> Regions:
     }
 
 
+def way_to_job(job: management_pb2.JobInfo) -> str:
+    """The links from a page of a job, such as its compile report, to the job and the cluster."""
+    return _render("way_to_job.html", job=job)
+
+
 def log_rows(rows: Sequence[LogRow]) -> str:
     return _render("log_rows.html", rows=rows)
 

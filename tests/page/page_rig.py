@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
+from appliance.drawing.pages import template_environment
 from waferbox import roles
 from wsc.v1 import management_pb2, node_pb2, observation_pb2
 
@@ -154,5 +155,8 @@ def write_report(folder: Path, layers: Sequence[str], backward_seconds: float = 
         },
     }
     (folder / "report.json").write_text(json.dumps(data))
-    (folder / "report.html").write_text("<!DOCTYPE html><title>Compile report</title>")
+    page = template_environment(folder).from_string(
+        '{% extends "page.html" %}{% block title %}Compile report{% endblock %}{% block content %}layers{% endblock %}'
+    )
+    (folder / "report.html").write_text(page.render())
     return str(folder)

@@ -96,7 +96,11 @@ def test_a_job_shows_its_state_and_its_compile_report(source: FakeSource, client
     assert "h.0 781 KiB 391 KiB 4 ms 200" in words.text
     assert "predicted step 9.7 ms" in words.text
     assert words.attributes.count(("class", "region c1")) == 1
-    assert "Compile report" in client.get(f"/jobs/{JOB}/reports/0").text
+    shown = client.get(f"/jobs/{JOB}/reports/0").text
+    assert "Compile report" in shown
+    ways = [value for name, value in Words(shown).attributes if name == "href"]
+    assert ways == ["/", f"/jobs/{JOB}"]
+    assert shown.index("<main>") < shown.index("<nav>") < shown.index("layers")
 
 
 def test_the_restarts_of_a_job_are_shown(source: FakeSource, client: TestClient) -> None:

@@ -1,7 +1,9 @@
 """`waferbox plan`: a small step on many wafers, and what it refuses."""
 
 import json
+import re
 from contextlib import nullcontext
+from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -66,6 +68,34 @@ def test_no_option_is_needed(step: Path) -> None:
     assert result.stdout.startswith("CS-3 (public figures: 44 GB")
     assert "Each wafer has 8 rows" in result.stdout
     assert [line.split()[0] for line in result.stdout.splitlines() if "SwarmX" in line] == ["1", "16", "1,024"]
+
+
+@pytest.mark.parametrize("wafers", ["64", "1,16,1024"])
+def test_a_page(step: Path, tmp_path: Path, wafers: str) -> None:
+    data = json.loads(call(step, "--wafers", wafers, "--json").stdout)
+    file = tmp_path / "page.html"
+    result = call(step, "--wafers", wafers, "--html", file)
+    assert result.stdout == f"The prediction is in {file}\n"
+    page = file.read_text()
+    written = re.search(r'<script type="application/json" id="prediction">(.*)</script>', page, re.DOTALL)
+    assert written is not None
+    assert json.loads(written[1]) == data
+    assert page.count("<script") == 1
+    assert not re.search(r"https?:|url\(|@import|(src|href)=", page)
+    shown = data["predictions"] if "predictions" in data else data["tried"]
+    for each in shown:
+        assert f'data-value="{each["step_seconds"]}"' in page
+        assert f'data-value="{each["rows_per_second"]}"' in page
+    shown_text = unescape(page.partition("<script")[0])
+    for load in shown[0]["loads"]:
+        assert f'<th scope="row">{load["name"]}</th>' in shown_text
+    assert "Each wafer has 8 rows" in page
+
+
+def test_a_page_that_cannot_be_written(step: Path, tmp_path: Path) -> None:
+    result = call(step, "--wafers", "1", "--html", tmp_path / "absent" / "page.html")
+    assert result.exit_code == 1
+    assert "the page cannot be written" in result.stderr
 
 
 def test_machines(step: Path) -> None:

@@ -3,19 +3,16 @@
 from pathlib import Path
 from typing import Final
 
-from jinja2 import Environment, StrictUndefined
-
+from appliance.drawing.pages import template_environment
 from waferbox.check.verdict import TITLES, State, Verdict
 
-_TEMPLATE: Final = Path(__file__).parent / "page.html"
+_PAGE: Final = template_environment(Path(__file__).with_name("templates")).get_template("verdict.html")
 _MARKS: Final = {State.GOOD: "✓", State.FOUND: "✗", State.OPEN: "–"}
 
 
 def verdict_page(verdict: Verdict) -> str:
     """Returns the page of a verdict."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
-    return template.render(verdict=verdict, titles=TITLES, marks=_MARKS, command=_shown(verdict.command))
+    return _PAGE.render(verdict=verdict, titles=TITLES, marks=_MARKS, command=_shown(verdict.command))
 
 
 def _shown(command: tuple[str, ...]) -> str:

@@ -7,6 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
+from waferbox.commands.html_option import HtmlOption, write_page
 from waferbox.commands.machine_option import MachineName, MachineOption, find_machine
 from waferbox.output.console import Status, errors, fail, output, print_text
 
@@ -31,9 +32,7 @@ def check(
         Path | None, typer.Option(metavar="FOLDER", help="Keep the records and logs of the runs in a new folder.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print the verdict as JSON.")] = False,
-    html: Annotated[
-        Path | None, typer.Option(metavar="OUT", help="Write the verdict as a page of HTML, too.", dir_okay=False)
-    ] = None,
+    html: HtmlOption = None,
 ) -> None:
     """Run a script in several ways and say what a cluster would make of it.
 
@@ -81,10 +80,7 @@ def check(
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)
     if html is not None:
-        try:
-            html.write_text(verdict_page(verdict), encoding="utf-8")
-        except OSError as error:
-            fail(f"the page cannot be written: {error}")
+        write_page(html, verdict_page(verdict))
     if as_json:
         print_text(verdict.to_json())
     else:

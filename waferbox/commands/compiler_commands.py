@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from waferbox.commands.connection import ManagementOption
+from waferbox.commands.html_option import HtmlOption, write_page
 from waferbox.commands.step_source import SOURCE_HELP, ExecutionOption, find_source
 from waferbox.output.console import fail, output, print_text
 from waferbox.output.tables import passes_table
@@ -64,9 +65,7 @@ def compile_report(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help=SOURCE_HELP)],
     execution: ExecutionOption = None,
     as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print the report as JSON.")] = False,
-    html: Annotated[
-        Path | None, typer.Option(metavar="OUT", help="Write the report as a page of HTML.", dir_okay=False)
-    ] = None,
+    html: HtmlOption = None,
     management: ManagementOption = None,
 ) -> None:
     """Show the report of a compile: layers, memory, the predicted step."""
@@ -78,10 +77,10 @@ def compile_report(
         fail(f"{found.name} has no plan here: compile the step, with compile_only if nothing is to run")
     try:
         report = read_report(found.plan)
-        if html is not None:
-            html.write_text(report_page(report))
-    except (NoArtifact, OSError) as error:
+    except NoArtifact as error:
         fail(str(error))
+    if html is not None:
+        write_page(html, report_page(report))
     if as_json:
         print_text(report.to_json())
     elif html is None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from waferbox.commands.connection import ManagementOption
+from waferbox.commands.html_option import HtmlOption, write_page
 from waferbox.commands.machine_option import MachineName, MachineOption, find_machine
 from waferbox.commands.step_source import SOURCE_HELP, ExecutionOption, StepSource, find_source
 from waferbox.output.console import Status, fail, output, print_text
@@ -40,6 +41,7 @@ def plan(
         str, typer.Option(metavar="N,N", help="Numbers of wafers. One alone is shown in detail.")
     ] = "1,16,1024",
     as_json: Annotated[bool, typer.Option("--json", metavar="", help="Print the prediction as JSON.")] = False,
+    html: HtmlOption = None,
     management: ManagementOption = None,
     wafer_rate: Annotated[
         str | None,
@@ -111,6 +113,7 @@ def plan(
     ] = False,
 ) -> None:
     """Predict a step on clusters of any size: its time, its bottleneck, the best SwarmX tree."""
+    from waferbox.prediction.page import prediction_page
     from waferbox.prediction.prediction import PredictionError, predict_scaled, predict_scales
     from waferbox.prediction.quantities import QuantityError
     from waferbox.prediction.tables import prediction_data, prediction_tables, scales_data, scales_table
@@ -145,13 +148,19 @@ def plan(
         fail(str(error), Status.USAGE)
     except (PredictionError, OSError) as error:
         fail(str(error))
+    figures = prediction_data(scaled) if len(counts) == 1 else scales_data(scales)
+    data = {"step": found.name, "machine": planned.name, **figures}
+    rows = step.batch_rows // step.num_csx
+    about = f"{planned.name} ({planned.source}). Each wafer has {rows:,} rows, in {_parts(step)}."
+    if html is not None:
+        write_page(html, prediction_page(scaled if len(counts) == 1 else scales, data, about))
     if as_json:
-        data = prediction_data(scaled) if len(counts) == 1 else scales_data(scales)
-        print_text(json.dumps({"step": found.name, "machine": planned.name, **data}, indent=1))
-    else:
-        rows = step.batch_rows // step.num_csx
-        print_text(f"{planned.name} ({planned.source}). Each wafer has {rows:,} rows, in {_parts(step)}.\n")
+        print_text(json.dumps(data, indent=1))
+    elif html is None:
+        print_text(f"{about}\n")
         output.print(prediction_tables(scaled) if len(counts) == 1 else scales_table(scales))
+    else:
+        print_text(f"The prediction is in {html}")
 
 
 def _counts(text: str) -> list[int]:

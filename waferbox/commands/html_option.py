@@ -1,0 +1,20 @@
+"""The option --html: a file for the result as a page."""
+
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+from waferbox.output.console import fail
+
+HtmlOption: TypeAlias = Annotated[
+    Path | None, typer.Option("--html", metavar="OUT", help="Write the result as a page of HTML.", dir_okay=False)
+]
+
+
+def write_page(file: Path, page: str) -> None:
+    """Writes a page to the file of the option; ends the command if that is impossible."""
+    try:
+        file.write_text(page, encoding="utf-8")
+    except OSError as error:
+        fail(f"the page cannot be written: {error}")
