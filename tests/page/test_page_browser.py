@@ -37,6 +37,7 @@ def browser() -> Iterator[webdriver.Chrome]:
     browser.execute_cdp_cmd(
         "Emulation.setDeviceMetricsOverride", {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True}
     )
+    browser.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": True})
     yield browser
     browser.quit()
 
@@ -67,6 +68,31 @@ def no_complaint(browser: webdriver.Chrome) -> None:
     page = "document.documentElement"
     assert browser.execute_script(f"return {page}.scrollWidth <= {page}.clientWidth"), "it scrolls sideways"
     assert browser.execute_script("return window.broken === undefined")
+
+
+def too_small(browser: webdriver.Chrome) -> list[str]:
+    """The controls and links that a finger does not hit. A box is hit by its label, too."""
+    return list(
+        browser.execute_script("""
+            const size = (one) => (one.closest("label") ?? one).getBoundingClientRect();
+            const all = [...document.querySelectorAll("a, button, select, input, summary")];
+            return all.filter((one) => size(one).width && size(one).height < 32).map((one) => one.outerHTML);
+        """)
+    )
+
+
+def narrowest_view(browser: webdriver.Chrome) -> float:
+    """The least share of a table's width that its first column, which stays in place, leaves to the others."""
+    return float(
+        browser.execute_script("""
+            const left = (table) => {
+                const first = [...table.querySelectorAll("tr:not(.group) > :first-child")];
+                const widest = Math.max(...first.map((cell) => cell.getBoundingClientRect().width));
+                return 1 - widest / table.clientWidth;
+            };
+            return Math.min(...[...document.querySelectorAll(".wide")].map(left));
+        """)
+    )
 
 
 def drawn_pixels(browser: webdriver.Chrome) -> int:
@@ -132,6 +158,8 @@ def test_a_job_is_followed_to_its_end(
     box.click()
     assert "0.9" not in text(browser, "curve-values")
     no_complaint(browser)
+    assert too_small(browser) == []
+    assert narrowest_view(browser) > 0.4
 
     job.phase, job.message, job.ended = management_pb2.JOB_PHASE_FAILED, f"wafer-1 died: {HOSTILE}", time.time()
     wait_until(browser, lambda: text(browser, "connection") == "complete")
@@ -183,6 +211,8 @@ def test_the_cluster_is_live_and_comes_back(browser: webdriver.Chrome, source: F
     wait_until(browser, lambda: "step 7 of 9" in text(browser, "running"))
     assert "job-2 waits for 2 wafers, held by job-1f2e3d4c" in text(browser, "queue")
     no_complaint(browser)
+    assert too_small(browser) == []
+    assert narrowest_view(browser) > 0.4
 
     server.close()
     wait_until(browser, lambda: text(browser, "connection") == "connection lost, trying again")
