@@ -71,6 +71,7 @@ class JobEntry:
             num_restarts=self.report.num_restarts,
             idle_since=0.0 if self.ended else self.idle_since,
             holders=status.holders,
+            command=request.command,
         )
 
     def label(self, add: Sequence[str], remove: Sequence[str]) -> None:

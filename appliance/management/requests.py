@@ -16,6 +16,8 @@ MAX_JOB_NODES = 16_384
 MAX_LABELS = 64
 MAX_TEXT = 256  # characters of a label, a name or an address
 MAX_FOLDER = 4096  # characters of a path
+MAX_ARGUMENTS = 256  # of a script's command line
+MAX_COMMAND = 8192  # characters of a script's command line
 MAX_MESSAGE = 10_000  # characters of a job's message in a report
 MAX_ARTIFACTS = 64  # artifacts in a report
 MAX_KEYS = 1024  # labels that one call removes
@@ -53,6 +55,8 @@ def problem_of_job(request: management_pb2.CreateJobRequest) -> str:
         return f"compile_dir must have at most {MAX_FOLDER} characters, not {len(request.compile_dir)}"
     if max(len(request.user), len(request.host)) > MAX_TEXT:
         return f"the names of user and host must have at most {MAX_TEXT} characters"
+    if len(request.command) > MAX_ARGUMENTS or sum(map(len, request.command)) > MAX_COMMAND:
+        return f"command has at most {MAX_ARGUMENTS} arguments, and {MAX_COMMAND} characters"
     return problem_of_labels(request.labels)
 
 

@@ -15,7 +15,7 @@ RATE_REPORTS: Final = 16  # reports of a node over which its rates are computed
 MAX_NODES: Final = 4096
 MAX_CURVES: Final = 64
 MAX_NEW_SCALARS: Final = 200_000
-MAX_NEW_LOG: Final = 1000  # the page shows no more
+MAX_NEW_LOG: Final = 2000  # the page shows no more
 ERROR: Final = 40
 # The parts of a step in the order in which they are drawn. Other parts that a node reports come after them.
 PARTS: Final = ("compute", "update", "reduce", "input", "send", "wait")

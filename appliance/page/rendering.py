@@ -3,6 +3,7 @@
 The templates escape all text. There are no style attributes and no scripts in it: the page's policy forbids them.
 """
 
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -183,6 +184,16 @@ def _number(number: float) -> str:
     return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
 
 
+def _command(command: Sequence[str]) -> str:
+    """The command line as one would type it; the first part is the script."""
+    return shlex.join(command)
+
+
+def _script(job: management_pb2.JobInfo) -> str:
+    """The name of the script's file; empty if the job has no script."""
+    return Path(job.command[0]).name if job.command else ""
+
+
 def _part(name: str) -> str:
     return _PARTS.get(name, name)
 
@@ -196,6 +207,7 @@ _environment.globals["coloured"] = PARTS
 _environment.filters |= {
     "ago": _ago,
     "clock": _clock,
+    "command": _command,
     "date": _date,
     "duration": _duration,
     "iso": _iso,
@@ -203,4 +215,5 @@ _environment.filters |= {
     "number": _number,
     "part": _part,
     "phase": _phase,
+    "script": _script,
 }

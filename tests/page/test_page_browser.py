@@ -149,7 +149,7 @@ def test_a_job_is_followed_to_its_end(
     assert "compute 7 ms 70 %" in text(browser, "split")
     assert HOSTILE in text(browser, "log")
     assert "quiet" not in text(browser, "log")
-    Select(browser.find_element(By.ID, "log-level")).select_by_value("40")
+    Select(browser.find_element(By.ID, "log-level")).select_by_value("error")
     rows = [row.text for row in browser.find_elements(By.CSS_SELECTOR, "#log li") if row.is_displayed()]
     assert [row.startswith("first error") for row in rows] == [True, False]
 
@@ -166,6 +166,40 @@ def test_a_job_is_followed_to_its_end(
     assert text(browser, "phase").startswith(f"failed {HOSTILE} wafer-1 died")
     assert browser.execute_script("return window.kept")
     no_complaint(browser)
+
+
+def shown_rows(browser: webdriver.Chrome) -> list[str]:
+    return [row.text for row in browser.find_elements(By.CSS_SELECTOR, "#log li") if row.is_displayed()]
+
+
+def test_the_log_is_searched(browser: webdriver.Chrome, source: FakeSource, server: PageServer) -> None:
+    source.job_list = [make_job(name, management_pb2.JOB_PHASE_RUNNING) for name in (JOB, "job-2")]
+    lines = [(10, "Disk a"), (20, "disk b"), (20, "net"), (30, "DISK & net"), (40, HOSTILE)]
+    source.add_events(JOB, *(log("wafer-0", level, line) for level, line in lines))
+    browser.get(f"{server.url}jobs/{JOB}#job-2")
+    wait_until(browser, lambda: len(shown_rows(browser)) == 4)
+    assert text(browser, "log-count") == ""
+    search = browser.find_element(By.ID, "log-search")
+    search.send_keys("disk")
+    assert [row.rpartition("wafer-0 ")[2] for row in shown_rows(browser)] == ["disk b", "DISK & net"]
+    assert text(browser, "log-count") == "2 of 5 lines"
+    source.add_events(JOB, log("wafer-1", 20, "a disk more"), log("wafer-1", 20, "another thing"))
+    wait_until(browser, lambda: text(browser, "log-count") == "3 of 7 lines")  # also what comes later
+    Select(browser.find_element(By.ID, "log-level")).select_by_value("warning")
+    assert text(browser, "log-count") == "1 of 7 lines"
+    assert browser.current_url == f"{server.url}jobs/{JOB}?log=disk&level=warning#job-2"
+
+    browser.refresh()  # the address has what is searched
+    wait_until(browser, lambda: text(browser, "log-count") == "1 of 7 lines")
+    assert browser.execute_script("return document.getElementById('log').getBoundingClientRect().top < innerHeight")
+    browser.find_element(By.CSS_SELECTOR, "#curve-chosen button").click()
+    assert browser.current_url == f"{server.url}jobs/{JOB}?log=disk&level=warning"
+    search = browser.find_element(By.ID, "log-search")
+    search.clear()
+    search.send_keys(HOSTILE[:20])
+    assert len(shown_rows(browser)) == 1
+    no_complaint(browser)
+    assert too_small(browser) == []
 
 
 def test_curves_are_compared(browser: webdriver.Chrome, source: FakeSource, server: PageServer) -> None:

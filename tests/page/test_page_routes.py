@@ -103,6 +103,15 @@ def test_a_job_shows_its_state_and_its_compile_report(source: FakeSource, client
     assert shown.index("<main>") < shown.index("<nav>") < shown.index("layers")
 
 
+def test_the_command_line_of_a_job_is_shown(source: FakeSource, client: TestClient) -> None:
+    command = ["/home/ada/train.py", "--name", "two words", HOSTILE]
+    source.job_list = [make_job(JOB, management_pb2.JOB_PHASE_RUNNING, command=command)]
+    job = Words(client.get(f"/jobs/{JOB}").text)
+    assert "/home/ada/train.py --name 'two words' '</script><script>window.broken" in job.text
+    assert "img" not in job.tags
+    assert "train.py of ada from desk" in Words(client.get("/").text).text
+
+
 def test_the_restarts_of_a_job_are_shown(source: FakeSource, client: TestClient) -> None:
     restart = management_pb2.Restart(
         time=1e9, cause="<b>wafer-0</b> died", from_step=300, reached_step=317, seconds=1.25

@@ -1,5 +1,6 @@
 """`waferbox get`, `describe` and `status`: the nodes and jobs of a cluster."""
 
+import shlex
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -202,6 +203,7 @@ def _facts(job: management_pb2.JobInfo) -> Sequence[tuple[str, str]]:
         ("Waits for", safe(job.waiting_for)),
         ("Held by", safe(holders_text(job.holders))),
         ("User", safe(f"{job.user} on {job.host}" if job.user else "")),
+        ("Script", safe(shlex.join(job.command))),
         ("Labels", safe(" ".join(job.labels))),
         ("Priority", str(job.priority)),
         ("Wafers", str(job.num_csx)),

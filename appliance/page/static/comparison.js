@@ -40,7 +40,7 @@ export class Comparison {
 
   keep() {
     const jobs = [...this.sources.keys()].map(encodeURIComponent).join(SEPARATOR);
-    history.replaceState(null, "", jobs ? `#${jobs}` : location.pathname);
+    history.replaceState(null, "", `${location.pathname}${location.search}${jobs ? `#${jobs}` : ""}`);
     for (const option of this.choice.options) option.hidden = this.sources.has(option.value);
   }
 }

@@ -254,6 +254,7 @@ class JobInfo(_message.Message):
     ENDED_FIELD_NUMBER: _builtins.int
     RESTARTS_FIELD_NUMBER: _builtins.int
     NUM_RESTARTS_FIELD_NUMBER: _builtins.int
+    COMMAND_FIELD_NUMBER: _builtins.int
     ARTIFACTS_FIELD_NUMBER: _builtins.int
     IDLE_SINCE_FIELD_NUMBER: _builtins.int
     HOLDERS_FIELD_NUMBER: _builtins.int
@@ -297,6 +298,10 @@ class JobInfo(_message.Message):
         """the latest ones, the newest last"""
 
     @_builtins.property
+    def command(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """as in CreateJobRequest"""
+
+    @_builtins.property
     def artifacts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """folders, on management's host, of its executions' compile reports; the latest last"""
 
@@ -327,13 +332,14 @@ class JobInfo(_message.Message):
         ended: _builtins.float = ...,
         restarts: _abc.Iterable[Global___Restart] | None = ...,
         num_restarts: _builtins.int = ...,
+        command: _abc.Iterable[_builtins.str] | None = ...,
         artifacts: _abc.Iterable[_builtins.str] | None = ...,
         idle_since: _builtins.float = ...,
         holders: _abc.Iterable[Global___Holder] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_seconds", b"age_seconds", "artifacts", b"artifacts", "coordinator", b"coordinator", "created", b"created", "ended", b"ended", "holders", b"holders", "host", b"host", "idle_since", b"idle_since", "job", b"job", "labels", b"labels", "message", b"message", "nodes", b"nodes", "num_csx", b"num_csx", "num_restarts", b"num_restarts", "num_steps", b"num_steps", "phase", b"phase", "priority", b"priority", "queue_position", b"queue_position", "restarts", b"restarts", "started", b"started", "step", b"step", "user", b"user", "waiting_for", b"waiting_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_seconds", b"age_seconds", "artifacts", b"artifacts", "command", b"command", "coordinator", b"coordinator", "created", b"created", "ended", b"ended", "holders", b"holders", "host", b"host", "idle_since", b"idle_since", "job", b"job", "labels", b"labels", "message", b"message", "nodes", b"nodes", "num_csx", b"num_csx", "num_restarts", b"num_restarts", "num_steps", b"num_steps", "phase", b"phase", "priority", b"priority", "queue_position", b"queue_position", "restarts", b"restarts", "started", b"started", "step", b"step", "user", b"user", "waiting_for", b"waiting_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -360,6 +366,7 @@ class CreateJobRequest(_message.Message):
     HOST_ID_FIELD_NUMBER: _builtins.int
     PROCESS_ID_FIELD_NUMBER: _builtins.int
     PROCESS_STARTED_FIELD_NUMBER: _builtins.int
+    COMMAND_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     num_csx: _builtins.int
     num_workers_per_csx: _builtins.int
@@ -387,6 +394,10 @@ class CreateJobRequest(_message.Message):
     """as CoordinatorHello.process_started"""
     @_builtins.property
     def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def command(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """path and arguments of the script, with secrets replaced; empty: there is no script"""
+
     def __init__(
         self,
         *,
@@ -407,10 +418,11 @@ class CreateJobRequest(_message.Message):
         host_id: _builtins.str = ...,
         process_id: _builtins.int = ...,
         process_started: _builtins.int = ...,
+        command: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compile_dir", b"compile_dir", "execution_strategy", b"execution_strategy", "host", b"host", "host_id", b"host_id", "labels", b"labels", "lane", b"lane", "max_num_restarts", b"max_num_restarts", "max_wgt_servers", b"max_wgt_servers", "min_num_csx", b"min_num_csx", "num_csx", b"num_csx", "num_workers_per_csx", b"num_workers_per_csx", "priority", b"priority", "process_id", b"process_id", "process_started", b"process_started", "run_ahead_steps", b"run_ahead_steps", "user", b"user", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "compile_dir", b"compile_dir", "execution_strategy", b"execution_strategy", "host", b"host", "host_id", b"host_id", "labels", b"labels", "lane", b"lane", "max_num_restarts", b"max_num_restarts", "max_wgt_servers", b"max_wgt_servers", "min_num_csx", b"min_num_csx", "num_csx", b"num_csx", "num_workers_per_csx", b"num_workers_per_csx", "priority", b"priority", "process_id", b"process_id", "process_started", b"process_started", "run_ahead_steps", b"run_ahead_steps", "user", b"user", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

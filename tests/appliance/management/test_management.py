@@ -114,6 +114,8 @@ def test_foreign_nodes_are_refused(
         ({"version": "9.9.9"}, grpc.StatusCode.FAILED_PRECONDITION, "9.9.9"),
         ({"num_csx": 0}, grpc.StatusCode.INVALID_ARGUMENT, "num_csx"),
         ({"num_csx": 100_000}, grpc.StatusCode.INVALID_ARGUMENT, "num_csx"),
+        ({"command": ["x"] * 300}, grpc.StatusCode.INVALID_ARGUMENT, "command has at most 256 arguments"),
+        ({"command": ["x" * 9000]}, grpc.StatusCode.INVALID_ARGUMENT, "and 8192 characters"),
         ({"num_csx": 2, "min_num_csx": 3}, grpc.StatusCode.INVALID_ARGUMENT, "min_num_csx must be 0 to 2"),
         ({"num_workers_per_csx": 0}, grpc.StatusCode.INVALID_ARGUMENT, "num_workers_per_csx"),
         ({"compile_dir": "../../etc"}, grpc.StatusCode.INVALID_ARGUMENT, "compile_dir"),

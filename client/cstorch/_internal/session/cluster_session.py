@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Hashable, Mapping
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from cstorch._internal.session.cluster_state import ClusterState
+from cstorch._internal.session.command_line import command_line
 from cstorch._internal.session.connecting import connect
 from cstorch._internal.session.embedded import EmbeddedCluster
 from cstorch._internal.session.job import ClientJob
@@ -169,7 +171,14 @@ class ClusterSession:
         if management is None:
             assert self._embedded is not None
             management = Management(address=self._embedded.management(), source="the embedded cluster", is_own=True)
-        job = ClientJob(management.address, self._config, self._compile_dir, self._strategy, management.token())
+        job = ClientJob(
+            management.address,
+            self._config,
+            self._compile_dir,
+            self._strategy,
+            management.token(),
+            command=command_line(sys.argv),
+        )
         logger.debug("opened job %s at %s", job.name, management.address)
         return job
 

@@ -4,7 +4,7 @@ import concurrent.futures
 import logging
 import os
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -42,6 +42,7 @@ class ClientJob:
         strategy: The execution strategy of all steps of the job.
         token: The token for management; None for the token that this user has for the address.
         log: The logger of the job's messages to the user.
+        command: The command line of the script, for those who look at the job.
 
     Raises:
         ClusterUnreachableError: Management or the coordinator does not answer.
@@ -56,6 +57,7 @@ class ClientJob:
         strategy: "plan_pb2.ExecutionStrategy.ValueType" = plan_pb2.EXECUTION_STRATEGY_WEIGHT_STREAMING,
         token: str | None = None,
         log: logging.Logger = logger,
+        command: Sequence[str] = (),
     ) -> None:
         self.config = config
         self.strategy = strategy
@@ -65,7 +67,7 @@ class ClientJob:
         self._loop.start()
         try:
             token = user_token(management) if token is None else token
-            request = self._request(compile_dir)
+            request = self._request(compile_dir, command)
             self.recovers = request.max_num_restarts > 0
             self._session, self._management = self.run(self._open(management, token, request, log))
         except BaseException:
@@ -75,7 +77,7 @@ class ClientJob:
         self.token = self._session.token  # for the coordinator and the state keepers
         self.gateway = self._session.gateway  # the address in front of theirs; empty if there is none
 
-    def _request(self, compile_dir: str) -> management_pb2.CreateJobRequest:
+    def _request(self, compile_dir: str, command: Sequence[str]) -> management_pb2.CreateJobRequest:
         return management_pb2.CreateJobRequest(
             version=__version__,
             num_csx=self.config.num_csx,
@@ -94,6 +96,7 @@ class ClientJob:
             execution_strategy=self.strategy,
             max_num_restarts=max_num_restarts(),
             min_num_csx=min_num_csx(self.config.num_csx),
+            command=command,
         )
 
     async def _open(
