@@ -137,6 +137,7 @@ class Coordination:
             # The coordinator still runs for a while, but an ended job must not hold up others in the queue.
             self._registry.leave(self._job.name, self)
         self._job.take(report, seconds_since_1970(self._clock))
+        self._job.pace.add(report, self._clock.monotonic())
 
     def _replace(self, request: management_pb2.Replace) -> None:
         job, priority = self._job, self._job.request.priority

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from appliance.changes import Changes
 from appliance.job_history import JobHistory
+from appliance.management.pace import Pace
 from waferbox.host.clock import Clock, seconds_since_1970
 from wsc.v1 import management_pb2
 
@@ -34,6 +35,7 @@ class JobEntry:
     )
     nodes: Sequence[management_pb2.NodeInfo] = ()  # granted to it
     cancelled: bool = False
+    pace: Pace = field(default_factory=Pace)
     history: JobHistory = field(default_factory=JobHistory)
     changes: Changes = field(default_factory=Changes)  # of `coordinator` and `ended`
 

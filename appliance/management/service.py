@@ -122,6 +122,7 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
             status = self._jobs.with_holders(queue.get(job.name, management_pb2.QueueStatus()))
             held = self._registry.held(job.name)
             info = job.describe(seconds_since_1970(self._clock), status, held)
+            info.seconds_left = 0.0 if job.ended else job.pace.seconds_left(self._clock.monotonic())
             folder = cache_directory(self._settings.cache_root, self._settings.compile_root, job.request.compile_dir)
             info.artifacts.extend(str(folder / artifact) for artifact in job.report.artifacts if is_artifact(artifact))
             infos.append(info)

@@ -72,13 +72,13 @@ def test_the_cluster_shows_nodes_queue_and_jobs(source: FakeSource, client: Test
     source.job_list = [
         make_job("job-c", waits, queue_position=2, waiting_for="its turn, after job-b"),
         make_job("job-b", waits, queue_position=1, waiting_for=f"1 wafer, held by {JOB}"),
-        make_job(JOB, running, step=1200, num_steps=4000),
+        make_job(JOB, running, step=1200, num_steps=4000, seconds_left=185.0),
         make_job("job-a", management_pb2.JOB_PHASE_FAILED, ended=time.time(), message="wafer-0 died\nat noon"),
     ]
     answer = client.get("/")
     words = Words(answer.text).text
     assert "free wafers 1 of 3" in words
-    assert f"{JOB} running step 1,200 of 4,000" in words
+    assert f"{JOB} running step 1,200 of 4,000, about 3 min left" in words
     assert words.index(f"job-b waits for 1 wafer, held by {JOB}") < words.index("job-c waits for its turn, after job-b")
     assert "job-a failed just now wafer-0 died ada from desk" in words
     assert "wafer-0001 wafer-1 of job-1f2e3d4c rack-2" in words

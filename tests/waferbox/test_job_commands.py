@@ -169,6 +169,18 @@ def test_a_job_described(fake: FakeManagement) -> None:
     assert "more of it" in failed
 
 
+def test_the_script_and_the_time_left_are_shown(fake: FakeManagement) -> None:
+    assert "Left" not in shown("describe", "job", "1a2b")
+    fake.jobs[0].seconds_left = 185.0
+    fake.jobs[0].command.extend(["/train.py", "--name", "a \x1b[2J"])
+    facts = shown("describe", "job", "1a2b")
+    assert "3 min" in next(line for line in facts.splitlines() if "Left" in line)
+    assert "/train.py --name 'a" in facts
+    assert "\x1b" not in facts
+    assert "3 min" in shown("get", "jobs", "-o", "wide")
+    assert "about 3 min left" in shown("top", "1a2b")
+
+
 def test_the_restarts_of_a_job_are_described(fake: FakeManagement) -> None:
     assert "Restarts" not in shown("describe", "job", "1a2b")
     restart = management_pb2.Restart(

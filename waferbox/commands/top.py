@@ -22,7 +22,7 @@ from waferbox.commands.connection import (
     find_job,
 )
 from waferbox.output.console import Status, fail, output, print_text, printable
-from waferbox.output.tables import empty_table, one_line, phase_text, reason, safe, step_text, styled_phase
+from waferbox.output.tables import empty_table, left_text, one_line, phase_text, reason, safe, step_text, styled_phase
 from wsc.v1 import management_pb2, observation_pb2
 
 # --- Metrics ----------------------------------------------------------------------------------------------------------
@@ -192,9 +192,10 @@ def _rendered(job: management_pb2.JobInfo, metrics: JobMetrics) -> Group:
     nodes = metrics.nodes()
     rates = [node.steps for node in nodes if node.steps is not None]
     step = f"step {step_text(job)}" if job.num_steps else ""
+    left = f"about {left_text(job)} left" if job.seconds_left else ""
     rate = f"{min(rates):.1f} steps/s" if rates else ""
     scalars = [f"{safe(name)} {value:.4g}" for name, value in metrics.scalars().items()]
-    line = "   ".join(filter(None, [f"[bold]{job.job}[/]", styled_phase(job), step, rate, *scalars]))
+    line = "   ".join(filter(None, [f"[bold]{job.job}[/]", styled_phase(job), step, left, rate, *scalars]))
     parts: list[RenderableType] = [one_line(Text.from_markup(line))]
     if text := reason(job).strip():
         parts.append(one_line(Text(printable(text.splitlines()[0]))))

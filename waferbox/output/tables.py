@@ -83,11 +83,11 @@ def nodes_table(nodes: Sequence[management_pb2.NodeInfo], *, wide: bool = False)
 
 
 def jobs_table(jobs: Sequence[management_pb2.JobInfo], *, wide: bool = False) -> Table:
-    """A row for each job; wide: also with its priority, host, nodes, and message."""
-    more = ("priority", "host", "nodes", "message") if wide else ()
-    whole = ("job", "phase", "step", "age", "user", "wafers", "priority", "host", "nodes")
+    """A row for each job; wide: also with its time left, priority, host, nodes, and message."""
+    more = ("left", "priority", "host", "nodes", "message") if wide else ()
+    whole = ("job", "phase", "step", "age", "user", "wafers", "left", "priority", "host", "nodes")
     columns = ("job", "phase", "step", "age", "user", "wafers", "labels", *more)
-    table = empty_table(*columns, right=["step", "age", "wafers", "priority", "nodes"], whole=whole)
+    table = empty_table(*columns, right=["step", "left", "age", "wafers", "priority", "nodes"], whole=whole)
     for job in jobs:
         cells: list[str | Text] = [
             job.job,
@@ -99,7 +99,7 @@ def jobs_table(jobs: Sequence[management_pb2.JobInfo], *, wide: bool = False) ->
             one_line(Text.from_markup(safe(" ".join(job.labels)))),
         ]
         if wide:
-            cells += [str(job.priority), safe(job.host), str(len(job.nodes)), _first_line(reason(job))]
+            cells += [left_text(job), str(job.priority), safe(job.host), str(len(job.nodes)), _first_line(reason(job))]
         table.add_row(*cells)
     return table
 
@@ -127,6 +127,11 @@ def reason(job: management_pb2.JobInfo) -> str:
 def step_text(job: management_pb2.JobInfo) -> str:
     """A job's step, such as 20/400; empty before the first execution."""
     return f"{job.step}/{job.num_steps}" if job.num_steps else ""
+
+
+def left_text(job: management_pb2.JobInfo) -> str:
+    """The time until the end of the running execution, such as "12 min"; empty where it is not known."""
+    return age_text(job.seconds_left) if job.seconds_left else ""
 
 
 def age_text(seconds: float) -> str:

@@ -254,10 +254,11 @@ class JobInfo(_message.Message):
     ENDED_FIELD_NUMBER: _builtins.int
     RESTARTS_FIELD_NUMBER: _builtins.int
     NUM_RESTARTS_FIELD_NUMBER: _builtins.int
-    COMMAND_FIELD_NUMBER: _builtins.int
     ARTIFACTS_FIELD_NUMBER: _builtins.int
     IDLE_SINCE_FIELD_NUMBER: _builtins.int
     HOLDERS_FIELD_NUMBER: _builtins.int
+    COMMAND_FIELD_NUMBER: _builtins.int
+    SECONDS_LEFT_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     phase: Global___JobPhase.ValueType
     message: _builtins.str
@@ -287,6 +288,8 @@ class JobInfo(_message.Message):
     """of all"""
     idle_since: _builtins.float
     """since when it has had no execution, in seconds since 1970; 0: it is not idle"""
+    seconds_left: _builtins.float
+    """until the end of the running execution, at its recent pace; 0: not known"""
     @_builtins.property
     def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -298,16 +301,16 @@ class JobInfo(_message.Message):
         """the latest ones, the newest last"""
 
     @_builtins.property
-    def command(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """as in CreateJobRequest"""
-
-    @_builtins.property
     def artifacts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """folders, on management's host, of its executions' compile reports; the latest last"""
 
     @_builtins.property
     def holders(self) -> _containers.RepeatedCompositeFieldContainer[Global___Holder]:
         """the jobs that waiting_for names"""
+
+    @_builtins.property
+    def command(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """as in CreateJobRequest"""
 
     def __init__(
         self,
@@ -332,14 +335,15 @@ class JobInfo(_message.Message):
         ended: _builtins.float = ...,
         restarts: _abc.Iterable[Global___Restart] | None = ...,
         num_restarts: _builtins.int = ...,
-        command: _abc.Iterable[_builtins.str] | None = ...,
         artifacts: _abc.Iterable[_builtins.str] | None = ...,
         idle_since: _builtins.float = ...,
         holders: _abc.Iterable[Global___Holder] | None = ...,
+        command: _abc.Iterable[_builtins.str] | None = ...,
+        seconds_left: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_seconds", b"age_seconds", "artifacts", b"artifacts", "command", b"command", "coordinator", b"coordinator", "created", b"created", "ended", b"ended", "holders", b"holders", "host", b"host", "idle_since", b"idle_since", "job", b"job", "labels", b"labels", "message", b"message", "nodes", b"nodes", "num_csx", b"num_csx", "num_restarts", b"num_restarts", "num_steps", b"num_steps", "phase", b"phase", "priority", b"priority", "queue_position", b"queue_position", "restarts", b"restarts", "started", b"started", "step", b"step", "user", b"user", "waiting_for", b"waiting_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_seconds", b"age_seconds", "artifacts", b"artifacts", "command", b"command", "coordinator", b"coordinator", "created", b"created", "ended", b"ended", "holders", b"holders", "host", b"host", "idle_since", b"idle_since", "job", b"job", "labels", b"labels", "message", b"message", "nodes", b"nodes", "num_csx", b"num_csx", "num_restarts", b"num_restarts", "num_steps", b"num_steps", "phase", b"phase", "priority", b"priority", "queue_position", b"queue_position", "restarts", b"restarts", "seconds_left", b"seconds_left", "started", b"started", "step", b"step", "user", b"user", "waiting_for", b"waiting_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
