@@ -23,10 +23,12 @@ from grpc_health.v1 import health, health_pb2_grpc
 from appliance.coordinator.processes import HostProcesses
 from appliance.coordinator.record import OrphanedJobs, sweep_records
 from appliance.coordinator.settings import CoordinatorHome
+from appliance.finished_jobs import FinishedJobs
 from appliance.management.service import ManagementService
 from appliance.management.supervisor import ManagementSettings
 from appliance.page.server import PageServer
 from appliance.page.source import ServiceSource
+from appliance.page.stored_source import StoredSource
 from waferbox.host.descriptors import raise_descriptor_limit
 from waferbox.host.folders import cache_root
 from waferbox.launch.fork_server_process import COORDINATOR_PRELOAD, own_fork_server
@@ -108,7 +110,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         idle_seconds=IDLE_SECONDS.get(),
     )
     clock = SteadyClock()
-    service = ManagementService(settings, lambda: over.put(True), defect, clock)
+    finished = FinishedJobs(settings.cache_root)
+    service = ManagementService(settings, lambda: over.put(True), defect, clock, finished=finished)
     with contextlib.ExitStack() as open_parts:
         server = AsyncServer(on_defect=defect, owner_of=service.owner_of, clock=clock)
         # Last to run: the reader of the announcement sees its end and ends the nodes, whose streams the stop waits for.
@@ -148,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         server.start()
         server.loop.run(_supervise(service, home))
         if page is not None:
-            page.start(ServiceSource(service, server))
+            page.start(StoredSource(ServiceSource(service, server), finished))
         # Here, since the cluster waits for management, and coordinators start later.
         open_parts.enter_context(own_fork_server(COORDINATOR_PRELOAD))
         announce_to = os.devnull if options.announce_fd is None else options.announce_fd

@@ -177,7 +177,7 @@ CACHE: Final[Variable[Path | None]] = Variable(
     form=_FOLDER,
     default=None,
     default_text="`waferbox` in `XDG_CACHE_HOME`, else in `~/.cache`",
-    meaning="The cache folder: compiled artifacts and kernels, the secret of the cluster, records of jobs.",
+    meaning="The cache folder: compiled artifacts and kernels, the cluster's secret, records of jobs, finished jobs.",
     readers="all processes of a cluster, scripts, commands",
 )
 RECOVERY_DIR: Final[Variable[Path | None]] = Variable(

@@ -1,6 +1,6 @@
 """The management service: nodes register here, clients create jobs, coordinators request nodes.
 
-It stores nothing on disk. Jobs outlive it; after a restart at the same address, nodes and coordinators connect again
+It needs nothing on disk. Jobs outlive it; after a restart at the same address, nodes and coordinators connect again
 and send their state.
 
 All state belongs to one event loop, and calls are its coroutines, so that an open stream costs no thread. Operations
@@ -19,7 +19,8 @@ import grpc
 from appliance.coordinator.processes import CoordinatorProcesses
 from appliance.coordinator.record import Orphans
 from appliance.coordinator.settings import FolderRefused, cache_directory
-from appliance.job_history import JobHistory
+from appliance.finished_jobs import FinishedJobs
+from appliance.job_history import KINDS, JobHistory
 from appliance.management.coordination import BadRequest
 from appliance.management.jobs import JobEntry, TooManyJobs
 from appliance.management.nodes.registry import RegistryFull
@@ -45,6 +46,8 @@ from waferbox.rpc.server import INGRESS_KEY
 from waferbox.security.guard import caller_of
 from waferbox.security.tokens import Kind
 from wsc.v1 import management_pb2, management_pb2_grpc, node_pb2
+
+STORE_SECONDS = 5.0  # for the jobs that end with the cluster
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +80,7 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
         on_defect: Callable[[Exception], None],
         clock: Clock | None = None,
         random: Random | None = None,
+        finished: FinishedJobs | None = None,
     ) -> None:
         """Makes the service; `start` begins to supervise.
 
@@ -86,6 +90,7 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
             on_defect: as of Supervisor.
             clock: as of Supervisor.
             random: as of Supervisor.
+            finished: keeps the jobs that end beyond the cluster; None: they are not kept.
         """
         self._settings = settings
         self._clock = clock or SystemClock()
@@ -97,6 +102,8 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
         self._on_shutdown = on_shutdown
         # The responses to the registered nodes whose disks may have states of jobs, by node.
         self._keepers: dict[str, Mailbox[management_pb2.RegisterResponse]] = {}
+        self._finished = finished
+        self._storing: set[asyncio.Task[None]] = set()
 
     def start(self, address: str, processes: CoordinatorProcesses, orphans: Orphans) -> None:
         """As Supervisor.start."""
@@ -105,6 +112,16 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
     async def close(self, *, end_jobs: bool) -> None:
         """As Supervisor.close."""
         await self._supervisor.close(end_jobs=end_jobs)
+        if self._storing:
+            await asyncio.wait(self._storing, timeout=STORE_SECONDS)
+
+    def _store(self, job: JobEntry) -> None:
+        """Stores a job that has ended, in a thread: the disk may be slow."""
+        if self._finished is not None:
+            (info,), add = self.describe([job]), self._finished.add
+            task = asyncio.create_task(asyncio.to_thread(lambda: add(info, job.history.kept(KINDS))))
+            self._storing.add(task)
+            task.add_done_callback(self._storing.discard)
 
     def nodes(self) -> Sequence[management_pb2.NodeInfo]:
         """Returns all registered nodes."""
@@ -194,7 +211,11 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
             responses.close()
 
     def _job_ended(self, job: JobEntry) -> None:
-        """Reports the end of a job to the nodes whose disks may have its states: it may have left these hosts."""
+        """Stores a job that has ended.
+
+        Reports its end to the nodes whose disks may have its states: it may have left these hosts.
+        """
+        self._store(job)
         if job.request.max_num_restarts:
             for responses in self._keepers.values():
                 responses.put(management_pb2.RegisterResponse(ended_job=job.name))

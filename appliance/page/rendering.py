@@ -26,7 +26,9 @@ _ENDED: Final = (
 _LEVELS: Final = {40: "error", 30: "warning", 20: "info", 10: "debug"}
 _PARTS: Final = {"wait": "stream wait"}  # parts of a step whose name on the page is not that on the wire
 RECENT_JOBS: Final = 20
+STORED_JOBS: Final = 100
 MAX_REPORTS: Final = 8
+MAX_OTHERS: Final = 200  # jobs to compare with
 
 
 def has_ended(job: management_pb2.JobInfo) -> bool:
@@ -39,7 +41,8 @@ def cluster_page(nodes: Sequence[management_pb2.NodeInfo], jobs: Sequence[manage
 
 def cluster_regions(nodes: Sequence[management_pb2.NodeInfo], jobs: Sequence[management_pb2.JobInfo]) -> Regions:
     waiting = sorted((job for job in jobs if job.queue_position), key=lambda job: job.queue_position)
-    ended = [job for job in jobs if has_ended(job)]
+    stored = [job for job in jobs if job.stored]
+    ended = [job for job in jobs if has_ended(job) and not job.stored]
     running = [job for job in jobs if not job.queue_position and not has_ended(job)]
     wafers = [node for node in nodes if node.role == node_pb2.ROLE_WAFER]
     summary = {
@@ -58,13 +61,14 @@ def cluster_regions(nodes: Sequence[management_pb2.NodeInfo], jobs: Sequence[man
         "running": _render("regions/running.html", jobs=running),
         "queue": _render("regions/queue.html", jobs=waiting),
         "recent": _render("regions/recent.html", jobs=sorted(ended, key=_end, reverse=True)[:RECENT_JOBS]),
+        "stored": _render("regions/stored.html", jobs=stored[:STORED_JOBS]),
         "nodes": _render("regions/nodes.html", groups=groups),
     }
 
 
 def job_page(job: management_pb2.JobInfo, jobs: Sequence[management_pb2.JobInfo]) -> str:
     """jobs: those whose curves can be drawn beside those of the job."""
-    others = [other.job for other in jobs if other.job != job.job]
+    others = [other for other in jobs if other.job != job.job][:MAX_OTHERS]
     regions = {**job_regions(job, JobView()), **compile_regions(job)}
     return _render("job.html", job=job, others=others, regions=regions)
 

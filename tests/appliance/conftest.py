@@ -25,6 +25,7 @@ from appliance.coordinator.processes import HostProcesses
 from appliance.coordinator.record import JobRecord, OrphanedJobs, RecordFolder, record_folder
 from appliance.coordinator.serving import CutOff, Event, serve_job
 from appliance.coordinator.settings import CUT_OFF_STATUS, CoordinatorHome, CoordinatorSettings, read_settings
+from appliance.finished_jobs import FinishedJobs
 from appliance.management.service import ManagementService
 from appliance.management.supervisor import ManagementSettings
 from waferbox import __version__, roles
@@ -226,7 +227,12 @@ class ClusterInProcess:
         self.start_management("127.0.0.1:0")
 
     def start_management(self, address: str) -> None:
-        self.service = ManagementService(self.settings, self.shutdown.set, self.defects.append)
+        self.service = ManagementService(
+            self.settings,
+            self.shutdown.set,
+            self.defects.append,
+            finished=FinishedJobs(self.settings.cache_root),
+        )
         self.server = AsyncServer(on_defect=self.defects.append, owner_of=self.service.owner_of)
         self.address = bind(self.server.server, address)
         management_pb2_grpc.add_ManagementServicer_to_server(self.service, self.server.server)

@@ -12,9 +12,11 @@ import pytest
 from page_rig import HOSTILE, FakeSource, lease, log, make_job, make_nodes, report, scalar, write_report
 from starlette.testclient import TestClient
 
+from appliance.finished_jobs import FinishedJobs
 from appliance.job_history import TooSlow
 from appliance.page import streams
 from appliance.page.app import make_app
+from appliance.page.stored_source import StoredSource
 from wsc.v1 import management_pb2
 
 JOB = "job-1f2e3d4c"
@@ -101,6 +103,33 @@ def test_a_job_shows_its_state_and_its_compile_report(source: FakeSource, client
     ways = [value for name, value in Words(shown).attributes if name == "href"]
     assert ways == ["/", f"/jobs/{JOB}"]
     assert shown.index("<main>") < shown.index("<nav>") < shown.index("layers")
+
+
+def test_jobs_of_earlier_clusters_are_shown_as_such(tmp_path: Path) -> None:
+    source, finished = FakeSource(), FinishedJobs(tmp_path)
+    ended = management_pb2.JOB_PHASE_SUCCEEDED
+    artifact = write_report(tmp_path / "artifact", ["embed", "head"])
+    earlier = make_job("job-before", ended, ended=1e9, artifacts=[artifact], command=["/old.py"], message=HOSTILE)
+    finished.add(earlier, [scalar(1, 0.5), log("wafer-0", 40, "no room"), report("wafer-0", 50, 1.0)])
+    source.job_list = [make_job("job-now", ended, ended=2e9), make_job(JOB, management_pb2.JOB_PHASE_RUNNING)]
+    finished.add(source.job_list[0], [])  # the cluster has it still
+    with TestClient(make_app(StoredSource(source, finished), asyncio.Event())) as client:
+        words = Words(client.get("/").text)
+        assert "Earlier 1 job of earlier or other clusters of this user job-before succeeded" in words.text
+        assert words.text.count("job-now") == 1
+        assert "img" not in words.tags
+        page = Words(client.get("/jobs/job-before").text)
+        assert "stored at the end of the job" in page.text
+        assert "embed" in page.text
+        assert "stored at the end" not in Words(client.get("/jobs/job-now").text).text
+        assert "job-before old.py (earlier)" in Words(client.get(f"/jobs/{JOB}").text).text
+        events = parsed(client.get("/jobs/job-before/events").content)
+        assert events[-1] == ("end", None)
+        assert "no room" in str(dict(events)["log"])
+        curves = parsed(client.get("/jobs/job-before/curves").content)
+        assert curves == [("begin", None), ("scalars", [[1, "loss", 1, 0.5]]), ("end", None)]
+        assert client.get("/jobs/job-before/reports/0").status_code == 200
+        assert client.get("/jobs/job-x").status_code == 404
 
 
 def test_the_command_line_of_a_job_is_shown(source: FakeSource, client: TestClient) -> None:
@@ -277,7 +306,7 @@ def test_events_follow_what_happens(source: FakeSource) -> None:
         return [sorted(data or ()) for _, data in parsed(b"".join(sent))]  # type: ignore[call-overload]
 
     begin, first, second = asyncio.run(watch())
-    assert (begin, first) == ([], ["nodes", "queue", "recent", "running", "summary"])
+    assert (begin, first) == ([], ["nodes", "queue", "recent", "running", "stored", "summary"])
     assert second == ["queue", "summary"]
 
 

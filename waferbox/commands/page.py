@@ -9,9 +9,11 @@ import typer
 
 from waferbox.commands.connection import DEFAULT_PAGE, Connection, ManagementOption, connect
 from waferbox.host.descriptors import readable
+from waferbox.host.folders import cache_root
 from waferbox.launch.stop_signals import StopSignals
 from waferbox.output.console import errors, fail, print_text
-from waferbox.rpc.address import listen
+from waferbox.rpc.address import listen, split_address
+from waferbox.security.guard import LOOPBACK
 
 CHECK_SECONDS: Final = 2.0  # between two checks that the cluster is up
 MAX_FAILED_CHECKS: Final = 5
@@ -29,8 +31,10 @@ def page(
     It is for every cluster that commands reach: of `waferbox up` and `waferbox run`, of a script, or of another host.
     """
     # In the function: other commands need neither the management service nor a server.
+    from appliance.finished_jobs import FinishedJobs
     from appliance.page.server import PageServer
-    from appliance.page.source import RemoteSource
+    from appliance.page.source import PageSource, RemoteSource
+    from appliance.page.stored_source import StoredSource
 
     host, default = DEFAULT_PAGE.split(":")
     with connect(management) as cluster:
@@ -41,7 +45,10 @@ def page(
             fail(str(error))
         signals = StopSignals(signal.SIGINT, signal.SIGTERM)
         try:
-            server.start(RemoteSource(cluster.address, cluster.token))
+            source: PageSource = RemoteSource(cluster.address, cluster.token)
+            if split_address(cluster.address)[0] in LOOPBACK:
+                source = StoredSource(source, FinishedJobs(cache_root()))  # of this user's clusters on this machine
+            server.start(source)
             print_text(f"The cluster at {cluster.address}:  {server.url}")
             errors.print("Ctrl-C ends the page, and leaves the cluster as it is.")
             if browser:

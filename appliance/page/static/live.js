@@ -12,7 +12,9 @@ function showConnection(text, live) {
 
 function fill(regions) {
   for (const [id, html] of Object.entries(regions)) {
-    Idiomorph.morph(document.getElementById(id), html, { morphStyle: "innerHTML" });
+    // What the user has opened stays open.
+    const callbacks = { beforeAttributeUpdated: (name) => name !== "open" };
+    Idiomorph.morph(document.getElementById(id), html, { morphStyle: "innerHTML", callbacks });
   }
 }
 

@@ -259,6 +259,7 @@ class JobInfo(_message.Message):
     HOLDERS_FIELD_NUMBER: _builtins.int
     COMMAND_FIELD_NUMBER: _builtins.int
     SECONDS_LEFT_FIELD_NUMBER: _builtins.int
+    STORED_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     phase: Global___JobPhase.ValueType
     message: _builtins.str
@@ -290,6 +291,8 @@ class JobInfo(_message.Message):
     """since when it has had no execution, in seconds since 1970; 0: it is not idle"""
     seconds_left: _builtins.float
     """until the end of the running execution, at its recent pace; 0: not known"""
+    stored: _builtins.bool
+    """read from the file of finished jobs, which is not of this cluster alone"""
     @_builtins.property
     def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -340,10 +343,11 @@ class JobInfo(_message.Message):
         holders: _abc.Iterable[Global___Holder] | None = ...,
         command: _abc.Iterable[_builtins.str] | None = ...,
         seconds_left: _builtins.float = ...,
+        stored: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_seconds", b"age_seconds", "artifacts", b"artifacts", "command", b"command", "coordinator", b"coordinator", "created", b"created", "ended", b"ended", "holders", b"holders", "host", b"host", "idle_since", b"idle_since", "job", b"job", "labels", b"labels", "message", b"message", "nodes", b"nodes", "num_csx", b"num_csx", "num_restarts", b"num_restarts", "num_steps", b"num_steps", "phase", b"phase", "priority", b"priority", "queue_position", b"queue_position", "restarts", b"restarts", "seconds_left", b"seconds_left", "started", b"started", "step", b"step", "user", b"user", "waiting_for", b"waiting_for"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age_seconds", b"age_seconds", "artifacts", b"artifacts", "command", b"command", "coordinator", b"coordinator", "created", b"created", "ended", b"ended", "holders", b"holders", "host", b"host", "idle_since", b"idle_since", "job", b"job", "labels", b"labels", "message", b"message", "nodes", b"nodes", "num_csx", b"num_csx", "num_restarts", b"num_restarts", "num_steps", b"num_steps", "phase", b"phase", "priority", b"priority", "queue_position", b"queue_position", "restarts", b"restarts", "seconds_left", b"seconds_left", "started", b"started", "step", b"step", "stored", b"stored", "user", b"user", "waiting_for", b"waiting_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

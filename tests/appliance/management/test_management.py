@@ -14,6 +14,7 @@ import pytest
 from tokens_shown import shown
 
 from appliance.coordinator.settings import FolderRefused, cache_directory
+from appliance.finished_jobs import FILE, FinishedJobs
 from appliance.management import jobs
 from appliance.management.nodes import registry
 from appliance.management.supervision import TRANSITIONS, CoordinatorState, Exited, Supervision
@@ -186,6 +187,40 @@ def test_finished_jobs_stay_in_the_list_up_to_a_number(
     assert list(cluster.jobs()[0].labels) == ["user=me"]
     cluster.until(lambda: cluster.jobs()[0].coordinator == "")  # the process ends after the job
     assert cluster.service._jobs._finished.maxlen == 100
+
+
+def test_a_job_is_stored_at_its_end_and_before_the_end_of_the_service(
+    cluster: Any, client: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    finished = FinishedJobs(cluster.settings.cache_root)
+    first = client(labels=["user=me"], command=["/train.py"])
+    first.close()
+    cluster.until(lambda: len(finished.jobs()) == 1)
+    (job,) = finished.jobs()
+    assert (job.job, list(job.labels), list(job.command)) == (first.created.job, ["user=me"], ["/train.py"])
+    assert job.phase == management_pb2.JOB_PHASE_CANCELLED
+    assert [event.log.verdict for event in finished.events(job.job).events if event.HasField("log")][-1]
+
+    second = client()
+    cluster.server.loop.run(cluster.service.close(end_jobs=True))
+    assert {job.job for job in finished.jobs()} == {first.created.job, second.created.job}
+    assert "not kept" not in caplog.text
+
+
+def test_a_bad_file_of_finished_jobs_harms_no_job(
+    cluster: Any, client: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.settings.cache_root.mkdir(exist_ok=True)
+    (cluster.settings.cache_root / FILE).write_bytes(b"no database" * 1000)
+    cluster.add(memoryx=1, swarmx=1, wafer=1, workers=1)
+    for _ in range(2):
+        one = client()
+        one.compile()
+        one.close()
+        cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_SUCCEEDED)
+    cluster.until(lambda: not cluster.service._storing)
+    assert caplog.text.count("Finished jobs are not kept beyond the cluster") == 1
+    assert not cluster.defects
 
 
 def test_a_coordinator_must_know_its_token(cluster: Any, client: Callable[..., Any]) -> None:
