@@ -211,10 +211,7 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
             responses.close()
 
     def _job_ended(self, job: JobEntry) -> None:
-        """Stores a job that has ended.
-
-        Reports its end to the nodes whose disks may have its states: it may have left these hosts.
-        """
+        """Stores a job, and reports its end to nodes whose disks may have its states: it may have left these hosts."""
         self._store(job)
         if job.request.max_num_restarts:
             for responses in self._keepers.values():

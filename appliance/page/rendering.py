@@ -13,6 +13,7 @@ from typing import Any, Final
 from appliance.drawing.pages import template_environment
 from appliance.page.compile_report import CompileReport, read_report
 from appliance.page.job_view import PARTS, JobView, LogRow
+from appliance.page.step_comparison import compare_step
 from waferbox import roles
 from wsc.v1 import management_pb2, node_pb2
 
@@ -84,10 +85,13 @@ def job_regions(job: management_pb2.JobInfo, view: JobView) -> Regions:
     execution = view.execution(longest=ended)
     rate = view.rate(execution)
     rows = rate * report.batch_rows if rate is not None and report is not None else None
+    splits = view.splits(execution)
     return {
         "phase": _render("regions/phase.html", job=job, first_error=view.first_error),
         "facts": _render("regions/facts.html", job=job, ended=ended, rate=rate, rows=rows, report=report),
-        "split": _render("regions/split.html", splits=view.splits(execution), execution=execution),
+        "split": _render(
+            "regions/split.html", splits=splits, execution=execution, compared=compare_step(report, splits)
+        ),
         "members": _render("regions/members.html", job=job, loads=view.loads(), ended=ended),
     }
 
@@ -198,6 +202,13 @@ def _script(job: management_pb2.JobInfo) -> str:
     return Path(job.command[0]).name if job.command else ""
 
 
+def _more(seconds: float) -> str:
+    """A difference of times, such as "+3.42 ms"."""
+    if abs(seconds) < 1e-9:  # of rounding
+        return "0 s"
+    return f"{'-' if seconds < 0 else '+'}{seconds_text(abs(seconds))}"
+
+
 def _part(name: str) -> str:
     return _PARTS.get(name, name)
 
@@ -216,6 +227,7 @@ _environment.filters |= {
     "duration": _duration,
     "iso": _iso,
     "level": _level,
+    "more": _more,
     "number": _number,
     "part": _part,
     "phase": _phase,

@@ -105,6 +105,27 @@ def test_a_job_shows_its_state_and_its_compile_report(source: FakeSource, client
     assert shown.index("<main>") < shown.index("<nav>") < shown.index("layers")
 
 
+def test_the_measured_step_is_compared_with_the_predicted_one(
+    source: FakeSource, client: TestClient, tmp_path: Path
+) -> None:
+    artifact = write_report(tmp_path / "artifact", ["embed", "head"])  # 7 ms of computing, in a step of 9.7 ms
+    ended = management_pb2.JOB_PHASE_SUCCEEDED
+    source.job_list = [make_job(JOB, ended, ended=1.0, artifacts=[artifact]), make_job("job-2", ended, ended=1.0)]
+    for name in (JOB, "job-2"):  # 7 ms of computing, 3 ms of waiting and sending
+        source.add_events(name, report("wafer-0", 50, 1.0), report("memoryx-0", 50, 1.0))
+
+    def split(name: str) -> str:
+        events = parsed(client.get(f"/jobs/{name}/events").content)
+        shown = [data["split"] for kind, data in events if isinstance(data, dict) and "split" in data]
+        return Words(str(shown[-1])).text
+
+    text = split(JOB)
+    assert "computing 7 ms 7 ms 0 s" in text
+    assert "waiting for weights and input, sending gradients 2.7 ms 3 ms +300 µs" in text
+    assert "the step 9.7 ms 10 ms +300 µs" in text
+    assert "Predicted" not in split("job-2")  # without a compile report
+
+
 def test_jobs_of_earlier_clusters_are_shown_as_such(tmp_path: Path) -> None:
     source, finished = FakeSource(), FinishedJobs(tmp_path)
     ended = management_pb2.JOB_PHASE_SUCCEEDED
