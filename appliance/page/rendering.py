@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
+from appliance.drawing.number_text import seconds_text
 from appliance.drawing.pages import template_environment
 from appliance.page.compile_report import CompileReport, read_report
 from appliance.page.job_view import PARTS, JobView, LogRow
