@@ -1,5 +1,7 @@
 """The errors of cstorch.
 
+Errors::
+
     CstorchError
     ├── UsageError (RuntimeError)            the API is used in a place or an order that it does not allow
     ├── AbsentError (AttributeError)         the name belongs to the real API and is not part of Waferbox
@@ -18,6 +20,8 @@
         └── InternalError                    a defect of Waferbox; carries the remote traceback
 
 Wrong argument types are plain TypeErrors.
+
+Warnings::
 
     CstorchWarning (UserWarning)             the script runs, but not as it says, or not as plain PyTorch would
 """

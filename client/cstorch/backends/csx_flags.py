@@ -39,11 +39,12 @@ def _debug_args(value: Any) -> Any:
 class Precision(Flags):
     """The precision of steps.
 
-    optimization_level: with mixed precision, how much is computed in half: 0 the least, 2 the most.
-    half_gradients: whether gradients of weights travel from the wafers in half, as weights travel to them: half of
-        the bytes on the way back. With mixed precision in float16 or bfloat16, and in weight streaming only. Each
-        wafer rounds its part once; parts are added in float32, and each SwarmX node that adds rounds its sum.
-        (Waferbox only.)
+    Attributes:
+        optimization_level: With mixed precision, how much is computed in half: 0 the least, 2 the most.
+        half_gradients: Whether gradients of weights travel from the wafers in half, as weights travel to them: half of
+            the bytes on the way back. With mixed precision in float16 or bfloat16, and in weight streaming only. Each
+            wafer rounds its part once; parts are added in float32, and each SwarmX node that adds rounds its sum.
+            (Waferbox only.)
     """
 
     optimization_level = Flag(1, one_of(0, 1, 2))
@@ -53,24 +54,25 @@ class Precision(Flags):
 class Performance(Flags):
     """The speed of steps.
 
-    micro_batch_size: the rows of its batch that a wafer computes at a time: an int that divides them (else the next
-        below that does is taken, with a warning); "auto", as many as its memory has room for; "explore", the number for
-        which a step is predicted to be the fastest, or {"explore": {"min": ..., "max": ...}}; None, all at once. The
-        numbers are the same up to rounding.
-    kernel_library: the kernels of layers: "aten", torch's own calls, or "inductor", kernels that torch generates.
-        These take seconds each to build, once for a cache, and gain little on a CPU. (Waferbox only.)
-    execution_strategy: "weight_streaming", or "pipeline" for layer pipelined mode: all layers of a model that fits
-        are on the one wafer at once, with their weights. None: that of the environment variable
-        WAFERBOX_EXECUTION_STRATEGY, else weight streaming. If it changes between executions, weights move. (Waferbox
-        only.)
-    num_replicas: in layer pipelined mode, the number of copies of a small model on the wafer, each with its share of
-        the batch. In weight streaming it changes nothing. (Waferbox only.)
-    asynchronous_updates: in layer pipelined mode, whether weights are updated for each micro-batch, as soon as its
-        backward pass is done, while others are in flight. The optimizer, with its schedule, then steps once for each
-        micro-batch: other numbers, and fewer bubbles. In weight streaming it changes nothing. (Waferbox only.)
-    strict_sharding: whether a step is refused in which an operation mixes rows of different wafers, so that they have
-        to be gathered. Without it there is a warning, with the lines and the cost. None: that of the environment
-        variable WAFERBOX_STRICT_SHARDING, else False. (Waferbox only.)
+    Attributes:
+        micro_batch_size: The rows of its batch that a wafer computes at a time: an int that divides them (else the next
+            below that does is taken, with a warning); "auto", as many as its memory has room for; "explore", the number
+            for which a step is predicted to be the fastest, or {"explore": {"min": ..., "max": ...}}; None, all at
+            once. The numbers are the same up to rounding.
+        kernel_library: The kernels of layers: "aten", torch's own calls, or "inductor", kernels that torch generates.
+            These take seconds each to build, once for a cache, and gain little on a CPU. (Waferbox only.)
+        execution_strategy: "weight_streaming", or "pipeline" for layer pipelined mode: all layers of a model that fits
+            are on the one wafer at once, with their weights. None: that of the environment variable
+            WAFERBOX_EXECUTION_STRATEGY, else weight streaming. If it changes between executions, weights move.
+            (Waferbox only.)
+        num_replicas: In layer pipelined mode, the number of copies of a small model on the wafer, each with its share
+            of the batch. In weight streaming it changes nothing. (Waferbox only.)
+        asynchronous_updates: In layer pipelined mode, whether weights are updated for each micro-batch, as soon as its
+            backward pass is done, while others are in flight. The optimizer, with its schedule, then steps once for
+            each micro-batch: other numbers, and fewer bubbles. In weight streaming it changes nothing. (Waferbox only.)
+        strict_sharding: Whether a step is refused in which an operation mixes rows of different wafers, so that they
+            have to be gathered. Without it there is a warning, with the lines and the cost. None: that of the
+            environment variable WAFERBOX_STRICT_SHARDING, else False. (Waferbox only.)
     """
 
     micro_batch_size = Flag[MicroBatchSize]("auto", _micro_batch_size)
@@ -88,10 +90,12 @@ class Performance(Flags):
 class Cluster(Flags):
     """The use of the cluster.
 
-    max_num_restarts: the number of restarts in a row without progress after which a death ends the job; 0: the first
-        death ends it. None: that of the environment variable WAFERBOX_MAX_NUM_RESTARTS, else 3. (Waferbox only.)
-    min_num_csx: the fewest wafers that a job resumes with if a dead one has no replacement; the batch is divided
-        anew. None: that of the environment variable WAFERBOX_MIN_NUM_CSX, else all. (Waferbox only.)
+    Attributes:
+        max_num_restarts: The number of restarts in a row without progress after which a death ends the job; 0: the
+            first death ends it. None: that of the environment variable WAFERBOX_MAX_NUM_RESTARTS, else 3. (Waferbox
+            only.)
+        min_num_csx: The fewest wafers that a job resumes with if a dead one has no replacement; the batch is divided
+            anew. None: that of the environment variable WAFERBOX_MIN_NUM_CSX, else all. (Waferbox only.)
     """
 
     max_num_restarts = Flag[int | None](None, optional(whole_number))
@@ -119,14 +123,15 @@ class Storage(Flags):
 class Debug(Flags):
     """Aids to find an error.
 
-    lazy_initialization: whether weights made under `with backend.device:` are initialised on the cluster. Without it,
-        state cannot be changed between executions (see ClusterConfig.changes_need_checkpoint).
-    log_initialization: whether `compile` logs how much it moved to the device.
-    retrace_every_iteration: whether the traced function is called in every step. It must do the same each time, since
-        the cluster runs the program of the first step; but print and breakpoints in it are reached each time.
-    ini, debug_args: settings of the real system's compiler.
-    wafer_memory_gi: the memory of a wafer in GiB; 8 by default, and with `compile_only` and no cluster 44 GB, as a CS-3
-        has. A step that needs more is refused when it is compiled. (Waferbox only.)
+    Attributes:
+        lazy_initialization: Whether weights made under `with backend.device:` are initialised on the cluster. Without
+            it, state cannot be changed between executions (see ClusterConfig.changes_need_checkpoint).
+        log_initialization: Whether `compile` logs how much it moved to the device.
+        retrace_every_iteration: Whether the traced function is called in every step. It must do the same each time,
+            since the cluster runs the program of the first step; but print and breakpoints in it are reached each time.
+        ini, debug_args: Settings of the real system's compiler.
+        wafer_memory_gi: The memory of a wafer in GiB; 8 by default, and with `compile_only` and no cluster 44 GB, as a
+            CS-3 has. A step that needs more is refused when it is compiled. (Waferbox only.)
     """
 
     ini = Flag[Any](SimpleNamespace(), _settings, without_effect=_HARDWARE)

@@ -67,9 +67,9 @@ class DiceLoss(nn.Module):
 
     Args:
         num_classes: The number of classes. Class 0 is the background.
-        to_onehot_y: Whether labels are class numbers, (N, 1, *spatial) or (N, *spatial).
+        to_onehot_y: Whether labels are class numbers, `(N, 1, *spatial)` or `(N, *spatial)`.
         to_onehot_x: Whether predictions are class numbers.
-        use_softmax: Whether predictions are scores, (N, num_classes, *spatial), of which the softmax is taken.
+        use_softmax: Whether predictions are scores, `(N, num_classes, *spatial)`, of which the softmax is taken.
         use_argmax: Whether the class of the highest score counts.
         include_background: Whether the background counts.
 
@@ -108,8 +108,8 @@ class DiceLoss(nn.Module):
         Args:
             outputs: The predictions.
             labels: The labels.
-            input_shape: The shape of the images, (N, C, *spatial), to whose spatial dimensions the labels are reshaped;
-                None: not.
+            input_shape: The shape of the images, `(N, C, *spatial)`, to whose spatial dimensions the labels are
+                reshaped; None: not.
         """
         if self.use_softmax:
             outputs = torch.softmax(outputs, 1)
@@ -128,7 +128,7 @@ class DiceLoss(nn.Module):
         return 1 - ((2 * overlap + _SMOOTH) / (areas + _SMOOTH)).mean()
 
     def _one_hot(self, classes: torch.Tensor) -> torch.Tensor:
-        """Returns class numbers as (N, num_classes, *spatial)."""
+        """Returns class numbers as `(N, num_classes, *spatial)`."""
         if classes.dim() > 2 and classes.shape[1] == 1:
             classes = classes.squeeze(1)
         return one_hot(classes, self.num_classes).movedim(-1, 1)
@@ -158,10 +158,10 @@ class DiceCELoss(nn.Module):
         """Returns the loss, of rank 0.
 
         Args:
-            outputs: Scores, (N, num_classes, *spatial).
-            labels: Class numbers, (N, 1, *spatial) or (N, *spatial).
-            input_shape: The shape of the images, (N, C, *spatial), to whose spatial dimensions the labels are reshaped;
-                None: not.
+            outputs: Scores, `(N, num_classes, *spatial)`.
+            labels: Class numbers, `(N, 1, *spatial)` or `(N, *spatial)`.
+            input_shape: The shape of the images, `(N, C, *spatial)`, to whose spatial dimensions the labels are
+                reshaped; None: not.
         """
         classes = _shaped(labels, input_shape)
         if classes.dim() == outputs.dim():
