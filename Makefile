@@ -6,7 +6,7 @@ PROTOS := $(wildcard proto/wsc/v1/*.proto proto/vendor_wire/*.proto)
 # Also where the environment forbids it: every process of the tests would compile all modules, and rewrite all asserts.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test unit lint proto docs bench chaos simulate races fuzz opinfo vendor-test ray-test zoo-test zoo-compile venv clean
+.PHONY: demo test unit lint proto docs site bench chaos simulate races fuzz opinfo vendor-test ray-test zoo-test zoo-compile venv clean
 
 demo: venv
 	$(BIN)/waferbox run --wafers 2 examples/fc_digits/train.py
@@ -82,6 +82,10 @@ docs: venv
 	$(BIN)/python docs/settings.py
 	$(BIN)/python docs/vendor_calls.py
 	$(BIN)/python docs/vendor_operations.py
+
+# The pages as a site, in build/site: any warning fails, so a broken link does.
+site: venv
+	$(BIN)/sphinx-build --fail-on-warning --keep-going --conf-dir docs/site --doctree-dir build/doctrees docs build/site
 
 venv: .venv/.complete
 
