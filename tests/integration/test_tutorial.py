@@ -40,6 +40,7 @@ def test_the_tutorial(tmp_path: Path) -> None:
     (tmp_path / "records").mkdir(mode=0o700)
     own = {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "COLUMNS": "120",
         "LOGNAME": "ada",
         "WAFERBOX_CACHE": str(tmp_path / "cache"),
         "XDG_RUNTIME_DIR": str(tmp_path / "records"),
