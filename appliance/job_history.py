@@ -24,6 +24,8 @@ MAX_TEXT = 10_000  # characters of a message
 MAX_NAME = 256  # characters of the name of a node, a logger or an output
 MAX_NODES = 1 << 16  # nodes whose last reports are kept
 MAX_FIGURES = 64  # figures of a kind in a report
+MAX_LAYERS = 4096  # layers in a report
+MAX_MEASURED = 4  # executions whose last times by layer are kept
 MAX_BEHIND = 1000  # unread batches of a watcher
 BATCH_EVENTS = 500
 BATCH_BYTES = 1 << 20
@@ -112,6 +114,8 @@ class JobHistory:
         self._logs: deque[_Numbered] = deque(maxlen=MAX_LOGS)
         self._curves: dict[str, Curve] = {}
         self._last_reports: dict[str, observation_pb2.NodeReport] = {}
+        # By execution, the last report with times by layer: these are long, and the other reports are kept without.
+        self._measured: dict[int, _Numbered] = {}
         self._watchers: list[Watcher] = []
         self._ended = False
 
@@ -182,7 +186,8 @@ class JobHistory:
     def _history(self, kinds: Sequence[str]) -> list[observation_pb2.JobEvent]:
         kept: list[Iterable[_Numbered]] = []
         if "report" in kinds:
-            kept.append(self._reports)
+            measured = dict(self._measured.values())
+            kept.append([(number, measured.get(number, event)) for number, event in self._reports])
         if "log" in kinds:
             kept.append(self._logs)
         if "scalar" in kinds:
@@ -204,6 +209,8 @@ class JobHistory:
         match event.WhichOneof("kind"):
             case "report":
                 _shorten(event.report)
+                if event.report.layers:
+                    event = self._without_layers(event)
                 self._reports.append((self._count, event))
                 if event.report.node in self._last_reports or len(self._last_reports) < MAX_NODES:
                     self._last_reports[event.report.node] = event.report
@@ -217,12 +224,25 @@ class JobHistory:
                 if event.scalar.name in self._curves or len(self._curves) < MAX_CURVES:
                     self._curves.setdefault(event.scalar.name, Curve()).add((self._count, event))
 
+    def _without_layers(self, event: observation_pb2.JobEvent) -> observation_pb2.JobEvent:
+        """Returns a report without its times by layer, which are kept if they are the last of their execution."""
+        self._measured.pop(event.report.execution, None)
+        if len(self._measured) >= MAX_MEASURED:
+            del self._measured[next(iter(self._measured))]
+        self._measured[event.report.execution] = (self._count, event)
+        bare = observation_pb2.JobEvent()
+        bare.CopyFrom(event)
+        bare.report.ClearField("layers")
+        return bare
+
 
 def _shorten(report: observation_pb2.NodeReport) -> None:
     report.node = report.node[:MAX_NAME]
     for figures in (report.seconds, report.bytes, report.queued):
         if len(figures) > MAX_FIGURES or any(len(name) > MAX_NAME for name in figures):
             figures.clear()
+    if len(report.layers) > MAX_LAYERS or any(len(each.layer) > MAX_NAME for each in report.layers):
+        report.ClearField("layers")
 
 
 def batches(events: Iterable[observation_pb2.JobEvent]) -> Iterator[observation_pb2.JobEvents]:

@@ -291,7 +291,7 @@ class PipelineProgram:
             hub.send(link, number, step, payload, window="ack", as_bytes=True)
             progress.send += now() - begin
 
-        self._program.add(send, group_label(group), what="send", only_outputs=True)
+        self._program.add_entry(Entry(send, "send", group_label(group), only_outputs=True))
 
     def _acknowledge_batch(self, step: int) -> None:
         """Lets the worker use the slot of the step's batch again: at the end of the step the wafer has read it."""

@@ -45,7 +45,7 @@ class WaferProgram:
         self, plan: plan_pb2.WaferPlan, number: int, kernels: WaferKernels, hub: Hub, links: Mapping[LinkKey, Link]
     ) -> None:
         """number: this wafer's, among all wafers of the job."""
-        self._program = Program(hub, "compute")
+        self._program = Program(hub, "compute", measures_layers=number == 0)  # all wafers do the same
         self.progress = self._program.progress
         values = self._program.values
         self._at_once, self._times = plan.micro_batches_at_once, plan.loop.times
@@ -134,9 +134,8 @@ class WaferProgram:
             return
         self._program.add_receive(group, [self._parent])
         if group.kind == plan_pb2.GROUP_KIND_WEIGHTS:
-            self._program.add(
-                self._count_taken(group.source_shard), f"credit memoryx-{group.source_shard}", what="send"
-            )
+            credit = f"credit memoryx-{group.source_shard}"
+            self._program.add(self._count_taken(group.source_shard), credit, what="send", layer=group.layer)
 
     def _add_run(self, run: plan_pb2.Run, kernel: WaferKernel) -> None:
         self._add_waits(group for value in run.outputs if (group := self._buffers.home_group(value)) is not None)
@@ -176,6 +175,7 @@ class WaferProgram:
         self._program.add(
             self._looped_run(run, kernel, destinations) if is_looped else run_kernel,
             f"{what}, micro-batch {run.micro_batch + 1}" if self._has_micro_batches else what,
+            layer=run.layer,
         )
 
     def _looped_run(

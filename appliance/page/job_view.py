@@ -77,6 +77,7 @@ class JobView:
         # By execution, the last reports of each node. Kept for the last execution, and the longest one before it.
         self._executions: dict[int, _Reports] = {}
         self._latest: _Reports = {}  # the last reports of each node, whether in an execution or not
+        self._layers: dict[int, Sequence[observation_pb2.LayerTime]] = {}  # by execution, the last that were measured
         self._curves: set[tuple[int, str]] = set()
         self._scalars: deque[observation_pb2.Scalar] = deque(maxlen=MAX_NEW_SCALARS)
         self._log: deque[LogRow] = deque(maxlen=MAX_NEW_LOG)
@@ -127,6 +128,10 @@ class JobView:
             roles.setdefault(name.rpartition("-")[0] or name, []).append(reports[-1])
         return [split for role, reports in roles.items() if (split := _split(role, reports)) is not None]
 
+    def layers(self, execution: int) -> Sequence[observation_pb2.LayerTime]:
+        """The measured time of a wafer's step by layer in the execution; empty if it is not known."""
+        return self._layers.get(execution, ())
+
     def loads(self) -> Mapping[str, NodeLoad]:
         """The load of each node, by its name."""
         return {name: _load(reports) for name, reports in self._latest.items()}
@@ -138,6 +143,9 @@ class JobView:
         if report.execution not in self._executions:
             for shorter in sorted(self._executions, key=self._steps)[:-1]:
                 del self._executions[shorter]
+                self._layers.pop(shorter, None)
+        if report.layers:
+            self._layers[report.execution] = list(report.layers)
         _append(self._executions.setdefault(report.execution, {}), report)
 
     def _steps(self, execution: int) -> int:

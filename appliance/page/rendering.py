@@ -14,7 +14,7 @@ from appliance.drawing.number_text import seconds_text
 from appliance.drawing.pages import template_environment
 from appliance.page.compile_report import CompileReport, read_report
 from appliance.page.job_view import PARTS, JobView, LogRow
-from appliance.page.step_comparison import compare_step
+from appliance.page.step_comparison import compare_layers, compare_step
 from waferbox import roles
 from wsc.v1 import management_pb2, node_pb2
 
@@ -91,7 +91,11 @@ def job_regions(job: management_pb2.JobInfo, view: JobView) -> Regions:
         "phase": _render("regions/phase.html", job=job, first_error=view.first_error),
         "facts": _render("regions/facts.html", job=job, ended=ended, rate=rate, rows=rows, report=report),
         "split": _render(
-            "regions/split.html", splits=splits, execution=execution, compared=compare_step(report, splits)
+            "regions/split.html",
+            splits=splits,
+            execution=execution,
+            compared=compare_step(report, splits),
+            layers=compare_layers(report, view.layers(execution)),
         ),
         "members": _render("regions/members.html", job=job, loads=view.loads(), ended=ended),
     }

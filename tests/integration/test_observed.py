@@ -57,6 +57,15 @@ def test_a_job_can_be_watched_and_traced(
         assert last[node].bytes["sent"] > 0
     assert last["wafer-0"].bytes["received"] > last["wafer-0"].bytes["sent"] > 0
 
+    assert {node for node, report in last.items() if report.layers} == {"wafer-0"}
+    layers = {each.layer: each for each in last["wafer-0"].layers}
+    assert "" in layers
+    assert len(layers) > 2
+    assert all(each.compute > 0.0 for name, each in layers.items() if name)
+    measured = sum(each.compute + each.wait + each.send for each in layers.values())
+    total = last["wafer-0"].seconds["total"]
+    assert 0.0 < measured < total  # of one step, and of all
+
     events_of_trace = json.loads(file.read_text())["traceEvents"]
     spans = [event for event in events_of_trace if event["ph"] == "X"]
     names = {event["pid"]: event["args"]["name"] for event in events_of_trace if event["name"] == "process_name"}

@@ -13,6 +13,7 @@ import torch
 from waferbox.links.hub import Hub
 from waferbox.links.link import Link, Window
 from waferbox.runtime.groups import ReceivedGroup, SendBuffers
+from waferbox.runtime.layer_times import INTERVAL_SECONDS, LayerTimes
 from waferbox.runtime.progress import Progress, Recorder, group_label
 from waferbox.runtime.schedule import StepSchedule, is_for_coordinator_only, worker_of_step
 from wsc.v1 import plan_pb2
@@ -42,6 +43,7 @@ class Values:
 class Entry(NamedTuple):
     """An action, and what a timeline shows of it.
 
+    layer: the layer that it belongs to, as in the plan; empty: none.
     group: the id of the group that is sent or received; None: there is none.
     sources: the nodes that the group comes from, each for its steps; empty: it is not received.
     """
@@ -51,6 +53,7 @@ class Entry(NamedTuple):
     detail: str
     only_outputs: bool = False
     region: str = ""
+    layer: str = ""
     group: int | None = None
     sources: Sequence[str] = ()
 
@@ -60,7 +63,7 @@ def run_recorded(
 ) -> None:
     """Runs one step, or a repetition of its loop, and records each action as a span."""
     now, outputs_leave, recorded_step = time.perf_counter, schedule.outputs_leave(step), schedule.global_step(step)
-    for action, what, detail, only_outputs, region, group, sources in entries:
+    for action, what, detail, only_outputs, region, _, group, sources in entries:
         if only_outputs and not outputs_leave:
             continue
         begin = now()
@@ -78,12 +81,19 @@ class Program:
     present time, from 0. It is 0 for all other actions.
     """
 
-    def __init__(self, hub: Hub, work: str) -> None:
-        """work: the name of the kernels' time, such as "compute"."""
+    def __init__(self, hub: Hub, work: str, *, measures_layers: bool = False) -> None:
+        """Makes a program without actions.
+
+        Args:
+            hub: of the links.
+            work: the name of the kernels' time, such as "compute".
+            measures_layers: whether the time of a step by layer is measured, in a step of half a second.
+        """
         self.hub = hub
         self.values = Values()
         self.progress = Progress(work)
         self._work = work
+        self._measures_layers = measures_layers
         self.repetition = 0
         self._entries: list[Entry] = []
         self._body = range(0)
@@ -104,9 +114,9 @@ class Program:
         begin, end = self._body.start, self._body.stop
         return [(self._entries[:begin], 1), (self._entries[begin:end], self._times), (self._entries[end:], 1)]
 
-    def add(self, action: Action, detail: str, *, what: str = "", only_outputs: bool = False) -> None:
-        """Adds an action. detail: a layer or a group. what: "wait" or "send"; empty: the program's work."""
-        self.add_entry(Entry(action, what or self._work, detail, only_outputs))
+    def add(self, action: Action, detail: str, *, what: str = "", layer: str = "") -> None:
+        """Adds an action. detail: for a timeline. what: "wait" or "send"; empty: the program's work. layer: if any."""
+        self.add_entry(Entry(action, what or self._work, detail, layer=layer))
 
     def add_entry(self, entry: Entry) -> None:
         self._entries.append(entry)
@@ -119,12 +129,18 @@ class Program:
             ([entry.action for entry in entries if not entry.only_outputs], times) for entries, times in stretches
         ]
         progress, now = self.progress, time.perf_counter
+        layers = progress.layers = LayerTimes(self._entries) if self._measures_layers else None
         begin = now()
+        measured = begin  # the begin of the last step that was measured; the first step fills caches, and is not
+        is_due = False
         try:
             with torch.inference_mode():
                 for step in range(1, schedule.num_steps + 1):
                     recorder = progress.recorder
-                    if recorder is None:
+                    if recorder is None and layers is not None and is_due:
+                        measured = now()
+                        self._run_measured(layers, schedule, step)
+                    elif recorder is None:
                         for actions, times in all_actions if schedule.outputs_leave(step) else quiet_actions:
                             for repetition in range(times):
                                 self.repetition = repetition
@@ -139,10 +155,22 @@ class Program:
                             progress.end_trace()
                     if after_step is not None:
                         after_step(step)
-                    progress.step, progress.total = schedule.global_step(step), now() - begin
+                    ended = now()
+                    progress.step, progress.total = schedule.global_step(step), ended - begin
+                    is_due = ended - measured >= INTERVAL_SECONDS or step == 1
         finally:
             progress.end_trace()
         return progress.seconds()
+
+    def _run_measured(self, layers: LayerTimes, schedule: StepSchedule, step: int) -> None:
+        """Runs a step, and measures the time of each layer."""
+        first, outputs_leave = 0, schedule.outputs_leave(step)
+        for entries, times in self._stretches:
+            for repetition in range(times):
+                self.repetition = repetition
+                layers.run(entries, first, outputs_leave=outputs_leave, step=step)
+            first += len(entries)
+        layers.end_step()
 
     def add_receive(
         self, group: plan_pb2.Group, links: Sequence[Link], *, keep: bool = False, is_written: bool = False
@@ -170,7 +198,8 @@ class Program:
                 tensors[index] = tensor
 
         sources = [link.name for link in links]
-        self.add_entry(Entry(receive, "wait", group_label(group), group=group_id, sources=sources))
+        entry = Entry(receive, "wait", group_label(group), layer=group.layer, group=group_id, sources=sources)
+        self.add_entry(entry)
 
     def close(self) -> None:
         """Drops the actions, and with them every tensor that they hold."""
@@ -201,4 +230,4 @@ class Program:
             progress.send += now() - begin
 
         only_outputs = is_for_coordinator_only(group)
-        self.add_entry(Entry(send, "send", group_label(group), only_outputs, group=group_id))
+        self.add_entry(Entry(send, "send", group_label(group), only_outputs, layer=group.layer, group=group_id))

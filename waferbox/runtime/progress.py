@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from waferbox.links.link import Link
+from waferbox.runtime.layer_times import LayerTimes
 from wsc.v1 import node_pb2, observation_pb2, plan_pb2
 
 # --- Progress and traces ----------------------------------------------------------------------------------------------
@@ -107,7 +108,7 @@ class Progress:
     for reports.
     """
 
-    __slots__ = ("_work", "disk", "done_steps", "recorder", "send", "step", "total", "wait", "waits")
+    __slots__ = ("_work", "disk", "done_steps", "layers", "recorder", "send", "step", "total", "wait", "waits")
 
     def __init__(self, work: str) -> None:
         """work: the name of time that is spent neither waiting nor sending, such as "compute"."""
@@ -120,6 +121,7 @@ class Progress:
         self.disk = 0.0  # waiting for a disk
         self.waits = False  # whether it waits now for a party without a deadline; the hub knows of waits on links
         self.recorder: Recorder | None = None
+        self.layers: LayerTimes | None = None  # of the first wafer
 
     def begin(self, done_steps: int) -> None:
         """Sets the number of steps that earlier epochs have done, before the first step."""
@@ -181,6 +183,8 @@ def node_report(node: str, epoch: int, progress: Progress, links: Iterable[Link]
     report.bytes["sent"] = sum(link.sent_bytes for link in links)
     report.queued["received"] = sum(len(link.inbox) for link in links)
     report.queued["sent"] = sum(link.not_taken for link in links)
+    if progress.layers is not None:
+        report.layers.extend(progress.layers.means())
     return report
 
 

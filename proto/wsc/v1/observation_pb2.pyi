@@ -98,6 +98,7 @@ class NodeReport(_message.Message):
     CPU_SECONDS_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     QUEUED_FIELD_NUMBER: _builtins.int
+    LAYERS_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     """its name in the job, e.g. "wafer-0" """
     time: _builtins.float
@@ -127,6 +128,10 @@ class NodeReport(_message.Message):
     def queued(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """groups "received" and not yet used, groups "sent" and not yet received"""
 
+    @_builtins.property
+    def layers(self) -> _containers.RepeatedCompositeFieldContainer[Global___LayerTime]:
+        """Of the first wafer: the mean time of a step by layer, in the steps of the epoch that were measured."""
+
     def __init__(
         self,
         *,
@@ -141,14 +146,48 @@ class NodeReport(_message.Message):
         cpu_seconds: _builtins.float = ...,
         memory_bytes: _builtins.int = ...,
         queued: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        layers: _abc.Iterable[Global___LayerTime] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "cpu_seconds", b"cpu_seconds", "done_steps", b"done_steps", "epoch", b"epoch", "execution", b"execution", "memory_bytes", b"memory_bytes", "node", b"node", "queued", b"queued", "seconds", b"seconds", "step", b"step", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "cpu_seconds", b"cpu_seconds", "done_steps", b"done_steps", "epoch", b"epoch", "execution", b"execution", "layers", b"layers", "memory_bytes", b"memory_bytes", "node", b"node", "queued", b"queued", "seconds", b"seconds", "step", b"step", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___NodeReport: _TypeAlias = NodeReport  # noqa: Y015
+
+@_typing.final
+class LayerTime(_message.Message):
+    """Seconds of a wafer's step that belong to a layer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAYER_FIELD_NUMBER: _builtins.int
+    COMPUTE_FIELD_NUMBER: _builtins.int
+    WAIT_FIELD_NUMBER: _builtins.int
+    SEND_FIELD_NUMBER: _builtins.int
+    layer: _builtins.str
+    """as in the plan, such as "fc1" or "fc1 backward"; empty: none, as of the batch"""
+    compute: _builtins.float
+    wait: _builtins.float
+    """for its weights, or for input"""
+    send: _builtins.float
+    """its gradients"""
+    def __init__(
+        self,
+        *,
+        layer: _builtins.str = ...,
+        compute: _builtins.float = ...,
+        wait: _builtins.float = ...,
+        send: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute", b"compute", "layer", b"layer", "send", b"send", "wait", b"wait"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LayerTime: _TypeAlias = LayerTime  # noqa: Y015
 
 @_typing.final
 class LogRecord(_message.Message):
