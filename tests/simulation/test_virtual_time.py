@@ -73,6 +73,20 @@ def test_a_killed_process_does_nothing_more_and_a_stalled_one_later() -> None:
     world.close()
 
 
+def test_what_arrives_at_a_process_that_is_stalled_twice_stays_in_order() -> None:
+    world = World(0)
+    process = Process(world, "stalled")
+    arrived: list[int] = []
+    world.after(1.0, process.stall, 5.0)
+    world.after(2.0, lambda: process.loop.call_soon(arrived.append, 1))
+    world.after(3.0, process.stall, 5.0)
+    world.after(4.0, lambda: process.loop.call_soon(arrived.append, 2))
+    world.after(10.0, lambda: None)
+    world.run(9.0)
+    assert arrived == [1, 2]
+    world.close()
+
+
 class Echo(management_pb2_grpc.ManagementServicer):
     """Answers with what it is asked."""
 

@@ -64,7 +64,7 @@ class World:
         while not until():
             if not events:
                 raise Hang("nothing is left that could happen")
-            when, _, process, handle = event = heapq.heappop(events)
+            when, number, process, handle = event = heapq.heappop(events)
             if when > end:
                 heapq.heappush(events, event)
                 self.now = end
@@ -79,7 +79,8 @@ class World:
                 handle.call()
                 continue
             if process.stalled_until > when:
-                self.at(process.stalled_until, process, handle)
+                # With its number: what arrives at a stalled process stays in order, also if it is stalled again.
+                heapq.heappush(events, (process.stalled_until, number, process, handle))
                 continue
             if (early := handle.when - process.monotonic()) > 1e-9:  # the time of its loop stood still during a stall
                 self.at(when + early, process, handle)
