@@ -16,16 +16,17 @@ from simulated_cluster import (
 )
 
 from appliance.coordinator.execution.execution import CoordinatedExecution
-from appliance.coordinator.execution.recovery_points import RecoveryPoint
-from appliance.coordinator.execution_slot import ExecutionSlot
 from appliance.coordinator.nodes.inputs import Inputs
 from appliance.coordinator.nodes.job_nodes import JobMembers
 from appliance.coordinator.nodes.topology import Member
 from appliance.coordinator.recovery.fewer_wafers import FewerWafers
+from appliance.coordinator.recovery.recovery import Recovery
 from appliance.management import supervision
 from appliance.management.coordination import Coordination
+from appliance.management.jobs import JobEntry
 from appliance.management.nodes.registry import NodeRegistry
 from appliance.management.nodes.replacements import Admission, Replacements
+from appliance.management.service import ManagementService
 from appliance.management.supervision import Disconnected, Exited, Supervision
 from waferbox import settings
 from wsc.v1 import management_pb2
@@ -117,9 +118,13 @@ def _bind_nothing(self: JobMembers) -> Sequence[str]:
     return ()
 
 
-def _return_always(self: ExecutionSlot, point: RecoveryPoint | None) -> bool:
-    """A job gives its nodes back although no recovery point has its states."""
-    return True
+def _restore_without_inputs(self: Recovery) -> None:
+    """The workers of a job that was preempted get no inputs."""
+    self.is_incomplete = True
+
+
+def _tell_nobody(self: ManagementService, job: JobEntry) -> None:
+    """The nodes do not learn that a job has ended."""
 
 
 # With the kinds of faults that they need; empty: all kinds.
@@ -137,7 +142,8 @@ MUTATIONS: dict[str, tuple[type, str, Callable[..., object], Sequence[str]]] = {
     "spares are forgotten": (Replacements, "admit", _forget_spares, ()),
     "replacements get no inputs": (Inputs, "prepare_again", _prepare_nobody, ()),
     "preempted jobs get nodes anywhere": (JobMembers, "_bound", _bind_nothing, ()),
-    "preempted jobs have no states": (ExecutionSlot, "can_be_restored", _return_always, ("fill a disk",)),
+    "preempted jobs get no inputs": (Recovery, "preempted", _restore_without_inputs, ()),
+    "points of ended jobs stay": (ManagementService, "_job_ended", _tell_nobody, ()),
 }
 TRANSITION_MUTATIONS: dict[str, tuple[type, Callable[..., object], str]] = {
     "the end of a former stream counts": (Disconnected, _believe_old_streams, "partition"),
