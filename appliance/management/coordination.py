@@ -121,7 +121,7 @@ class Coordination:
     def end(self) -> None:
         """Ends the stream: the job leaves the queue, and responses() ends."""
         self._traced(None)
-        self._registry.leave(self._job.name, self)
+        self._registry.leave(self._job.name, self, has_ended=self._job.report.phase in ENDED)
         self._outbox.close()
 
     def _enqueue(self, wanted: management_pb2.Acquire) -> None:
@@ -135,7 +135,7 @@ class Coordination:
         """Takes a report of the job."""
         if report.phase in ENDED:
             # The coordinator still runs for a while, but an ended job must not hold up others in the queue.
-            self._registry.leave(self._job.name, self)
+            self._registry.leave(self._job.name, self, has_ended=True)
         self._job.take(report, seconds_since_1970(self._clock))
         self._job.pace.add(report, self._clock.monotonic())
 

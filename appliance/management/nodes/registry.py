@@ -1,7 +1,8 @@
 """The nodes of the cluster, their leases, and the jobs that wait for nodes.
 
 A node is registered while its Register stream is open and heartbeats arrive. Jobs lease nodes; the loss of a leased
-node is reported to its job. A node that its job has given up keeps the job's name, without being a member, until it
+node is reported to its job, and no job of the queue gets the node that could replace it until the job has requested
+one. A node that its job has given up keeps the job's name, without being a member, until it
 reports that it has released the job; then it is free. After a restart of management, nodes that work for jobs may
 register before these jobs' coordinators; they are kept for the jobs for a while.
 """
@@ -67,6 +68,8 @@ class NodeRegistry:
         self._returning_until = self._clock.monotonic() + deadlines.REGISTRATION.return_to_job
         # Until then: job and member, by address, of nodes that have not registered since the restart of management.
         self._homes: dict[str, tuple[str, str]] = {}
+        # Lost members, by job, until the job requests replacements, is reduced or ends, or they register again.
+        self._missing: dict[str, dict[str, management_pb2.NodeInfo]] = {}
         self._queue = JobQueue()
         self._replacements = Replacements()
         self._waiters: dict[str, Waiter] = {}
@@ -101,6 +104,7 @@ class NodeRegistry:
         if hello.job and (hello.job in self._jobs or now < self._returning_until):
             self._homes.pop(hello.address, None)
             info.job, info.member = hello.job, hello.member if self._is_member(hello) else ""
+            self._missing.get(hello.job, {}).pop(info.member, None)
         elif not hello.job:
             self._keep_returned(info)
         self._nodes[node_id] = _Node(info=info, expires=now + self._lease_seconds)
@@ -126,6 +130,8 @@ class NodeRegistry:
         del self._ids[node.info.host, node.info.address]
         self._last_loss = self._clock.monotonic()
         is_missed = self._is_missed(node.info)
+        if is_missed and node.info.job in self._jobs:
+            self._missing.setdefault(node.info.job, {})[node.info.member] = node.info
         self._admit()
         if is_missed:
             self._on_lost(node.info, reason)
@@ -169,6 +175,7 @@ class NodeRegistry:
     def release(self, job: str) -> None:
         """Removes an ended job from the queue, and frees its nodes."""
         self._jobs.pop(job, None)
+        self._missing.pop(job, None)
         self._forget(job)
         self._free(lambda holder: holder == job)
         self._admit()
@@ -202,6 +209,7 @@ class NodeRegistry:
             return f"{job} has no nodes {', '.join(sorted(members - known.keys()))}"[:MAX_PROBLEM]
         for node in request.nodes:
             self._homes.pop(node.address, None)
+            self._missing.get(job, {}).pop(node.member, None)
             for other in self._nodes.values():
                 if other.info.job == job and _is_same(node, other.info):
                     other.info.member = ""
@@ -225,6 +233,7 @@ class NodeRegistry:
         strangers = {node.address for node in nodes} - known
         if strangers:
             return f"{job} has no nodes at {', '.join(sorted(strangers))}"[:MAX_PROBLEM]
+        self._missing.pop(job, None)
         members = {node.address: node.member for node in nodes}
         for node in self._nodes.values():
             if node.info.job == job:
@@ -240,9 +249,14 @@ class NodeRegistry:
         self._admit()
         return ""
 
-    def leave(self, job: str, waiter: Waiter) -> None:
-        """Removes a job from the queue, unless another waiter has taken its place."""
+    def leave(self, job: str, waiter: Waiter, *, has_ended: bool) -> None:
+        """Removes a job from the queue, unless another waiter has taken its place.
+
+        has_ended: whether it no longer needs nodes; otherwise its coordinator may come back, or get a successor.
+        """
         if self._waiters.get(job) is waiter:
+            if not has_ended:
+                self._missing.setdefault(job, {}).update(self._replacements.lacking_members(job, self._infos()))
             self._forget(job)
             self._admit()
 
@@ -355,7 +369,8 @@ class NodeRegistry:
         self._admit_returned()
         now = self._clock.monotonic()
         infos = self._infos()
-        for admission in (*self._replacements.admit(infos, now), *self._queue.admit(infos)):
+        replaced = self._replacements.admit(infos, now)
+        for admission in (*replaced, *self._queue.admit(self._for_queue(infos))):
             waiter = self._waiters[admission.job]
             if admission.job in self._last_statuses:
                 waiter.queued(management_pb2.QueueStatus())
@@ -370,6 +385,19 @@ class NodeRegistry:
             for _ in range(admission.answers):
                 waiter.admitted(given)
         self.changes.notify()
+
+    def _for_queue(self, infos: Sequence[management_pb2.NodeInfo]) -> Sequence[management_pb2.NodeInfo]:
+        """Returns the nodes as the queue may lease them: those that could replace missing members are held."""
+        free = {info.node_id: info for info in infos if not info.job}
+        held: dict[str, management_pb2.NodeInfo] = {}
+        for job, members in self._missing.items():
+            for lost in members.values():
+                fitting = [info for info in free.values() if info.role == lost.role]
+                chosen = min(fitting, key=lambda info: info.host != lost.host, default=None)
+                if chosen is not None:
+                    del free[chosen.node_id]
+                    held[chosen.node_id] = management_pb2.NodeInfo(role=chosen.role, host=chosen.host, job=job)
+        return [held.get(info.node_id, info) for info in infos] if held else infos
 
     def _admit_returned(self) -> None:
         """Answers jobs that request the nodes that they have already, once these have registered."""

@@ -64,6 +64,15 @@ class Replacements:
         """Returns the members of a job that were lost, including those with a replacement, until all have one."""
         return self._waiting[job].lost if job in self._waiting else set()
 
+    def lacking_members(
+        self, job: str, nodes: Sequence[management_pb2.NodeInfo]
+    ) -> Mapping[str, management_pb2.NodeInfo]:
+        """Returns the lost nodes of a job that have no replacement yet, by member. nodes: all nodes."""
+        waiting = self._waiting.get(job)
+        if waiting is None:
+            return {}
+        return {member: waiting.nodes[member] for member in waiting.lost - _held(waiting, nodes).keys()}
+
     def num_requests(self, job: str) -> int:
         """Returns the number of unanswered requests of a job."""
         return self._waiting[job].requests if job in self._waiting else 0

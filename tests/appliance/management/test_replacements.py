@@ -350,7 +350,7 @@ def test_a_successor_has_the_replacements_that_were_kept_while_others_were_missi
         nodes.registry.remove(each, "died")
     assert nodes.replace("one", [of(before, "wafer-0"), of(before, "worker-0")], told) == ""
     kept = nodes.add(WAFER)  # is kept until there is a worker
-    nodes.registry.leave("one", told)
+    nodes.registry.leave("one", told, has_ended=False)
     successor = Told()
     wanted = management_pb2.Acquire(num_wafers=1, num_workers_per_wafer=1)
     nodes.registry.enqueue(Waiting(job="one", wanted=wanted, priority=2, created=0.0), successor)
@@ -636,3 +636,64 @@ def test_jobs_that_hold_what_the_other_waits_for_do_not_wait_for_ever(
     nodes.add(WAFER)
     nodes.add(WAFER)
     assert {node.member for node in second.given[1]} == {node.member for node in given["two"]}
+
+
+# --- Lost nodes whose replacement nobody has requested yet ------------------------------------------------------------
+
+
+def test_the_queue_does_not_get_what_could_replace_a_lost_node_until_its_job_has_requested_it(nodes: Nodes) -> None:
+    wafer, *_ = nodes.one_of_each()
+    told = nodes.start("one")
+    before = told.given[0]
+    for role in ALL[1:]:
+        nodes.add(role)
+    waits = nodes.start("two")
+    nodes.registry.remove(wafer, "died")
+    spare = nodes.add(WAFER)  # the coordinator of "one" is being replaced, and requests nothing
+    assert not waits.given
+    assert nodes.info(spare).job == ""
+    assert nodes.replace("one", [of(before, "wafer-0")], told) == ""
+    assert of(told.given[-1], "wafer-0").node_id == spare
+    assert not waits.given
+    nodes.add(WAFER)
+    assert waits.given
+
+
+@pytest.mark.parametrize("end", ["registers again", "release", "reduce"])
+def test_the_queue_gets_it_when_the_job_no_longer_needs_it(nodes: Nodes, end: str) -> None:
+    wafer, *_ = nodes.one_of_each()
+    told = nodes.start("one")
+    before = told.given[0]
+    for role in ALL[1:]:
+        nodes.add(role)
+    waits = nodes.start("two")
+    nodes.registry.remove(wafer, "its stream broke")
+    nodes.add(WAFER)
+    assert not waits.given
+    if end == "registers again":
+        nodes.add(WAFER, job="one", member="wafer-0", address=of(before, "wafer-0").address)
+    elif end == "release":
+        nodes.registry.release("one")
+    else:
+        kept = [node for node in before if node.member != "wafer-0"]
+        assert nodes.registry.reduce("one", kept, told) == ""
+    assert waits.given
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_a_request_for_a_replacement_outlives_its_coordinator_but_not_its_job(nodes: Nodes, has_ended: bool) -> None:
+    wafer, *_ = nodes.one_of_each()
+    told = nodes.start("one")
+    before = told.given[0]
+    for role in ALL[1:]:
+        nodes.add(role)
+    waits = nodes.start("two")
+    nodes.registry.remove(wafer, "died")
+    assert nodes.replace("one", [of(before, "wafer-0")], told) == ""
+    nodes.registry.leave("one", told, has_ended=has_ended)
+    spare = nodes.add(WAFER)
+    assert bool(waits.given) is has_ended
+    if not has_ended:
+        successor = Told()
+        assert nodes.replace("one", [of(before, "wafer-0")], successor) == ""
+        assert of(successor.given[-1], "wafer-0").node_id == spare
