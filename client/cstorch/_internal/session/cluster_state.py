@@ -225,7 +225,7 @@ class ClusterState:
         return self._left is not None
 
     def leave(self, execution: LeftExecution) -> None:
-        """Marks the running execution as left; it ends when the values of its states are needed."""
+        """Marks the running execution as left; `end_left` waits for its end where values of states are needed."""
         self._left = execution
 
     def end_left(self) -> None:
