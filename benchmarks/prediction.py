@@ -26,7 +26,7 @@ from benchmarks.runs import ENVIRONMENT, run_for_result
 from waferbox.host.folders import cache_root
 from waferbox.prediction.prediction import Prediction, predict
 from waferbox.prediction.simulation import Compute, Rates
-from waferbox.runtime.swarmx_tree import FAN_IN
+from waferbox.runtime.swarmx_trees import FAN_IN
 from wsc.v1 import plan_pb2
 
 RUN_SECONDS: Final = 300.0

@@ -27,6 +27,7 @@ from waferbox.runtime.node_job import LinkKey
 from waferbox.runtime.program import Program
 from waferbox.runtime.progress import group_label, short_list
 from waferbox.runtime.schedule import WEIGHTS_WINDOW, StepSchedule
+from waferbox.runtime.swarmx_trees import tree_of
 from waferbox.states.kernels import Buffers, Call, StateKernel, StateKernels
 from waferbox.states.layout import StateRequirements
 from waferbox.states.point_shares import PointShares, keep_due_states
@@ -51,7 +52,20 @@ class MemoryXProgram:
         recovery_points: PointShares,
         hub: Hub,
         links: Mapping[LinkKey, Link],
+        trees: Sequence[int] = (),
     ) -> None:
+        """Compiles the plan.
+
+        Args:
+            plan: of the shard.
+            kernels: those of the job.
+            store: the states.
+            snapshots: of the states.
+            recovery_points: of the states.
+            hub: of the links.
+            links: to the roots of the SwarmX trees, to other shards, and of shard 0 to the coordinator.
+            trees: the number of each shard's SwarmX tree; empty: there is one tree.
+        """
         self._program = Program(hub, "update")
         self.progress = self._program.progress
         self._slots = {slot.value: slot.name for slot in plan.states}
@@ -64,8 +78,10 @@ class MemoryXProgram:
         self._recovery_points = recovery_points
         self._shard = plan.shard
         self._links = links
-        self._swarmx = links[node_pb2.LINK_PURPOSE_SWARMX, 0]
-        self._swarmx.limit_credit(WEIGHTS_WINDOW)
+        self._trees = trees
+        self._roots = {tree: link for (purpose, tree), link in links.items() if purpose == node_pb2.LINK_PURPOSE_SWARMX}
+        own_root = self._roots[trees[plan.shard] if trees else 0]
+        own_root.limit_credit(WEIGHTS_WINDOW)
         self._expect(plan.groups)
         self._states = {slot.value: store.tensor(slot.name) for slot in plan.states}
         for value, tensor in self._states.items():
@@ -81,9 +97,12 @@ class MemoryXProgram:
         received = {i.receive.group for i in plan.instructions if i.HasField("receive")}
         self._from_arena = received & self._counts.offsets.keys()
         self._released_counts = self._counts.released_counts(self._from_arena)
+        # Each of these nodes bounds the gradients of its tree by the count of all that the shard has released.
+        releasing = {tree_of(groups[group], trees) for group in self._from_arena}
+        self._releasing = [self._roots[tree] for tree in sorted(releasing)]
         self._borrowed: plan_pb2.Group | None = None  # the group of the arena that is not released yet
         summed = {i.receive.adds_to for i in plan.instructions if i.receive.adds_to}
-        self._paging = Paging(plan, store, self._program, self._swarmx)
+        self._paging = Paging(plan, store, self._program, own_root)
         for position, instruction in enumerate(plan.instructions):
             if body and position == body.start:
                 self._add_release()
@@ -162,27 +181,33 @@ class MemoryXProgram:
         for (purpose, index), link in self._links.items():
             match purpose:
                 case node_pb2.LINK_PURPOSE_SWARMX:
-                    kind, source = plan_pb2.GROUP_KIND_REDUCTION, None
+                    reductions = (group for group in groups if group.kind == plan_pb2.GROUP_KIND_REDUCTION)
+                    arriving = [group for group in reductions if tree_of(group, self._trees) == index]
                 case node_pb2.LINK_PURPOSE_SHARD:
-                    kind, source = plan_pb2.GROUP_KIND_EXCHANGE, index
+                    exchanges = (group for group in groups if group.kind == plan_pb2.GROUP_KIND_EXCHANGE)
+                    arriving = [group for group in exchanges if group.source_shard == index]
                 case _:
-                    kind, source = plan_pb2.GROUP_KIND_UNSPECIFIED, None
-            link.expect(
-                {g.id: g.nbytes for g in groups if g.kind == kind and (source is None or g.source_shard == source)}
-            )
+                    arriving = []
+            link.expect({group.id: group.nbytes for group in arriving})
+
+    def _root_of(self, group: plan_pb2.Group) -> Link:
+        """Returns the link to the root of the SwarmX tree that carries a group."""
+        return self._roots[tree_of(group, self._trees)]
 
     def _add_receive(self, group: plan_pb2.Group, *, keep: bool, is_summed: bool) -> None:
         self._origins.update((member.value, group_label(group)) for member in group.members)
-        if self._swarmx.lane == "grpc" and group.nbytes > INLINE_BYTES:
-            self._bytes_of_messages.update(member.value for member in group.members)
         if group.kind == plan_pb2.GROUP_KIND_EXCHANGE:
-            self._program.add_receive(group, [self._links[node_pb2.LINK_PURPOSE_SHARD, group.source_shard]])
+            link = self._links[node_pb2.LINK_PURPOSE_SHARD, group.source_shard]
+            self._program.add_receive(group, [link])
         else:
-            self._program.add_receive(group, [self._swarmx], keep=keep, is_written=is_summed)
+            link = self._root_of(group)
+            self._program.add_receive(group, [link], keep=keep, is_written=is_summed)
+        if link.lane == "grpc" and group.nbytes > INLINE_BYTES:
+            self._bytes_of_messages.update(member.value for member in group.members)
 
     def _add_addition(self, group: plan_pb2.Group, first: plan_pb2.Group) -> None:
         """Adds actions that receive the gradients of a later round, and add them to those of the first."""
-        self._program.add_receive(group, [self._swarmx])
+        self._program.add_receive(group, [self._root_of(group)])
         values = self._program.values
         tensors = values.tensors
         pairs = list(
@@ -206,11 +231,12 @@ class MemoryXProgram:
         released = self._released_counts[group.id] if group is not None else ()
         if not any(released):
             return
-        program, swarmx, counts, nothing = self._program, self._swarmx, self._counts, self._buffers.nothing
+        program, roots, counts, nothing = self._program, self._releasing, self._counts, self._buffers.nothing
 
         def release(step: int) -> None:
             if count := released[program.repetition]:
-                program.hub.send(swarmx, RELEASED_GROUP, counts.count(count, step), nothing)
+                for root in roots:
+                    program.hub.send(root, RELEASED_GROUP, counts.count(count, step), nothing)
 
         self._program.add(release, "gradients read", what="send")
 
@@ -221,7 +247,7 @@ class MemoryXProgram:
             self._paging.add([self._state_values[value] for value in values], lent=is_lent)
         match group.kind:
             case plan_pb2.GROUP_KIND_WEIGHTS:
-                self._program.add_send(group, [self._swarmx], self._buffers, as_bytes=False, window="credit")
+                self._program.add_send(group, [self._root_of(group)], self._buffers, as_bytes=False, window="credit")
             case plan_pb2.GROUP_KIND_OUTPUT:
                 coordinator = self._links[node_pb2.LINK_PURPOSE_COORDINATOR, 0]
                 self._program.add_send(group, [coordinator], self._buffers, as_bytes=True, window="ack")
@@ -330,4 +356,13 @@ class MemoryXJob(StateJob):
     def compile(self, request: node_pb2.Load, hub: Hub, links: Mapping[LinkKey, Link]) -> MemoryXProgram:
         plan, states = request.memoryx, self._states
         states.load(requirements_of(plan), request.recovery_point)
-        return MemoryXProgram(plan, states.kernels, states.store, states.snapshots, states.recovery_points, hub, links)
+        return MemoryXProgram(
+            plan,
+            states.kernels,
+            states.store,
+            states.snapshots,
+            states.recovery_points,
+            hub,
+            links,
+            list(request.trees),
+        )

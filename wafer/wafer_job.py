@@ -33,7 +33,7 @@ class WaferJob(StateJob):
             return self._compile_pipeline(request, hub, links)
         # The number holds for threads that begin to compute from now on, such as the one that will run the steps.
         torch.set_num_threads(self._threads if request.wafer.flops >= THREADED_FLOPS else 1)
-        return WaferProgram(request.wafer, request.wafer_number, self._kernels, hub, links)
+        return WaferProgram(request.wafer, request.wafer_number, self._kernels, hub, links, list(request.trees))
 
     def _compile_pipeline(self, request: node_pb2.Load, hub: Hub, links: Mapping[LinkKey, Link]) -> PipelineProgram:
         plan, states = request.pipeline, self._states

@@ -32,6 +32,7 @@ from waferbox.runtime.schedule import (
     is_received_by_wafers,
     worker_of_step,
 )
+from waferbox.runtime.swarmx_trees import tree_of
 from wsc.v1 import node_pb2, plan_pb2
 
 
@@ -42,9 +43,24 @@ class WaferProgram:
     """
 
     def __init__(
-        self, plan: plan_pb2.WaferPlan, number: int, kernels: WaferKernels, hub: Hub, links: Mapping[LinkKey, Link]
+        self,
+        plan: plan_pb2.WaferPlan,
+        number: int,
+        kernels: WaferKernels,
+        hub: Hub,
+        links: Mapping[LinkKey, Link],
+        trees: Sequence[int] = (),
     ) -> None:
-        """number: this wafer's, among all wafers of the job."""
+        """Compiles the plan.
+
+        Args:
+            plan: of the wafers.
+            number: this wafer's, among all wafers of the job.
+            kernels: the wafer's library of kernels.
+            hub: of the links.
+            links: to the workers, and to the parent in each SwarmX tree.
+            trees: the number of each shard's tree; empty: there is one tree.
+        """
         self._program = Program(hub, "compute", measures_layers=number == 0)  # all wafers do the same
         self.progress = self._program.progress
         values = self._program.values
@@ -55,7 +71,10 @@ class WaferProgram:
         values.indices(parts)
         for micro_batch, value in enumerate(plan.number_values):
             values.tensors[values.index(value)] = torch.tensor([number * plan.micro_batches + micro_batch])
-        self._parent = links[node_pb2.LINK_PURPOSE_PARENT, 0]
+        self._trees = trees
+        self._parents = {
+            tree: link for (purpose, tree), link in links.items() if purpose == node_pb2.LINK_PURPOSE_PARENT
+        }
         workers = sorted(index for purpose, index in links if purpose == node_pb2.LINK_PURPOSE_WORKER)
         self._workers = [links[node_pb2.LINK_PURPOSE_WORKER, index] for index in workers]
         self._taken: dict[int, int] = {}  # the number of weights groups taken, by shard
@@ -80,6 +99,9 @@ class WaferProgram:
         self._made: set[int] = set()  # the outputs of the runs added so far
         self._has_micro_batches = plan.micro_batches > 1
         self._counts = ArenaCounts(plan.arena)
+        # Of groups in the arena: each sends all awaited counts.
+        releasing = {tree_of(groups[place.group], trees) for place in plan.arena.places}
+        self._releasing = [self._parents[tree] for tree in sorted(releasing)]
         self._released = 0  # the last awaited count
         self._buffers = SendBuffers(
             (groups[group] for group in sent),
@@ -103,7 +125,7 @@ class WaferProgram:
                     group = groups[instruction.send.group]
                     self._add_waits([group.id])
                     as_bytes = is_for_coordinator_only(group)
-                    self._program.add_send(group, [self._parent], self._buffers, as_bytes=as_bytes)
+                    self._program.add_send(group, [self._parent_of(group)], self._buffers, as_bytes=as_bytes)
                 case _:
                     raise ValueError(f"a wafer has no instruction {kind}")
         if any(group.kind == plan_pb2.GROUP_KIND_BATCH for group in plan.groups):
@@ -125,17 +147,26 @@ class WaferProgram:
         batch = {group.id: group.nbytes for group in groups if group.kind == plan_pb2.GROUP_KIND_BATCH}
         for link in self._workers:
             link.expect(batch)
-        sizes = {group.id: group.nbytes for group in groups if is_received_by_wafers(group)}
-        self._parent.expect({**sizes, RELEASED_GROUP: 0})
+        sizes: dict[int, dict[int, int]] = {tree: {RELEASED_GROUP: 0} for tree in self._parents}
+        for group in groups:
+            if is_received_by_wafers(group):
+                sizes[tree_of(group, self._trees)][group.id] = group.nbytes
+        for tree, link in self._parents.items():
+            link.expect(sizes[tree])
+
+    def _parent_of(self, group: plan_pb2.Group) -> Link:
+        """Returns the link of the SwarmX tree that carries a group."""
+        return self._parents[tree_of(group, self._trees)]
 
     def _add_receive(self, group: plan_pb2.Group) -> None:
         if group.kind == plan_pb2.GROUP_KIND_BATCH:
             self._program.add_receive(group, self._workers)
             return
-        self._program.add_receive(group, [self._parent])
+        parent = self._parent_of(group)
+        self._program.add_receive(group, [parent])
         if group.kind == plan_pb2.GROUP_KIND_WEIGHTS:
             credit = f"credit memoryx-{group.source_shard}"
-            self._program.add(self._count_taken(group.source_shard), credit, what="send", layer=group.layer)
+            self._program.add(self._count_taken(group.source_shard, parent), credit, what="send", layer=group.layer)
 
     def _add_run(self, run: plan_pb2.Run, kernel: WaferKernel) -> None:
         self._add_waits(group for value in run.outputs if (group := self._buffers.home_group(value)) is not None)
@@ -234,14 +265,15 @@ class WaferProgram:
             self._program.add(self._wait_for_release(count), "gradients taken", what="send")
 
     def _wait_for_release(self, awaited: int) -> Action:
-        program, parent, counts, progress = self._program, self._parent, self._counts, self.progress
+        program, parents, counts, progress = self._program, self._releasing, self._counts, self.progress
         now = time.perf_counter
 
         def wait(step: int) -> None:
             count = counts.count(awaited, step, program.repetition)
             if count > self._released:
                 begin = now()
-                program.hub.receive(parent, RELEASED_GROUP, count)
+                for parent in parents:
+                    program.hub.receive(parent, RELEASED_GROUP, count)
                 self._released = count
                 progress.send += now() - begin
 
@@ -268,9 +300,9 @@ class WaferProgram:
 
         return call
 
-    def _count_taken(self, shard: int) -> Action:
+    def _count_taken(self, shard: int, parent: Link) -> Action:
         """Returns an action that counts a taken weights group, and grants its shard credit for several at once."""
-        hub, parent, taken = self._program.hub, self._parent, self._taken
+        hub, taken = self._program.hub, self._taken
         taken.setdefault(shard, 0)
         nothing = self._buffers.nothing
 

@@ -119,7 +119,7 @@ class CoordinatedJob:
             settings.job,
             request,
             record.incarnation,
-            record.former,
+            record,
             management.acquire,
             host.open_channel,
             self._responded,

@@ -242,6 +242,11 @@ class JobRecord:
         return list(self._record.former)
 
     @property
+    def hosts(self) -> Mapping[str, str]:
+        """The host of each member when the job first got nodes; empty before."""
+        return self._record.hosts
+
+    @property
     def end(self) -> record_pb2.RecordedEnd | None:
         """The end of the job, if the earlier incarnation was ending it."""
         return self._record.end if self._record.HasField("end") else None
@@ -276,6 +281,11 @@ class JobRecord:
                 node.ClearField("lease")
 
         self._change(change)
+
+    def got_nodes(self, hosts: Mapping[str, str]) -> None:
+        """Records the host of each member, unless the job had nodes before."""
+        if not self._record.hosts:
+            self._change(lambda record: record.hosts.update(hosts))
 
     def ending(self, failure: node_pb2.Failure | None, *, succeeded: bool) -> None:
         """Records how the job ends, before its recovery points are removed. failure: None if the client has left."""

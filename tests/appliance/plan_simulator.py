@@ -34,6 +34,8 @@ class Simulation:
     def run(self, batches: Sequence[Sequence[torch.Tensor]], seed: int = 0) -> list[dict[str, torch.Tensor]]:
         """Runs one step for each global batch. Returns the outputs of each step, by name."""
         plan, wires = self.plan, Wires()
+        # A tree for all shards, or, in every second order, one for each.
+        trees = list(range(plan.num_shards)) if seed % 2 and plan.num_shards > 1 else []
         with torch.no_grad():
             wafers = [
                 Wafer(
@@ -42,17 +44,20 @@ class Simulation:
                     self.kernels,
                     wires,
                     [[part for tensor in batch for part in self._parts(tensor, i)] for batch in batches],
+                    trees,
                 )
                 for i in range(plan.num_csx)
             ]
             shards = [
-                Shard(part, memory, wires, plan.num_csx, self.states)
+                Shard(part, memory, wires, plan.num_csx, self.states, trees)
                 for part, memory in zip(plan.memoryx, self.memories, strict=True)
             ]
-            swarmx = SwarmX(plan.swarmx, plan.num_csx, plan.num_shards, wires)
+            swarmx = [
+                SwarmX(tree, plan.swarmx, plan.num_csx, plan.num_shards, wires, trees) for tree in (set(trees) or {0})
+            ]
             threads = {wafer.name: wafer.run() for wafer in wafers}
             threads |= {shard.name: shard.run(len(batches)) for shard in shards}
-            _take_turns(threads, swarmx.run(), wires, seed)
+            _take_turns(threads, [node.run() for node in swarmx], wires, seed)
             outputs = [self._outputs(wires, step) for step in range(1, len(batches) + 1)]
         assert not wires.left_over(), wires.left_over()
         self._keep(shards)
@@ -70,7 +75,7 @@ class Simulation:
         groups = {group.id: group for group in self.plan.coordinator.groups}
         frames: dict[int, memoryview] = {}
         for group in groups.values():
-            source = "shard0" if group.kind == plan_pb2.GROUP_KIND_OUTPUT else "swarmx"
+            source = "shard0" if group.kind == plan_pb2.GROUP_KIND_OUTPUT else "swarmx0"
             frame = wires.take(source, "coordinator", group.id, step)
             assert frame is not None, f"group {group.id} of step {step} did not come"
             data = bytearray(group.nbytes)
@@ -106,7 +111,7 @@ class Simulation:
         assert seen == set(self.states), set(self.states) - seen
 
 
-def _take_turns(threads: dict[str, Iterator[None]], swarmx: Iterator[None], wires: Wires, seed: int) -> None:
+def _take_turns(threads: dict[str, Iterator[None]], swarmx: Sequence[Iterator[None]], wires: Wires, seed: int) -> None:
     """Runs all roles to their end. seed: 0 round robin; then each role in turn the slowest; then by chance."""
     chance = random.Random(seed)
     names = list(threads)
@@ -126,7 +131,8 @@ def _take_turns(threads: dict[str, Iterator[None]], swarmx: Iterator[None], wire
             next(threads[name])
         except StopIteration:
             del threads[name]
-        next(swarmx)
+        for node in swarmx:
+            next(node)
         if wires.moves != before:
             stuck.clear()
         elif name in threads:

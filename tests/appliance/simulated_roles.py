@@ -8,7 +8,7 @@ from itertools import zip_longest
 import torch
 from simulated_links import Frame, Held, Wires, arena_places, check_type, empty
 
-from swarmx.swarmx_program import first_counts
+from swarmx.reduction_groups import first_counts
 from waferbox.cirh.execution.kernel import Kernel, clone_views
 from waferbox.cirh.text.parser import parse_module
 from waferbox.links.elements import tensor_bytes, torch_dtype
@@ -16,6 +16,7 @@ from waferbox.links.shared_memory import SharedMemory
 from waferbox.runtime.arena import ArenaCounts, direct_values
 from waferbox.runtime.loops import in_order
 from waferbox.runtime.schedule import WEIGHTS_CREDIT_BATCH, WEIGHTS_WINDOW, is_for_coordinator_only
+from waferbox.runtime.swarmx_trees import tree_of
 from waferbox.states.kernels import StateKernel
 from wsc.v1 import plan_pb2
 
@@ -23,8 +24,10 @@ from wsc.v1 import plan_pb2
 class Role:
     """The common part of wafers and shards: values by number, and one buffer to send each group from."""
 
-    def __init__(self, name: str, plan: plan_pb2.WaferPlan | plan_pb2.MemoryXPlan, wires: Wires) -> None:
-        self.name, self.plan, self.wires = name, plan, wires
+    def __init__(
+        self, name: str, plan: plan_pb2.WaferPlan | plan_pb2.MemoryXPlan, wires: Wires, trees: Sequence[int]
+    ) -> None:
+        self.name, self.plan, self.wires, self.trees = name, plan, wires, trees
         self.groups = {group.id: group for group in plan.groups}
         self.values: dict[int, Held] = {}
         sent = [i.send.group for i in plan.instructions if i.WhichOneof("kind") == "send"]
@@ -32,6 +35,7 @@ class Role:
             group: {member.value: empty(member.type) for member in self.groups[group].members} for group in sent
         }
         self.counts = ArenaCounts(plan.arena)
+        self.releasing = {self.swarmx(g) for g in plan.groups if g.id in self.counts.offsets}
         produced = direct = {value for i in plan.instructions for value in i.run.outputs}
         if isinstance(plan, plan_pb2.WaferPlan):
             self.places |= arena_places(plan.arena, self.groups)
@@ -43,6 +47,10 @@ class Role:
                 if value in (direct if group in self.counts.offsets else produced) and value not in self.place_of:
                     self.place_of[value] = tensor
                     self.group_of[value] = group
+
+    def swarmx(self, group: plan_pb2.Group) -> str:
+        """The root of the tree that carries a group."""
+        return f"swarmx{tree_of(group, self.trees)}"
 
     def read(self, value: int) -> torch.Tensor:
         held = self.values[value]
@@ -79,8 +87,9 @@ class Wafer(Role):
         kernels: Mapping[int, Kernel],
         wires: Wires,
         batches: Sequence[list[torch.Tensor]],
+        trees: Sequence[int],
     ):
-        super().__init__(f"wafer{index}", plan, wires)
+        super().__init__(f"wafer{index}", plan, wires, trees)
         self.batches = batches
         self.numbers = [torch.tensor([index * plan.micro_batches + k]) for k in range(plan.micro_batches)]
         self.reductions = {
@@ -109,7 +118,7 @@ class Wafer(Role):
                         if group.kind == plan_pb2.GROUP_KIND_BATCH:
                             self.accept(Frame.of(group, step, batch, as_bytes=True))
                             continue
-                        while (frame := self.wires.take("swarmx", self.name, group.id, step)) is None:
+                        while (frame := self.wires.take(self.swarmx(group), self.name, group.id, step)) is None:
                             yield
                         self.accept(frame)
                         if group.kind == plan_pb2.GROUP_KIND_WEIGHTS:
@@ -147,7 +156,8 @@ class Wafer(Role):
                         tensors = self.complete(group.id)
                         check_type(group, tensors)
                         as_bytes = is_for_coordinator_only(group)
-                        self.wires.send(self.name, "swarmx", Frame.of(group, step, tensors, as_bytes=as_bytes))
+                        frame = Frame.of(group, step, tensors, as_bytes=as_bytes)
+                        self.wires.send(self.name, self.swarmx(group), frame)
                     case kind:
                         raise AssertionError(kind)
 
@@ -166,7 +176,8 @@ class Wafer(Role):
         """Waits until the groups that lie in the places of these groups are released."""
         for group in groups:
             awaited = self.counts.awaited(group)
-            while awaited is not None and self.wires.released["swarmx"] < self.counts.count(awaited, step, repetition):
+            count = None if awaited is None else self.counts.count(awaited, step, repetition)
+            while count is not None and any(self.wires.released[root] < count for root in self.releasing):
                 yield
 
 
@@ -196,8 +207,9 @@ class Shard(Role):
         wires: Wires,
         num_wafers: int,
         states: Mapping[str, torch.Tensor],
+        trees: Sequence[int],
     ):
-        super().__init__(f"shard{plan.shard}", plan, wires)
+        super().__init__(f"shard{plan.shard}", plan, wires, trees)
         self.num_wafers = num_wafers
         self.names = {slot.name: slot.value for slot in plan.states}
         self.states = memory.states
@@ -232,7 +244,7 @@ class Shard(Role):
                         self.release(step)
                         group = self.groups[instruction.receive.group]
                         exchanged = group.kind == plan_pb2.GROUP_KIND_EXCHANGE
-                        source = f"shard{group.source_shard}" if exchanged else "swarmx"
+                        source = f"shard{group.source_shard}" if exchanged else self.swarmx(group)
                         while (frame := self.wires.take(source, self.name, group.id, step)) is None:
                             yield
                         if instruction.receive.keep:
@@ -289,7 +301,7 @@ class Shard(Role):
                 while self.wires.sent[self.plan.shard] - self.granted() >= WEIGHTS_WINDOW:
                     yield
                 self.wires.sent[self.plan.shard] += 1
-                self.wires.send(self.name, "swarmx", Frame.of(group, step, tensors, as_bytes=False))
+                self.wires.send(self.name, self.swarmx(group), Frame.of(group, step, tensors, as_bytes=False))
             case plan_pb2.GROUP_KIND_EXCHANGE:
                 for shard in group.shards:
                     assert shard != self.plan.shard
@@ -305,31 +317,37 @@ class Shard(Role):
 
 
 class SwarmX:
-    """The SwarmX node, which handles frames in any order. Sums lie in one buffer per group, or in the arena."""
+    """The one node of a SwarmX tree. Handles frames in any order. Sums lie in one buffer per group, or in the arena."""
 
-    def __init__(self, plan: plan_pb2.SwarmXPlan, num_wafers: int, num_shards: int, wires: Wires) -> None:
-        self.groups = {group.id: group for group in plan.groups}
+    def __init__(
+        self, tree: int, plan: plan_pb2.SwarmXPlan, num_wafers: int, num_shards: int, wires: Wires, trees: Sequence[int]
+    ) -> None:
+        self.name = f"swarmx{tree}"
+        self.groups = {group.id: group for group in plan.groups if tree_of(group, trees) == tree}
         self.wafers = [f"wafer{i}" for i in range(num_wafers)]
-        self.shards = [f"shard{i}" for i in range(num_shards)]
+        self.shards = [f"shard{i}" for i in range(num_shards) if not trees or not tree or trees[i] == tree]
         self.wires = wires
         self.counts = ArenaCounts(plan.arena)
-        self.sums = {group: list(tensors.values()) for group, tensors in arena_places(plan.arena, self.groups).items()}
-        self.first = {f"shard{i}": count for i, count in first_counts(self.counts, plan.groups).items()}
+        places = {place.group: place for place in plan.arena.places if place.group in self.groups}
+        own = plan_pb2.SendArena(nbytes=plan.arena.nbytes, places=places.values(), credited=plan.arena.credited)
+        self.sums = {group: list(tensors.values()) for group, tensors in arena_places(own, self.groups).items()}
+        self.first = {f"shard{i}": c for i, c in first_counts(self.counts, [*self.groups.values()]).items()}
         self.complete: deque[tuple[plan_pb2.Group, list[Frame]]] = deque()
+        self.order = self.counts.order_of(self.groups)
         self.joined = 0  # groups of the arena
-        self.times = dict(zip(self.groups, plan.times, strict=True))
+        self.times = dict(zip((group.id for group in plan.groups), plan.times, strict=True))
         self.taken: dict[tuple[int, int], int] = defaultdict(int)  # by group and step
 
     def run(self) -> Iterator[None]:
         waiting: dict[tuple[int, int], dict[str, deque[Frame]]] = defaultdict(lambda: defaultdict(deque))
         while True:
             for shard in self.shards:
-                while queue := self.wires.queues[shard, "swarmx"]:
+                while queue := self.wires.queues[shard, self.name]:
                     frame = queue.popleft()
                     for wafer in self.wafers:
-                        self.wires.send("swarmx", wafer, frame)
+                        self.wires.send(self.name, wafer, frame)
             for wafer in self.wafers:
-                while queue := self.wires.queues[wafer, "swarmx"]:
+                while queue := self.wires.queues[wafer, self.name]:
                     frame = queue.popleft()
                     parts = waiting[frame.group, frame.step]
                     parts[wafer].append(frame)
@@ -353,22 +371,23 @@ class SwarmX:
         while self.complete:
             group, frames = self.complete[0]
             window = self.counts.window(group.id)
-            if len(frames) > 1 and window is not None and self.joined - window > released:
+            number = self.order.number(self.joined)
+            if len(frames) > 1 and window is not None and number - window > released:
                 break
             self.complete.popleft()
             repetitions = range(self.times[group.id])
-            assert self.joined in [self.counts.number(group.id, frames[0].step, number) for number in repetitions]
+            assert number in [self.counts.number(group.id, frames[0].step, number) for number in repetitions]
             self.join(group, frames)
             self.joined += 1
-        reached = released if len(self.wafers) == 1 else self.joined
-        for count in self.counts.awaited_between(self.wires.released["swarmx"], reached):
-            self.wires.released["swarmx"] = count
+        reached = released if len(self.wafers) == 1 else self.order.number(self.joined)
+        for count in self.counts.awaited_between(self.wires.released[self.name], reached):
+            self.wires.released[self.name] = count
             self.wires.moves += 1
 
     def join(self, group: plan_pb2.Group, parts: list[Frame]) -> None:
         step = parts[0].step
         for part in parts:
-            part.check("swarmx", part.tensors)
+            part.check(self.name, part.tensors)
         if group.reduction == plan_pb2.REDUCTION_GATHER:
             joined = [torch.cat([tensor.reshape(-1) for part in parts for tensor in part.tensors])]
         elif len(parts) == 1:
@@ -381,12 +400,12 @@ class SwarmX:
             joined = buffers
         bytes_only = is_for_coordinator_only(group)
         for shard in group.shards:
-            self.wires.send("swarmx", f"shard{shard}", Frame.of(group, step, joined, as_bytes=bytes_only))
+            self.wires.send(self.name, f"shard{shard}", Frame.of(group, step, joined, as_bytes=bytes_only))
         if group.to_wafers:
             for wafer in self.wafers:
-                self.wires.send("swarmx", wafer, Frame.of(group, step, joined, as_bytes=bytes_only))
+                self.wires.send(self.name, wafer, Frame.of(group, step, joined, as_bytes=bytes_only))
         if group.to_coordinator:
-            self.wires.send("swarmx", "coordinator", Frame.of(group, step, joined, as_bytes=True))
+            self.wires.send(self.name, "coordinator", Frame.of(group, step, joined, as_bytes=True))
 
 
 def reduced(reduction: "plan_pb2.Reduction.ValueType", tensors: Sequence[torch.Tensor]) -> torch.Tensor:

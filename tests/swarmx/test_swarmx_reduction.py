@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from swarmx.reduction import BLOCK_ELEMENTS, Join
-from swarmx.swarmx_program import Collector, joined_bytes
+from swarmx.reduction_groups import Collector, joined_bytes
 from waferbox.links.shared_memory import SharedMemory, Slice
 from waferbox.runtime.schedule import part_bytes
 from wsc.v1 import plan_pb2

@@ -9,7 +9,7 @@ from waferbox import settings
 from waferbox.launch.fork_server_process import COORDINATOR_PRELOAD, ROLES_PRELOAD, ForkServerProcess
 from waferbox.launch.spawn import SpawnError, spawn, spawn_python
 from waferbox.roles import MANAGEMENT, MEMORYX, SWARMX, WAFER, WORKER
-from waferbox.runtime.swarmx_tree import tree_size
+from waferbox.runtime.swarmx_trees import tree_size
 from waferbox.security.tokens import without_tokens
 
 

@@ -199,7 +199,7 @@ class Level:
 
 
 def tree_levels(num_wafers: int, fan_out: int) -> tuple[Level, ...]:
-    """The levels from the root down, divided as in `waferbox/runtime/swarmx_tree.py`.
+    """The levels from the root down, divided as in `waferbox/runtime/swarmx_trees.py`.
 
     Raises:
         ValueError: `num_wafers` is less than 1, or `fan_out` less than 2.

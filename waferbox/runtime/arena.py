@@ -55,6 +55,26 @@ def direct_values(plan: plan_pb2.WaferPlan) -> set[int]:
     return (made & sent.keys()) - late
 
 
+class ArenaOrder:
+    """The numbers of those groups of an arena that one SwarmX tree carries, in the order of sending. Immutable."""
+
+    def __init__(self, numbers: Sequence[int], num_groups: int) -> None:
+        """
+        Args:
+            numbers: those in a step, from 0.
+            num_groups: the groups of the arena that are sent in a step.
+        """
+        self._numbers = array("q", numbers)
+        self._num_groups = num_groups
+
+    def number(self, index: int) -> int:
+        """Returns the number in the execution of the group with this index among the tree's. 0: there are none."""
+        if not self._numbers:
+            return 0
+        step, place = divmod(index, len(self._numbers))
+        return step * self._num_groups + self._numbers[place]
+
+
 class ArenaCounts:
     """The counts of one arena. Immutable. Counts of one step up to 0 belong to the step before."""
 
@@ -102,6 +122,12 @@ class ArenaCounts:
             place = bisect_left(self._awaited_counts, in_step)
             if self._awaited_counts[place : place + 1] == array("q", [in_step]):
                 yield count
+
+    def order_of(self, groups: Iterable[int]) -> ArenaOrder:
+        """Returns the numbers of those of these groups that are in the arena."""
+        own = set(groups)
+        places = enumerate(in_order(self._arena.places, self._arena.loop))
+        return ArenaOrder([number for number, (place, _) in places if place.group in own], self.num_groups)
 
     def first_of(self, groups: Iterable[int]) -> int:
         """Returns the count that holds before any of these groups is released."""

@@ -241,8 +241,8 @@ class Epoch:
 
     def _load_of(self, member: Member, links: list[node_pb2.LinkSpec]) -> node_pb2.Load:
         """The Load of a member without its part of the plan."""
-        load = node_pb2.Load(epoch=self.number, links=links)
         topology, point = self._nodes.topology, self._point
+        load = node_pb2.Load(epoch=self.number, links=links, trees=topology.trees_by_shard)
         if point is not None and member in topology.state_keepers:
             load.recovery_point = point.number
             load.copies_at.extend(other.node.address for other in topology.memoryx if other.name != member.name)

@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
-from typing import TypeAlias
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Protocol, TypeAlias
 
 import grpc
 
@@ -132,6 +132,18 @@ class NodesDied(RuntimeError):
     """Raised when a node has died during attachment to others."""
 
 
+class RecordedNodes(Protocol):
+    """What the job's record has of its nodes; see JobRecord."""
+
+    @property
+    def former(self) -> Sequence[management_pb2.NodeInfo]: ...
+
+    @property
+    def hosts(self) -> Mapping[str, str]: ...
+
+    def got_nodes(self, hosts: Mapping[str, str]) -> None: ...
+
+
 class JobMembers:
     """All members of a job and the streams to them. Used in one event loop.
 
@@ -143,7 +155,7 @@ class JobMembers:
         job: str,
         request: management_pb2.CreateJobRequest,
         incarnation: int,
-        former: Sequence[management_pb2.NodeInfo],
+        record: RecordedNodes,
         acquire: Callable[[management_pb2.Acquire], Awaitable[management_pb2.Acquired]],
         open_channel: OpenChannel,
         on_response: Callable[[Member, node_pb2.AttachResponse], None],
@@ -156,7 +168,7 @@ class JobMembers:
             job: its name.
             request: of the client.
             incarnation: of the job's coordinator.
-            former: the nodes of a preempted job; empty if it is none.
+            record: of the job.
             acquire: requests nodes of management.
             open_channel: opens a channel to an address.
             on_response: called with each response.
@@ -166,7 +178,8 @@ class JobMembers:
         self._job = job
         self._request = request
         self._incarnation = incarnation
-        self._former = former
+        self._former = record.former
+        self._record = record
         self._acquire = acquire
         self._open_channel = open_channel
         self._on_response = on_response
@@ -215,7 +228,8 @@ class JobMembers:
             raise NodesRefused(acquired.refusal or "management has no nodes for this job")
         nodes = acquired.nodes if attaches else sorted(acquired.nodes, key=lambda node: roles.member_index(node.member))
         self._former = ()
-        topology = self._topology = Topology.build(nodes, request.num_workers_per_csx)
+        self._record.got_nodes({node.member: node.host for node in nodes})
+        topology = self._topology = Topology.build(nodes, request.num_workers_per_csx, self._record.hosts)
         if attaches:
             await self._attach(topology.members())
         logger.info("%s has its nodes: %s", self._job, ", ".join(member.name for member in topology.members()))

@@ -4,10 +4,11 @@ import secrets
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TypeAlias
 
 from waferbox import roles
-from waferbox.runtime.swarmx_tree import SwarmXTreeNode, swarmx_tree
+from waferbox.runtime.swarmx_trees import SwarmXTree, swarmx_trees, trees_by_shard
 from wsc.v1 import management_pb2, node_pb2
 
 COORDINATOR = roles.COORDINATOR.name
@@ -27,7 +28,9 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """All members of a job, and the SwarmX tree over its wafers. members() is in the order of set-up.
+    """All members of a job, and the SwarmX trees over its wafers. members() is in the order of set-up.
+
+    The trees stay as they are when nodes are replaced, also by nodes of other hosts, so that the sums stay the same.
 
     In layer pipelined mode the members are a wafer and its workers.
     """
@@ -36,16 +39,27 @@ class Topology:
     swarmx: tuple[Member, ...]
     wafers: tuple[Member, ...]
     workers: tuple[Member, ...]
-    tree: tuple[SwarmXTreeNode, ...]  # as in swarmx
+    trees: tuple[SwarmXTree, ...]
+    hosts: Mapping[str, str]  # of members when the job first got nodes; others are where their node is
     num_workers_per_wafer: int
 
     @classmethod
-    def build(cls, nodes: Iterable[management_pb2.NodeInfo], num_workers_per_wafer: int) -> "Topology":
+    def build(
+        cls,
+        nodes: Iterable[management_pb2.NodeInfo],
+        num_workers_per_wafer: int,
+        hosts: Mapping[str, str] = MappingProxyType({}),
+    ) -> "Topology":
+        """Returns the topology of these nodes, with the trees of the hosts.
+
+        Args:
+            nodes: those of the job, by role in the order of their indices.
+            num_workers_per_wafer: number of input workers of a wafer.
+            hosts: of members when the job first got nodes; none: as the nodes are.
+        """
         by_role: dict[int, list[management_pb2.NodeInfo]] = defaultdict(list)
         for node in nodes:
             by_role[node.role].append(node)
-        num_wafers, num_swarmx = len(by_role[node_pb2.ROLE_WAFER]), len(by_role[node_pb2.ROLE_SWARMX])
-        tree = swarmx_tree(num_wafers, num_swarmx) if num_swarmx else ()
 
         def members(role: "node_pb2.Role.ValueType") -> tuple[Member, ...]:
             return tuple(
@@ -53,14 +67,16 @@ class Topology:
                 for index, node in enumerate(by_role[role])
             )
 
-        return cls(
+        topology = cls(
             memoryx=members(node_pb2.ROLE_MEMORYX),
-            swarmx=members(node_pb2.ROLE_SWARMX)[: len(tree)],
+            swarmx=members(node_pb2.ROLE_SWARMX),
             wafers=members(node_pb2.ROLE_WAFER),
             workers=members(node_pb2.ROLE_WORKER),
-            tree=tree,
+            trees=(),
+            hosts=hosts,
             num_workers_per_wafer=num_workers_per_wafer,
         )
+        return topology._with_trees() if topology.memoryx else topology
 
     def with_nodes(self, nodes: Iterable[management_pb2.NodeInfo], attached: Collection[str]) -> "Topology":
         """Returns the same topology with these nodes, each at the member that it names.
@@ -98,14 +114,27 @@ class Topology:
                 member if member.name not in dead else _moved(next(others), member) for member in members[:count]
             )
 
-        tree = swarmx_tree(num_wafers, len(self.swarmx))
-        return replace(
+        reduced = replace(
             self,
-            swarmx=self.swarmx[: len(tree)],
             wafers=filled(self.wafers, num_wafers),
             workers=filled(self.workers, num_wafers * self.num_workers_per_wafer),
-            tree=tree,
         )
+        return reduced._with_trees()
+
+    def _with_trees(self) -> "Topology":
+        """Returns the members with the trees of their hosts, without the SwarmX nodes behind the last in a tree."""
+        wafers, swarmx, shards = (
+            [self.hosts.get(member.name, member.node.host) for member in role]
+            for role in (self.wafers, self.swarmx, self.memoryx)
+        )
+        trees = swarmx_trees(wafers, swarmx, shards)
+        used = 1 + max(node.index for tree in trees for node in tree.nodes)
+        return replace(self, swarmx=self.swarmx[:used], trees=trees)
+
+    @property
+    def trees_by_shard(self) -> Sequence[int]:
+        """The number of each shard's tree; empty if there is one tree."""
+        return trees_by_shard(self.trees) if len(self.trees) > 1 else ()
 
     def members(self) -> Sequence[Member]:
         return [*self.memoryx, *self.swarmx, *self.wafers, *self.workers]
@@ -150,9 +179,13 @@ class Topology:
             wafer_0 = self.wafers[0].name
             connect(wafer_0, node_pb2.LINK_PURPOSE_COORDINATOR, 0, COORDINATOR, node_pb2.LINK_PURPOSE_WAFER, 0)
             return dict(specs)
-        root = self.swarmx[0].name
+        for number, tree in enumerate(self.trees):
+            root = self.swarmx[tree.root.index].name
+            # Tree 0 carries what shards of several trees receive.
+            for shard in tree.shards if number else range(len(self.memoryx)):
+                name = self.memoryx[shard].name
+                connect(root, node_pb2.LINK_PURPOSE_SHARD, shard, name, node_pb2.LINK_PURPOSE_SWARMX, number)
         for shard in self.memoryx:
-            connect(root, node_pb2.LINK_PURPOSE_SHARD, shard.index, shard.name, node_pb2.LINK_PURPOSE_SWARMX, 0)
             for other in self.memoryx[shard.index + 1 :]:
                 connect(
                     other.name,
@@ -162,11 +195,16 @@ class Topology:
                     node_pb2.LINK_PURPOSE_SHARD,
                     other.index,
                 )
-        for branch in self.tree:
-            name = self.swarmx[branch.index].name
-            below = [self.wafers[wafer] for wafer in branch.wafers] + [self.swarmx[child] for child in branch.children]
-            for position, child in enumerate(below):
-                connect(child.name, node_pb2.LINK_PURPOSE_PARENT, 0, name, node_pb2.LINK_PURPOSE_CHILD, position)
+        num_children: dict[str, int] = defaultdict(int)  # by node, of all its trees
+        for number, tree in enumerate(self.trees):
+            for node in tree.nodes:
+                name = self.swarmx[node.index].name
+                for child, wafers in zip(node.children, node.wafers_below, strict=True):
+                    position = num_children[name]
+                    num_children[name] += 1
+                    connect(child, node_pb2.LINK_PURPOSE_PARENT, number, name, node_pb2.LINK_PURPOSE_CHILD, position)
+                    specs[name][-1].tree, specs[name][-1].num_wafers = number, wafers
+        root = self.swarmx[self.trees[0].root.index].name
         connect(root, node_pb2.LINK_PURPOSE_COORDINATOR, 0, COORDINATOR, node_pb2.LINK_PURPOSE_SWARMX, 0)
         shard_0 = self.memoryx[0].name
         connect(shard_0, node_pb2.LINK_PURPOSE_COORDINATOR, 0, COORDINATOR, node_pb2.LINK_PURPOSE_SHARD, 0)

@@ -4,14 +4,18 @@ A job needs its wafers, its input workers, one MemoryX node and one SwarmX node;
 workers. It may use more MemoryX and SwarmX nodes, up to its share: the part of them that corresponds to its part of the
 cluster's wafers, so that jobs on the other wafers find some too. A preempted job needs as many nodes of each role as it
 had, and those that keep its states on their former hosts.
+
+A job gets wafers of as few hosts as possible, and its other nodes on the hosts of its wafers, as far as they are free:
+its workers beside their wafers, its shards and SwarmX nodes spread over the hosts.
 """
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import cycle, islice
 from typing import TypeAlias
 
 from waferbox.roles import REGISTERED, role_of
-from waferbox.runtime.swarmx_tree import tree_size
+from waferbox.runtime.swarmx_trees import tree_size
 from wsc.v1 import management_pb2, node_pb2, plan_pb2
 
 _Role: TypeAlias = "node_pb2.Role.ValueType"
@@ -46,48 +50,64 @@ class Inventory:
         """Returns the names of other jobs that hold nodes of a role, in order."""
         return sorted(self._holders[role] - {besides})
 
-    def take(self, role: _Role, count: int, job: str) -> Sequence[management_pb2.NodeInfo]:
-        """Leases the first free nodes of a role to the job."""
-        taken, self.free[role] = self.free[role][:count], self.free[role][count:]
-        if taken:
-            self._holders[role].add(job)
-        return taken
-
-    def take_at(self, role: _Role, host: str, job: str) -> management_pb2.NodeInfo | None:
-        """Leases a free node of a role on this host to the job, if there is one."""
-        for node in self.free[role]:
-            if node.host == host:
-                self.free[role].remove(node)
-                self._holders[role].add(job)
-                return node
-        return None
+    def take(self, role: _Role, job: str, host: str = "") -> management_pb2.NodeInfo:
+        """Leases the first free node of a role to the job: on this host if one is free there, else on any."""
+        node = next((node for node in self.free[role] if node.host == host), self.free[role][0])
+        self.free[role].remove(node)
+        self._holders[role].add(job)
+        return node
 
 
 def lease(job: str, wanted: management_pb2.Acquire, inventory: Inventory) -> Sequence[management_pb2.NodeInfo] | None:
     """Leases all nodes that the job needs, named as its members; None if there are too few.
 
-    MemoryX: max_shards if that is set, else the job's share, as far as nodes are free. SwarmX: a whole tree if the
-    share is enough for one, else one node.
+    MemoryX: max_shards if that is set, else the job's share, as far as nodes are free. SwarmX: as many as its trees
+    have, or one node if the share is not enough for them.
     """
     if wanted.former:
         return _lease_again(job, wanted, inventory)
-    counts: dict[_Role, int] = {}
-    for role, least in _needs(wanted):
-        free = len(inventory.free[role])
-        if free < least:
-            return None
-        counts[role] = least
-        share = max(1, inventory.totals[role] * wanted.num_wafers // max(1, inventory.totals[node_pb2.ROLE_WAFER]))
-        if role == node_pb2.ROLE_MEMORYX:
-            counts[role] = min(free, wanted.max_shards or share)
-        elif role == node_pb2.ROLE_SWARMX and min(free, share) >= tree_size(wanted.num_wafers):
-            counts[role] = tree_size(wanted.num_wafers)
+    if lacking(wanted, inventory):
+        return None
     chosen: list[management_pb2.NodeInfo] = []
-    for role, count in counts.items():
-        for index, node in enumerate(inventory.take(role, count, job)):
+
+    def take(role: _Role, hosts: Iterable[str]) -> None:
+        for index, host in enumerate(hosts):
+            node = inventory.take(role, job, host)
             node.job, node.member = job, role_of(role).member_name(index)
             chosen.append(node)
+
+    def share(role: _Role) -> int:
+        part = inventory.totals[role] * wanted.num_wafers // max(1, inventory.totals[node_pb2.ROLE_WAFER])
+        return min(len(inventory.free[role]), max(1, part))
+
+    hosts = _hosts_of_wafers([node.host for node in inventory.free[node_pb2.ROLE_WAFER]], wanted.num_wafers)
+    take(node_pb2.ROLE_WAFER, hosts)
+    take(node_pb2.ROLE_WORKER, [host for host in hosts for _ in range(wanted.num_workers_per_wafer)])
+    if wanted.execution_strategy == plan_pb2.EXECUTION_STRATEGY_PIPELINE:
+        return chosen
+    shards = share(node_pb2.ROLE_MEMORYX)
+    if wanted.max_shards:
+        shards = min(len(inventory.free[node_pb2.ROLE_MEMORYX]), wanted.max_shards)
+    in_turn = list(dict.fromkeys(hosts))
+    take(node_pb2.ROLE_MEMORYX, islice(cycle(in_turn), shards))
+    trees = len(in_turn) if len(in_turn) > 1 else tree_size(wanted.num_wafers)
+    count = trees if share(node_pb2.ROLE_SWARMX) >= trees else 1
+    take(node_pb2.ROLE_SWARMX, islice(cycle(in_turn), count))
     return chosen
+
+
+def _hosts_of_wafers(free: Sequence[str], count: int) -> list[str]:
+    """Returns the hosts of a job's wafers, in order: the smallest host with enough free ones, or few large ones.
+
+    Args:
+        free: the host of each free wafer.
+        count: of the job's wafers.
+    """
+    at_host = Counter(free)
+    large_enough = [host for host, wafers in at_host.items() if wafers >= count]
+    if large_enough:
+        return [min(large_enough, key=lambda host: at_host[host])] * count
+    return [host for host, wafers in at_host.most_common() for _ in range(wafers)][:count]
 
 
 def _lease_again(
@@ -98,8 +118,7 @@ def _lease_again(
         return None
     chosen: list[management_pb2.NodeInfo] = []
     for former in sorted(wanted.former, key=lambda node: node.member not in wanted.bound):  # those with a host first
-        node = inventory.take_at(former.role, former.host, job) if former.member in wanted.bound else None
-        node = node or inventory.take(former.role, 1, job)[0]
+        node = inventory.take(former.role, job, former.host)
         node.job, node.member = job, former.member
         chosen.append(node)
     return chosen

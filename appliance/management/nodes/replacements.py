@@ -93,11 +93,10 @@ class Replacements:
             held = _held(waiting, nodes)
             for member in sorted(waiting.lost - held.keys()):
                 lost = waiting.nodes[member]
-                node = inventory.take_at(lost.role, lost.host, waiting.job)
                 is_patient = lost.role == node_pb2.ROLE_MEMORYX and now - waiting.since < deadlines.RECOVERY.launcher
-                if node is None and not is_patient and member not in waiting.bound:
-                    node = next(iter(inventory.take(lost.role, 1, waiting.job)), None)
-                if node is not None:
+                must_be_there = is_patient or member in waiting.bound
+                if inventory.free_at(lost.role, lost.host) or (inventory.free[lost.role] and not must_be_there):
+                    node = inventory.take(lost.role, waiting.job, lost.host)
                     node.job, node.member = waiting.job, member
                     held[member] = node
             if waiting.lost <= held.keys():

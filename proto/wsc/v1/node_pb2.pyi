@@ -77,15 +77,15 @@ class _LinkPurposeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LinkPurpo
     DESCRIPTOR: _descriptor.EnumDescriptor
     LINK_PURPOSE_UNSPECIFIED: _LinkPurpose.ValueType  # 0
     LINK_PURPOSE_PARENT: _LinkPurpose.ValueType  # 1
-    """towards MemoryX: a wafer's or a SwarmX node's SwarmX parent"""
+    """towards MemoryX: a wafer's or a SwarmX node's SwarmX parent in a tree"""
     LINK_PURPOSE_CHILD: _LinkPurpose.ValueType  # 2
-    """towards the wafers: a SwarmX node's children, in wafer order"""
+    """towards the wafers: a SwarmX node's children, tree by tree, in wafer order"""
     LINK_PURPOSE_SHARD: _LinkPurpose.ValueType  # 3
-    """SwarmX root -> shard; shard -> shard"""
+    """root of a tree -> shard; shard -> shard"""
     LINK_PURPOSE_SWARMX: _LinkPurpose.ValueType  # 4
-    """MemoryX or coordinator -> SwarmX root"""
+    """MemoryX or coordinator -> root of a tree"""
     LINK_PURPOSE_COORDINATOR: _LinkPurpose.ValueType  # 5
-    """SwarmX root or shard 0, or in layer pipelined mode the wafer -> coordinator"""
+    """root of tree 0, shard 0, or in layer pipelined mode the wafer -> coordinator"""
     LINK_PURPOSE_WORKER: _LinkPurpose.ValueType  # 6
     """a wafer's workers; batch t comes from worker t mod their number"""
     LINK_PURPOSE_WAFER: _LinkPurpose.ValueType  # 7
@@ -95,15 +95,15 @@ class LinkPurpose(_LinkPurpose, metaclass=_LinkPurposeEnumTypeWrapper): ...
 
 LINK_PURPOSE_UNSPECIFIED: LinkPurpose.ValueType  # 0
 LINK_PURPOSE_PARENT: LinkPurpose.ValueType  # 1
-"""towards MemoryX: a wafer's or a SwarmX node's SwarmX parent"""
+"""towards MemoryX: a wafer's or a SwarmX node's SwarmX parent in a tree"""
 LINK_PURPOSE_CHILD: LinkPurpose.ValueType  # 2
-"""towards the wafers: a SwarmX node's children, in wafer order"""
+"""towards the wafers: a SwarmX node's children, tree by tree, in wafer order"""
 LINK_PURPOSE_SHARD: LinkPurpose.ValueType  # 3
-"""SwarmX root -> shard; shard -> shard"""
+"""root of a tree -> shard; shard -> shard"""
 LINK_PURPOSE_SWARMX: LinkPurpose.ValueType  # 4
-"""MemoryX or coordinator -> SwarmX root"""
+"""MemoryX or coordinator -> root of a tree"""
 LINK_PURPOSE_COORDINATOR: LinkPurpose.ValueType  # 5
-"""SwarmX root or shard 0, or in layer pipelined mode the wafer -> coordinator"""
+"""root of tree 0, shard 0, or in layer pipelined mode the wafer -> coordinator"""
 LINK_PURPOSE_WORKER: LinkPurpose.ValueType  # 6
 """a wafer's workers; batch t comes from worker t mod their number"""
 LINK_PURPOSE_WAFER: LinkPurpose.ValueType  # 7
@@ -155,15 +155,18 @@ class LinkSpec(_message.Message):
     PURPOSE_FIELD_NUMBER: _builtins.int
     INDEX_FIELD_NUMBER: _builtins.int
     NUM_WAFERS_FIELD_NUMBER: _builtins.int
+    TREE_FIELD_NUMBER: _builtins.int
     token: _builtins.str
     peer: _builtins.str
     """name of the node at the other end, e.g. "wafer-0" """
     dial: _builtins.bool
     purpose: Global___LinkPurpose.ValueType
     index: _builtins.int
-    """shard number, wafer or worker number, position among the children"""
+    """number of the shard, wafer or worker; PARENT, SWARMX: of the tree; CHILD: see there"""
     num_wafers: _builtins.int
     """CHILD: number of wafers at or below it; 0 means 1"""
+    tree: _builtins.int
+    """CHILD: number of the tree"""
     @_builtins.property
     def endpoint(self) -> Global___LinkEndpoint: ...
     def __init__(
@@ -176,10 +179,11 @@ class LinkSpec(_message.Message):
         purpose: Global___LinkPurpose.ValueType = ...,
         index: _builtins.int = ...,
         num_wafers: _builtins.int = ...,
+        tree: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dial", b"dial", "endpoint", b"endpoint", "index", b"index", "num_wafers", b"num_wafers", "peer", b"peer", "purpose", b"purpose", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dial", b"dial", "endpoint", b"endpoint", "index", b"index", "num_wafers", b"num_wafers", "peer", b"peer", "purpose", b"purpose", "token", b"token", "tree", b"tree"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -323,6 +327,7 @@ class Load(_message.Message):
     INPUT_STATES_FIELD_NUMBER: _builtins.int
     COPIES_AT_FIELD_NUMBER: _builtins.int
     SAME_PLAN_FIELD_NUMBER: _builtins.int
+    TREES_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     loader: _builtins.str
     """workers: the prepared input, by PrepareInput.loader"""
@@ -362,6 +367,10 @@ class Load(_message.Message):
     def copies_at(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """State keepers: addresses of the members that may have a copy of this keeper's share of recovery_point."""
 
+    @_builtins.property
+    def trees(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """By shard, the number of the SwarmX tree that carries its weights and gradients. Empty: there is one tree."""
+
     def __init__(
         self,
         *,
@@ -380,10 +389,11 @@ class Load(_message.Message):
         input_states: _abc.Iterable[_builtins.bytes] | None = ...,
         copies_at: _abc.Iterable[_builtins.str] | None = ...,
         same_plan: _builtins.bool = ...,
+        trees: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["memoryx", b"memoryx", "pipeline", b"pipeline", "plan", b"plan", "swarmx", b"swarmx", "wafer", b"wafer", "worker", b"worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["copies_at", b"copies_at", "done_steps", b"done_steps", "epoch", b"epoch", "input_states", b"input_states", "links", b"links", "loader", b"loader", "memoryx", b"memoryx", "pipeline", b"pipeline", "plan", b"plan", "recovery_point", b"recovery_point", "same_plan", b"same_plan", "state_steps", b"state_steps", "swarmx", b"swarmx", "wafer", b"wafer", "wafer_number", b"wafer_number", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["copies_at", b"copies_at", "done_steps", b"done_steps", "epoch", b"epoch", "input_states", b"input_states", "links", b"links", "loader", b"loader", "memoryx", b"memoryx", "pipeline", b"pipeline", "plan", b"plan", "recovery_point", b"recovery_point", "same_plan", b"same_plan", "state_steps", b"state_steps", "swarmx", b"swarmx", "trees", b"trees", "wafer", b"wafer", "wafer_number", b"wafer_number", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_plan: _TypeAlias = _typing.Literal["wafer", "memoryx", "swarmx", "worker", "pipeline"]  # noqa: Y015
     _WhichOneofArgType_plan: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015

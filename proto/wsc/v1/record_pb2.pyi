@@ -166,6 +166,26 @@ class JobRecord(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class HostsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     INCARNATION_FIELD_NUMBER: _builtins.int
     LAST_EPOCH_FIELD_NUMBER: _builtins.int
     EXECUTION_FIELD_NUMBER: _builtins.int
@@ -179,6 +199,7 @@ class JobRecord(_message.Message):
     HELLO_FIELD_NUMBER: _builtins.int
     FORMER_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
+    HOSTS_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     """number of coordinators that the job had before"""
     last_epoch: _builtins.int
@@ -218,6 +239,10 @@ class JobRecord(_message.Message):
     def end(self) -> Global___RecordedEnd:
         """a successor reports it"""
 
+    @_builtins.property
+    def hosts(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """The host of each member when the job first got nodes. The SwarmX trees follow it, also when nodes are replaced."""
+
     def __init__(
         self,
         *,
@@ -234,10 +259,11 @@ class JobRecord(_message.Message):
         hello: _management_pb2.CoordinatorHello | None = ...,
         former: _abc.Iterable[_management_pb2.NodeInfo] | None = ...,
         end: Global___RecordedEnd | None = ...,
+        hosts: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "execution", b"execution", "hello", b"hello", "point", b"point"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifacts", b"artifacts", "causes", b"causes", "cut_off", b"cut_off", "end", b"end", "execution", b"execution", "former", b"former", "hello", b"hello", "incarnation", b"incarnation", "last_epoch", b"last_epoch", "loaders", b"loaders", "management", b"management", "placed", b"placed", "point", b"point"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifacts", b"artifacts", "causes", b"causes", "cut_off", b"cut_off", "end", b"end", "execution", b"execution", "former", b"former", "hello", b"hello", "hosts", b"hosts", "incarnation", b"incarnation", "last_epoch", b"last_epoch", "loaders", b"loaders", "management", b"management", "placed", b"placed", "point", b"point"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

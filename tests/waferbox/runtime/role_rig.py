@@ -146,11 +146,21 @@ class AttachedNode:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """The nodes of a job. The first SwarmX node is the root; without others, the wafers are its children."""
+    """The nodes of a job.
+
+    The first SwarmX node is the root; without others, the wafers are its children. With `has_trees` each SwarmX node
+    is the root of a tree over all wafers, and the shards are divided among them.
+    """
 
     memoryx: list[AttachedNode]
     swarmx: list[AttachedNode]
     wafers: list[AttachedNode]
+    has_trees: bool = False
+
+    @property
+    def trees(self) -> list[int]:
+        """The number of each shard's tree."""
+        return [shard % len(self.swarmx) for shard in range(len(self.memoryx))] if self.has_trees else []
 
     @property
     def all(self) -> list[AttachedNode]:
@@ -255,13 +265,33 @@ class SmallJob:
         self._stack.close()
 
     def _load(self, node: AttachedNode, epoch: int, **plan: Any) -> None:
-        load = node_pb2.Load(epoch=epoch, links=self._specs[node.name], recovery_point=self.recovery_point, **plan)
+        load = node_pb2.Load(
+            epoch=epoch,
+            links=self._specs[node.name],
+            recovery_point=self.recovery_point,
+            trees=self.nodes.trees,
+            **plan,
+        )
         node.send(load=load)
 
     def _connect(self) -> None:
         for specs in self._specs.values():
             specs.clear()
         self._pending.clear()
+        root = self.nodes.swarmx[0]
+        if self.nodes.has_trees:
+            self._connect_trees()
+        else:
+            self._connect_tree()
+        for index, wafer in enumerate(self.nodes.wafers):
+            for worker in range(self.num_workers):
+                self._own_link(
+                    wafer, node_pb2.LINK_PURPOSE_WORKER, worker, ("worker", index * self.num_workers + worker)
+                )
+        self._own_link(root, node_pb2.LINK_PURPOSE_COORDINATOR, 0, ("swarmx", 0))
+        self._own_link(self.nodes.memoryx[0], node_pb2.LINK_PURPOSE_COORDINATOR, 0, ("memoryx", 0))
+
+    def _connect_tree(self) -> None:
         root, *leaves = self.nodes.swarmx
         parents = [
             leaves[w * len(leaves) // self.plan.num_wafers] if leaves else root for w in range(self.plan.num_wafers)
@@ -277,14 +307,19 @@ class SmallJob:
             number = position.setdefault(parent.name, 0)
             position[parent.name] += 1
             self._link(wafer, node_pb2.LINK_PURPOSE_PARENT, 0, parent, node_pb2.LINK_PURPOSE_CHILD, number)
-            for worker in range(self.num_workers):
-                self._own_link(
-                    wafer, node_pb2.LINK_PURPOSE_WORKER, worker, ("worker", index * self.num_workers + worker)
-                )
         for index, shard in enumerate(self.nodes.memoryx):
             self._link(root, node_pb2.LINK_PURPOSE_SHARD, index, shard, node_pb2.LINK_PURPOSE_SWARMX, 0)
-        self._own_link(root, node_pb2.LINK_PURPOSE_COORDINATOR, 0, ("swarmx", 0))
-        self._own_link(self.nodes.memoryx[0], node_pb2.LINK_PURPOSE_COORDINATOR, 0, ("memoryx", 0))
+
+    def _connect_trees(self) -> None:
+        for tree, root in enumerate(self.nodes.swarmx):
+            for index, wafer in enumerate(self.nodes.wafers):
+                self._link(
+                    wafer, node_pb2.LINK_PURPOSE_PARENT, tree, root, node_pb2.LINK_PURPOSE_CHILD, index, tree=tree
+                )
+            for shard, its_tree in enumerate(self.nodes.trees):
+                if tree in (0, its_tree):
+                    memoryx = self.nodes.memoryx[shard]
+                    self._link(root, node_pb2.LINK_PURPOSE_SHARD, shard, memoryx, node_pb2.LINK_PURPOSE_SWARMX, tree)
 
     def _link(
         self,
@@ -295,6 +330,7 @@ class SmallJob:
         its: int,
         its_index: int,
         wafers: int = 0,
+        tree: int = 0,
     ) -> None:
         token = secrets.token_hex(16)
         self._specs[dialer.name].append(
@@ -303,7 +339,9 @@ class SmallJob:
             )
         )
         self._specs[waiter.name].append(
-            node_pb2.LinkSpec(token=token, peer=dialer.name, purpose=its, index=its_index, num_wafers=wafers)
+            node_pb2.LinkSpec(
+                token=token, peer=dialer.name, purpose=its, index=its_index, num_wafers=wafers, tree=tree
+            )
         )
 
     def _own_link(self, dialer: AttachedNode, purpose: int, index: int, key: tuple[str, int]) -> None:

@@ -59,12 +59,16 @@ def make_job(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
             stack.callback(attached.close)
             return attached
 
-        def make(lane: int, wafers: int = 1, shards: int = 1, leaves: int = 0, workers: int = 1) -> SmallJob:
+        def make(
+            lane: int, wafers: int = 1, shards: int = 1, leaves: int = 0, workers: int = 1, trees: int = 0
+        ) -> SmallJob:
             settings = NodeSettings(management=management.address)
+            num_swarmx = trees or 1 + leaves
             nodes = Topology(
                 [attach(memoryx_node(management.address, states), f"memoryx-{i}", i, lane) for i in range(shards)],
-                [attach(Node(roles.SWARMX, settings, SwarmXJob), f"swarmx-{i}", i, lane) for i in range(1 + leaves)],
+                [attach(Node(roles.SWARMX, settings, SwarmXJob), f"swarmx-{i}", i, lane) for i in range(num_swarmx)],
                 [attach(wafer_node(settings), f"wafer-{i}", i, lane) for i in range(wafers)],
+                has_trees=bool(trees),
             )
             job = SmallJob(SmallPlan(num_shards=shards, num_wafers=wafers), nodes, lane, num_workers=workers)
             stack.callback(job.close)
@@ -82,13 +86,13 @@ def write_states(job: SmallJob) -> list[StateClient]:
     return clients
 
 
-# Wafers, shards, leaves and workers.
+# Wafers, shards, leaves, workers and trees.
 @pytest.mark.parametrize(
     ("nodes", "lane", "make_job"),
-    by_pairs((1, 1, 0, 1), (2, 1, 0, 2), (2, 2, 0, 1), (3, 2, 2, 1)),
+    by_pairs((1, 1, 0, 1, 0), (2, 1, 0, 2, 0), (2, 2, 0, 1, 0), (3, 2, 2, 1, 0), (1, 3, 0, 1, 3), (3, 3, 0, 1, 2)),
     indirect=["make_job"],
 )
-def test_training_equals_plain_torch(make_job: MakeJob, lane: int, nodes: tuple[int, int, int, int]) -> None:
+def test_training_equals_plain_torch(make_job: MakeJob, lane: int, nodes: tuple[int, int, int, int, int]) -> None:
     job = make_job(lane, *nodes)
     missing = job.load(1)
     assert missing["memoryx-0"] == ["count", "w0"]
