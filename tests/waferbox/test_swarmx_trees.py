@@ -13,9 +13,18 @@ from wsc.v1 import plan_pb2
 HOSTS = st.sampled_from("abcd")
 
 
+def named(role: str, hosts: Sequence[str]) -> dict[str, str]:
+    """The host of each member of a role."""
+    return {f"{role}-{index}": host for index, host in enumerate(hosts)}
+
+
+def trees_of(wafers: Sequence[str], swarmx: Sequence[str], shards: Sequence[str]) -> tuple[SwarmXTree, ...]:
+    return swarmx_trees(named("wafer", wafers), named("swarmx", swarmx), shards)
+
+
 def wafers_in_order(tree: SwarmXTree) -> Iterator[str]:
     """The wafers of a tree from left to right, with a check of every node's counts."""
-    nodes = {f"swarmx-{node.index}": node for node in tree.nodes}
+    nodes = {node.name: node for node in tree.nodes}
 
     def below(name: str) -> list[str]:
         if name not in nodes:
@@ -25,21 +34,21 @@ def wafers_in_order(tree: SwarmXTree) -> Iterator[str]:
         assert tuple(map(len, parts)) == node.wafers_below
         return [wafer for part in parts for wafer in part]
 
-    yield from below(f"swarmx-{tree.root.index}")
+    yield from below(tree.root.name)
 
 
 @pytest.mark.parametrize("num_wafers", [*range(1, 40), 64, 65, 100])
 def test_on_one_host_every_wafer_has_its_place_once_and_in_order(num_wafers: int) -> None:
-    (tree,) = swarmx_trees(["a"] * num_wafers, ["a"] * 1000, ["a"] * 3)
+    (tree,) = trees_of(["a"] * num_wafers, ["a"] * 1000, ["a"] * 3)
     assert tree.shards == (0, 1, 2)
     assert len(tree.nodes) == tree_size(num_wafers)
-    assert [node.index for node in tree.nodes] == list(range(len(tree.nodes)))
+    assert [node.name for node in tree.nodes] == [f"swarmx-{i}" for i in range(len(tree.nodes))]
     assert all(1 <= len(node.children) <= FAN_IN for node in tree.nodes)
     assert list(wafers_in_order(tree)) == [f"wafer-{i}" for i in range(num_wafers)]
 
 
 def test_too_few_nodes_give_one_flat_node() -> None:
-    (tree,) = swarmx_trees(["a"] * 6, ["a"] * 2, ["a"])
+    (tree,) = trees_of(["a"] * 6, ["a"] * 2, ["a"])
     assert tree.root.children == tuple(f"wafer-{i}" for i in range(6))
 
 
@@ -55,19 +64,19 @@ def test_few_wafers_need_one_node() -> None:
 def test_on_any_hosts_each_tree_has_all_wafers_in_order(
     wafers: Sequence[str], swarmx: Sequence[str], shards: Sequence[str]
 ) -> None:
-    trees = swarmx_trees(wafers, swarmx, shards)
+    trees = trees_of(wafers, swarmx, shards)
     assert sorted(shard for tree in trees for shard in tree.shards) == list(range(len(shards)))
     assert 0 in trees[0].shards
     assert all(trees[number].shards.count(shard) == 1 for shard, number in enumerate(trees_by_shard(trees)))
     for tree in trees:
         assert list(wafers_in_order(tree)) == [f"wafer-{i}" for i in range(len(wafers))]
-        assert len({node.index for node in tree.nodes}) == len(tree.nodes)
+        assert len({node.name for node in tree.nodes}) == len(tree.nodes)
 
 
 @pytest.mark.parametrize("per_host", [1, 3])
 def test_a_node_a_shard_and_wafers_on_each_host_load_every_link_alike(per_host: int) -> None:
     hosts = "abcde"
-    trees = swarmx_trees([host for host in hosts for _ in range(per_host)], hosts, hosts)
+    trees = trees_of([host for host in hosts for _ in range(per_host)], hosts, hosts)
     assert [tree.shards for tree in trees] == [(i,) for i in range(len(hosts))]
     host_of = {f"wafer-{i}": hosts[i // per_host] for i in range(per_host * len(hosts))}
     host_of |= {f"swarmx-{i}": host for i, host in enumerate(hosts)}
@@ -75,7 +84,7 @@ def test_a_node_a_shard_and_wafers_on_each_host_load_every_link_alike(per_host: 
     received: Counter[str] = Counter()
     for tree in trees:
         for node in tree.nodes:
-            host = host_of[f"swarmx-{node.index}"]
+            host = host_of[node.name]
             for child in node.children:
                 if host_of[child] != host:
                     sent[host] += 1

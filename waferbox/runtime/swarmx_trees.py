@@ -5,11 +5,10 @@ carries the weights and gradients of these shards. Each other host gets a frame 
 SwarmX node on each of K hosts, a host's link carries (K - 1) / K of what is streamed and reduced, in and out.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from waferbox.roles import SWARMX, WAFER
 from wsc.v1 import plan_pb2
 
 FAN_IN = 4  # the most children of a SwarmX node in a tree on one host, where there are enough nodes
@@ -17,10 +16,10 @@ FAN_IN = 4  # the most children of a SwarmX node in a tree on one host, where th
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeNode:
-    """One SwarmX node of a tree."""
+    """One SwarmX node of a tree. Members of the job are named; a node may be in several trees."""
 
-    index: int  # among the SwarmX nodes of the job; a node may be in several trees
-    children: tuple[str, ...]  # members, in the order of the wafers below them
+    name: str
+    children: tuple[str, ...]  # in the order of the wafers below them
     wafers_below: tuple[int, ...]  # the number of wafers at or below each child
 
 
@@ -48,16 +47,16 @@ def tree_size(num_wafers: int) -> int:
             return max(1, size)
 
 
-def swarmx_trees(wafers: Sequence[str], swarmx: Sequence[str], shards: Sequence[str]) -> tuple[SwarmXTree, ...]:
+def swarmx_trees(wafers: Mapping[str, str], swarmx: Mapping[str, str], shards: Sequence[str]) -> tuple[SwarmXTree, ...]:
     """Returns the trees of a job, by their lowest shard.
 
     Args:
-        wafers: the host of each wafer.
-        swarmx: the host of each SwarmX node; at least one.
+        wafers: the host of each wafer, by the name of the member, in order.
+        swarmx: likewise of each SwarmX node; at least one.
         shards: the host of each shard; at least one.
     """
-    if len({*wafers, *swarmx, *shards}) == 1:
-        return (SwarmXTree(shards=tuple(range(len(shards))), nodes=_levels(len(wafers), len(swarmx))),)
+    if len({*wafers.values(), *swarmx.values(), *shards}) == 1:
+        return (SwarmXTree(shards=tuple(range(len(shards))), nodes=_levels(list(wafers), list(swarmx))),)
     roots = _roots(swarmx, shards)
     return tuple(
         SwarmXTree(
@@ -96,23 +95,22 @@ def tree_of(group: plan_pb2.Group, trees: Sequence[int]) -> int:
 # --- One host ---------------------------------------------------------------------------------------------------------
 
 
-def _levels(num_wafers: int, num_available: int) -> tuple[TreeNode, ...]:
+def _levels(wafers: Sequence[str], swarmx: Sequence[str]) -> tuple[TreeNode, ...]:
     """Returns a tree of nodes with few children each; one node if one is enough, or if too few are available."""
-    if num_available < tree_size(num_wafers):
-        names = tuple(WAFER.member_name(wafer) for wafer in range(num_wafers))
-        return (TreeNode(index=0, children=names, wafers_below=(1,) * num_wafers),)
+    if len(swarmx) < tree_size(len(wafers)):
+        return (TreeNode(name=swarmx[0], children=tuple(wafers), wafers_below=(1,) * len(wafers)),)
     # From the wafers up: the children of each node, numbered within their level, and the wafers below each of them.
     levels: list[list[tuple[range, tuple[int, ...]]]] = []
-    below = [1] * num_wafers
+    below = [1] * len(wafers)
     while not levels or len(below) > 1:
         levels.append([(part, tuple(below[part.start : part.stop])) for part in _even_parts(len(below))])
         below = [sum(wafers) for _, wafers in levels[-1]]
     nodes: list[TreeNode] = []
     for height in reversed(range(len(levels))):
-        first_below = len(nodes) + len(levels[height])  # the first node of the next level
+        next_level = swarmx[len(nodes) + len(levels[height]) :] if height else wafers
         for part, wafers_below in levels[height]:
-            names = tuple(SWARMX.member_name(first_below + i) if height else WAFER.member_name(i) for i in part)
-            nodes.append(TreeNode(index=len(nodes), children=names, wafers_below=wafers_below))
+            names = tuple(next_level[i] for i in part)
+            nodes.append(TreeNode(name=swarmx[len(nodes)], children=names, wafers_below=wafers_below))
     return tuple(nodes)
 
 
@@ -126,32 +124,33 @@ def _even_parts(length: int) -> Iterator[range]:
 # --- Several hosts ----------------------------------------------------------------------------------------------------
 
 
-def _roots(swarmx: Sequence[str], shards: Sequence[str]) -> list[int]:
+def _roots(swarmx: Mapping[str, str], shards: Sequence[str]) -> list[str]:
     """Returns the SwarmX node at which each shard's tree is rooted: on its host in turn, or any if there is none."""
     roots = []
     for shard, host in enumerate(shards):
-        at_host = [node for node, its_host in enumerate(swarmx) if its_host == host]
-        before = shards[:shard].count(host)
-        roots.append(at_host[before % len(at_host)] if at_host else shard % len(swarmx))
+        at_host = [name for name, its_host in swarmx.items() if its_host == host]
+        roots.append(
+            at_host[shards[:shard].count(host) % len(at_host)] if at_host else list(swarmx)[shard % len(swarmx)]
+        )
     return roots
 
 
-def _over_hosts(root: int, wafers: Sequence[str], swarmx: Sequence[str]) -> tuple[TreeNode, ...]:
+def _over_hosts(root: str, wafers: Mapping[str, str], swarmx: Mapping[str, str]) -> tuple[TreeNode, ...]:
     """Returns a tree in which each host with several wafers has one node for them, if it has a node.
 
     The root sends to all hosts itself: each byte crosses the fewest links so, and waits nowhere.
     """
     nodes: list[TreeNode] = []
     children: list[tuple[str, int]] = []
-    free = [node for node in range(len(swarmx)) if node != root]
-    for host, members in groupby(range(len(wafers)), key=lambda wafer: wafers[wafer]):
-        names = tuple(WAFER.member_name(wafer) for wafer in members)
-        node = next((node for node in free if swarmx[node] == host), None)
+    free = [name for name in swarmx if name != root]
+    for host, members in groupby(wafers, key=wafers.__getitem__):
+        names = tuple(members)
+        node = next((name for name in free if swarmx[name] == host), None)
         if len(names) == 1 or host == swarmx[root] or node is None:
             children.extend((name, 1) for name in names)
             continue
         free.remove(node)
-        nodes.append(TreeNode(index=node, children=names, wafers_below=(1,) * len(names)))
-        children.append((SWARMX.member_name(node), len(names)))
-    top = TreeNode(index=root, children=tuple(n for n, _ in children), wafers_below=tuple(n for _, n in children))
+        nodes.append(TreeNode(name=node, children=names, wafers_below=(1,) * len(names)))
+        children.append((node, len(names)))
+    top = TreeNode(name=root, children=tuple(n for n, _ in children), wafers_below=tuple(n for _, n in children))
     return (top, *nodes)

@@ -122,14 +122,14 @@ class Topology:
         return reduced._with_trees()
 
     def _with_trees(self) -> "Topology":
-        """Returns the members with the trees of their hosts, without the SwarmX nodes behind the last in a tree."""
+        """Returns the members with the trees of their hosts, without SwarmX nodes that are in no tree."""
         wafers, swarmx, shards = (
-            [self.hosts.get(member.name, member.node.host) for member in role]
+            {member.name: self.hosts.get(member.name, member.node.host) for member in role}
             for role in (self.wafers, self.swarmx, self.memoryx)
         )
-        trees = swarmx_trees(wafers, swarmx, shards)
-        used = 1 + max(node.index for tree in trees for node in tree.nodes)
-        return replace(self, swarmx=self.swarmx[:used], trees=trees)
+        trees = swarmx_trees(wafers, swarmx, list(shards.values()))
+        used = {node.name for tree in trees for node in tree.nodes}
+        return replace(self, swarmx=tuple(member for member in self.swarmx if member.name in used), trees=trees)
 
     @property
     def trees_by_shard(self) -> Sequence[int]:
@@ -180,11 +180,10 @@ class Topology:
             connect(wafer_0, node_pb2.LINK_PURPOSE_COORDINATOR, 0, COORDINATOR, node_pb2.LINK_PURPOSE_WAFER, 0)
             return dict(specs)
         for number, tree in enumerate(self.trees):
-            root = self.swarmx[tree.root.index].name
             # Tree 0 carries what shards of several trees receive.
             for shard in tree.shards if number else range(len(self.memoryx)):
                 name = self.memoryx[shard].name
-                connect(root, node_pb2.LINK_PURPOSE_SHARD, shard, name, node_pb2.LINK_PURPOSE_SWARMX, number)
+                connect(tree.root.name, node_pb2.LINK_PURPOSE_SHARD, shard, name, node_pb2.LINK_PURPOSE_SWARMX, number)
         for shard in self.memoryx:
             for other in self.memoryx[shard.index + 1 :]:
                 connect(
@@ -198,13 +197,14 @@ class Topology:
         num_children: dict[str, int] = defaultdict(int)  # by node, of all its trees
         for number, tree in enumerate(self.trees):
             for node in tree.nodes:
-                name = self.swarmx[node.index].name
                 for child, wafers in zip(node.children, node.wafers_below, strict=True):
-                    position = num_children[name]
-                    num_children[name] += 1
-                    connect(child, node_pb2.LINK_PURPOSE_PARENT, number, name, node_pb2.LINK_PURPOSE_CHILD, position)
-                    specs[name][-1].tree, specs[name][-1].num_wafers = number, wafers
-        root = self.swarmx[self.trees[0].root.index].name
+                    position = num_children[node.name]
+                    num_children[node.name] += 1
+                    connect(
+                        child, node_pb2.LINK_PURPOSE_PARENT, number, node.name, node_pb2.LINK_PURPOSE_CHILD, position
+                    )
+                    specs[node.name][-1].tree, specs[node.name][-1].num_wafers = number, wafers
+        root = self.trees[0].root.name
         connect(root, node_pb2.LINK_PURPOSE_COORDINATOR, 0, COORDINATOR, node_pb2.LINK_PURPOSE_SWARMX, 0)
         shard_0 = self.memoryx[0].name
         connect(shard_0, node_pb2.LINK_PURPOSE_COORDINATOR, 0, COORDINATOR, node_pb2.LINK_PURPOSE_SHARD, 0)

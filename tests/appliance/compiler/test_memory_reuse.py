@@ -17,6 +17,7 @@ from appliance.compiler.cost.kernel_profile import profile_kernel
 from appliance.compiler.micro_batches import compile_in_micro_batches
 from appliance.compiler.plan_check.check import check_plan
 from cstorch.errors import CompileError as LoweringError
+from waferbox.cirh.calls import products
 from waferbox.cirh.execution.kernel import Kernel
 from waferbox.cirh.execution.memory_reuse import let_reuse_memory
 from waferbox.cirh.text.parser import parse_module
@@ -213,7 +214,11 @@ def test_a_result_is_written_over_an_argument() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_gradients_of_a_cross_entropy_need_no_memory_of_their_own(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("multiplies_halves", [True, False])
+def test_the_gradients_of_a_cross_entropy_need_no_memory_of_their_own(
+    dtype: torch.dtype, multiplies_halves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "multiplies_bfloat16", lambda: multiplies_halves)
     rows, classes, width = 6, 5, 4
     kind = {torch.float32: "f32", torch.bfloat16: "bf16"}[dtype]
     text = f"""

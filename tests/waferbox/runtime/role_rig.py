@@ -339,9 +339,7 @@ class SmallJob:
             )
         )
         self._specs[waiter.name].append(
-            node_pb2.LinkSpec(
-                token=token, peer=dialer.name, purpose=its, index=its_index, num_wafers=wafers, tree=tree
-            )
+            node_pb2.LinkSpec(token=token, peer=dialer.name, purpose=its, index=its_index, num_wafers=wafers, tree=tree)
         )
 
     def _own_link(self, dialer: AttachedNode, purpose: int, index: int, key: tuple[str, int]) -> None:

@@ -1,7 +1,7 @@
 """Preparing matrix products, with the library that is faster on this processor, and with float32 for some halves."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -48,8 +48,11 @@ def in_float32(prepare: Prepare) -> Prepare:
                 return results.to(half)
             return tuple(result if result is None else result.to(half) for result in results)
 
-        def out(*operands: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-            return out.copy_(function(*operands))
+        def out(*operands: torch.Tensor, out: torch.Tensor | Sequence[torch.Tensor | None]) -> Any:
+            results = function(*operands)
+            if isinstance(out, torch.Tensor):
+                return out.copy_(results)
+            return tuple(r if place is None else place.copy_(r) for r, place in zip(results, out, strict=True))
 
         return Call(function, out if call.out is not None else None)
 
