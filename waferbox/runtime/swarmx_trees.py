@@ -129,9 +129,9 @@ def _roots(swarmx: Mapping[str, str], shards: Sequence[str]) -> list[str]:
     roots = []
     for shard, host in enumerate(shards):
         at_host = [name for name, its_host in swarmx.items() if its_host == host]
-        roots.append(
-            at_host[shards[:shard].count(host) % len(at_host)] if at_host else list(swarmx)[shard % len(swarmx)]
-        )
+        number = shards[:shard].count(host) if at_host else shard
+        choices = at_host or list(swarmx)
+        roots.append(choices[number % len(choices)])
     return roots
 
 

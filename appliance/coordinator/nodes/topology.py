@@ -62,9 +62,11 @@ class Topology:
             by_role[node.role].append(node)
 
         def members(role: "node_pb2.Role.ValueType") -> tuple[Member, ...]:
+            # A job that has lost wafers may have given back SwarmX nodes: the others keep their names.
+            indices = [roles.member_index(node.member) if node.member else i for i, node in enumerate(by_role[role])]
             return tuple(
                 Member(name=roles.role_of(role).member_name(index), role=role, index=index, node=node)
-                for index, node in enumerate(by_role[role])
+                for index, node in zip(indices, by_role[role], strict=True)
             )
 
         topology = cls(
@@ -179,11 +181,6 @@ class Topology:
             wafer_0 = self.wafers[0].name
             connect(wafer_0, node_pb2.LINK_PURPOSE_COORDINATOR, 0, COORDINATOR, node_pb2.LINK_PURPOSE_WAFER, 0)
             return dict(specs)
-        for number, tree in enumerate(self.trees):
-            # Tree 0 carries what shards of several trees receive.
-            for shard in tree.shards if number else range(len(self.memoryx)):
-                name = self.memoryx[shard].name
-                connect(tree.root.name, node_pb2.LINK_PURPOSE_SHARD, shard, name, node_pb2.LINK_PURPOSE_SWARMX, number)
         for shard in self.memoryx:
             for other in self.memoryx[shard.index + 1 :]:
                 connect(
@@ -196,6 +193,11 @@ class Topology:
                 )
         num_children: dict[str, int] = defaultdict(int)  # by node, of all its trees
         for number, tree in enumerate(self.trees):
+            root = tree.root.name
+            # Tree 0 carries what shards of several trees receive.
+            for index in tree.shards if number else range(len(self.memoryx)):
+                name = self.memoryx[index].name
+                connect(root, node_pb2.LINK_PURPOSE_SHARD, index, name, node_pb2.LINK_PURPOSE_SWARMX, number)
             for node in tree.nodes:
                 for child, wafers in zip(node.children, node.wafers_below, strict=True):
                     position = num_children[node.name]
