@@ -193,11 +193,18 @@ def cluster_by_hand(
     places: Sequence[tuple[str, Host]],
     *,
     host: Host = HERE,
+    started: list[tuple[str, Host, ForkedProcess]] | None = None,
     **variables: str,
 ) -> Iterator[str]:
     """The management address of a cluster of which each process is started alone, and of which nothing is left.
 
-    variables: more of them for its environment.
+    Args:
+        surroundings: of all processes.
+        server: forks them.
+        places: the module and the host of each.
+        host: of the management service.
+        started: gets the module, the host and the process of each.
+        **variables: more of them for its environment.
     """
 
     def start(
@@ -205,7 +212,10 @@ def cluster_by_hand(
     ) -> ForkedProcess:
         module, *arguments = words
         given = {fd: fd for fd in fds}
-        return server.start(module, arguments, variables, output=output, fds=given, namespace=place.namespace)
+        process = server.start(module, arguments, variables, output=output, fds=given, namespace=place.namespace)
+        if started is not None:
+            started.append((module, place, process))
+        return process
 
     log = surroundings.folder / "roles.log"
     with by_hand.cluster_by_hand(host, places, surroundings.variables(**variables), log, start) as management:

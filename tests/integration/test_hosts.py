@@ -7,12 +7,27 @@ from pathlib import Path
 
 import parity
 import pytest
-from cluster_rig import SCRIPTS, RunningCluster, StartScript, Surroundings, cluster_by_hand, hosts_or_skip
-from role_server import RoleServer
+from cluster_rig import (
+    SCRIPTS,
+    RunningCluster,
+    RunningScript,
+    StartScript,
+    Surroundings,
+    cluster_by_hand,
+    hosts_or_skip,
+)
+from role_server import ForkedProcess, RoleServer
 
 from benchmarks.network import Host
+from waferbox.security.tokens import Kind, own_clusters_token
 
 pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture
+def three_hosts() -> Iterator[list[Host]]:
+    with hosts_or_skip(3, "1gbit") as made:
+        yield made
 
 
 @pytest.fixture
@@ -57,3 +72,39 @@ def test_two_wafers_on_two_hosts_train_as_on_one_host(
         lr=0.01,
     )
     assert json.loads(result.read_text()) == parity.run_cstorch(options)
+
+
+@pytest.mark.timeout(400)
+def test_a_shard_on_each_host_has_a_tree_of_its_own_and_nodes_of_it_are_replaced(
+    three_hosts: list[Host], start_script: StartScript, cache: Path, role_server: RoleServer, tmp_path: Path
+) -> None:
+    first, second, third = three_hosts
+    places = [(role, host) for host in (first, second) for role in ("memoryx", "swarmx", "wafer", "workers")]
+    spare = ("swarmx", third)
+    started: list[tuple[str, Host, ForkedProcess]] = []
+    surroundings = Surroundings(tmp_path / "cluster", cache)
+    sizes = ("--artifacts", "artifacts", "--steps", 60, "--stop", 0, "--num-csx", 2, "--shards", 2)
+    with cluster_by_hand(surroundings, role_server, [*places, spare], host=first, started=started) as management:
+
+        def start(pause: float) -> RunningScript:
+            return start_script(
+                SCRIPTS / "recovering.py",
+                *(*sizes, "--pause", pause),
+                management=management,
+                prefix=first.command(),
+                WAFERBOX_TOKEN=own_clusters_token(Kind.USER),
+            )
+
+        undisturbed = start(pause=0.0)
+        assert undisturbed.wait(120) == 0, undisturbed.errors
+        script = start(pause=0.05)
+        script.wait_for_output("20 ")
+        # The only one on its host: the spare on another host takes its place, in the same trees.
+        next(process for module, host, process in started if module == "swarmx" and host is second).kill()
+        assert script.wait(120) == 0, script.errors
+    assert script.output == undisturbed.output
+    assert "The job has resumed from step" in script.errors
+    # Two wafers on one host have one tree, whose sums are in the same order.
+    on_one_host = start_script(SCRIPTS / "recovering.py", *sizes, management="embedded")
+    assert on_one_host.wait(120) == 0, on_one_host.errors
+    assert on_one_host.output == undisturbed.output

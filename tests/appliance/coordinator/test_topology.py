@@ -1,5 +1,7 @@
 """Who takes part in a job, and which links there are."""
 
+from collections.abc import Sequence
+
 from appliance.coordinator.nodes.topology import COORDINATOR, Topology
 from wsc.v1 import management_pb2, node_pb2
 
@@ -45,3 +47,79 @@ def test_a_member_that_is_not_attached_gets_its_new_lease() -> None:
     node = management_pb2.NodeInfo(node_id="n0", member="worker-0", lease="second")
     assert [member.node.lease for member in before.with_nodes([node], []).members()] == ["second"]
     assert [member.node.lease for member in before.with_nodes([node], ["worker-0"]).members()] == ["first"]
+
+
+def test_each_node_of_a_tree_knows_how_many_wafers_are_below_its_children() -> None:
+    numbers = {node_pb2.ROLE_WAFER: 5, node_pb2.ROLE_WORKER: 5, node_pb2.ROLE_MEMORYX: 1, node_pb2.ROLE_SWARMX: 3}
+    nodes = [management_pb2.NodeInfo(role=role) for role, count in numbers.items() for _ in range(count)]
+    topology = Topology.build(nodes, 1)
+    links = topology.links({name: node_pb2.LinkEndpoint() for name in (*names_of(topology), COORDINATOR)})
+    assert topology.trees_by_shard == ()
+    assert {name: [n for _, _, n in children(links[name])] for name in ("swarmx-0", "swarmx-1", "swarmx-2")} == {
+        "swarmx-0": [2, 3],
+        "swarmx-1": [1, 1],
+        "swarmx-2": [1, 1, 1],
+    }
+
+
+def test_shards_on_two_hosts_have_two_trees() -> None:
+    role_of_host = [
+        (role, host)
+        for host in ("a", "b")
+        for role in (node_pb2.ROLE_WAFER, node_pb2.ROLE_WAFER, node_pb2.ROLE_MEMORYX, node_pb2.ROLE_SWARMX)
+    ]
+    topology = Topology.build([management_pb2.NodeInfo(role=role, host=host) for role, host in role_of_host], 0)
+    links = topology.links({name: node_pb2.LinkEndpoint() for name in (*names_of(topology), COORDINATOR)})
+    assert topology.trees_by_shard == [0, 1]
+    # Each is the root of a tree, and has the wafers of its host in the other one.
+    assert children(links["swarmx-0"]) == [
+        ("wafer-0", 0, 1),
+        ("wafer-1", 0, 1),
+        ("swarmx-1", 0, 2),
+        ("wafer-0", 1, 1),
+        ("wafer-1", 1, 1),
+    ]
+    parents = {
+        name: [(spec.index, spec.peer) for spec in specs if spec.purpose == node_pb2.LINK_PURPOSE_PARENT]
+        for name, specs in links.items()
+    }
+    assert parents["wafer-3"] == [(0, "swarmx-1"), (1, "swarmx-1")]
+    assert (parents["swarmx-0"], parents["swarmx-1"]) == ([(1, "swarmx-1")], [(0, "swarmx-0")])
+    shards = {
+        name: [(spec.index, spec.peer) for spec in specs if spec.purpose == node_pb2.LINK_PURPOSE_SWARMX]
+        for name, specs in links.items()
+    }
+    # Tree 0 carries what both receive.
+    assert (shards["memoryx-0"], shards["memoryx-1"]) == ([(0, "swarmx-0")], [(0, "swarmx-0"), (1, "swarmx-1")])
+    keys = [(name, spec.purpose, spec.index) for name, specs in links.items() for spec in specs]
+    assert len(set(keys)) == len(keys)
+
+
+def test_the_trees_are_those_of_the_first_hosts() -> None:
+    nodes = [
+        management_pb2.NodeInfo(role=role, host=host, member=member)
+        for role, host, member in (
+            (node_pb2.ROLE_WAFER, "a", "wafer-0"),
+            (node_pb2.ROLE_MEMORYX, "a", "memoryx-0"),
+            (node_pb2.ROLE_MEMORYX, "b", "memoryx-1"),
+            (node_pb2.ROLE_SWARMX, "b", "swarmx-0"),
+            (node_pb2.ROLE_SWARMX, "a", "swarmx-1"),
+        )
+    ]
+    hosts = {"wafer-0": "a", "memoryx-0": "a", "memoryx-1": "b", "swarmx-0": "a", "swarmx-1": "b"}
+    assert (
+        Topology.build(nodes, 0, hosts).trees
+        == Topology.build(
+            [management_pb2.NodeInfo(role=n.role, host=hosts[n.member], member=n.member) for n in nodes], 0
+        ).trees
+    )
+    assert [tree.root.name for tree in Topology.build(nodes, 0).trees] == ["swarmx-1", "swarmx-0"]
+
+
+def names_of(topology: Topology) -> list[str]:
+    return [member.name for member in topology.members()]
+
+
+def children(specs: Sequence[node_pb2.LinkSpec]) -> list[tuple[str, int, int]]:
+    """The children of a SwarmX node: name, tree, and the wafers below."""
+    return [(s.peer, s.tree, s.num_wafers) for s in specs if s.purpose == node_pb2.LINK_PURPOSE_CHILD]

@@ -1,6 +1,7 @@
 """Who gets which nodes, and when: the queue without processes or threads."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -54,6 +55,47 @@ def test_a_job_gets_its_share_and_leaves_the_rest_to_others() -> None:
         *("wafer-0", "wafer-1", "worker-0", "worker-1", "worker-2", "worker-3"),
         *("memoryx-0", "memoryx-1", "memoryx-2", "swarmx-0"),
     }
+
+
+def on_hosts(**numbers: Sequence[int]) -> list[management_pb2.NodeInfo]:
+    """The nodes of a cluster. numbers: by role, how many are on each host."""
+    nodes = []
+    for role, counts in numbers.items():
+        for host, count in enumerate(counts):
+            for node in cluster(**{role: count}):
+                node.host = f"host-{host}"
+                nodes.append(node)
+    return nodes
+
+
+def hosts_of(nodes: Sequence[management_pb2.NodeInfo] | None, role: str) -> list[int]:
+    """The host of each member of a role, in order."""
+    assert nodes is not None
+    members = {node.member: int(node.host.removeprefix("host-")) for node in nodes}
+    return [members[f"{role}-{i}"] for i in range(sum(name.startswith(role) for name in members))]
+
+
+def test_a_job_gets_the_host_that_its_wafers_fill_and_its_other_nodes_there() -> None:
+    nodes = on_hosts(wafer=[1, 4, 2], worker=[2, 8, 4], memoryx=[2, 2, 2], swarmx=[3, 3, 3])
+    leased = lease("one", wanted(2, workers=2, shards=2), Inventory(nodes))
+    assert hosts_of(leased, "wafer") == [2, 2]
+    assert hosts_of(leased, "worker") == [2, 2, 2, 2]
+    assert hosts_of(leased, "memoryx") == [2, 2]
+    assert hosts_of(leased, "swarmx") == [2]
+
+
+def test_a_job_of_several_hosts_gets_shards_and_swarmx_nodes_on_each_of_them() -> None:
+    nodes = on_hosts(wafer=[1, 2, 2], worker=[1, 2, 2], memoryx=[1, 1, 1], swarmx=[1, 1, 1])
+    leased = lease("one", wanted(5), Inventory(nodes))
+    assert hosts_of(leased, "wafer") == hosts_of(leased, "worker") == [1, 1, 2, 2, 0]
+    assert hosts_of(leased, "memoryx") == hosts_of(leased, "swarmx") == [1, 2, 0]
+
+
+def test_what_is_not_free_on_a_host_comes_from_another() -> None:
+    nodes = on_hosts(wafer=[1, 1], worker=[2, 0], memoryx=[0, 1], swarmx=[0, 1])
+    leased = lease("one", wanted(2), Inventory(nodes))
+    assert hosts_of(leased, "worker") == [0, 0]
+    assert hosts_of(leased, "memoryx") == hosts_of(leased, "swarmx") == [1]
 
 
 def test_a_job_in_layer_pipelined_mode_gets_a_wafer_and_its_workers_alone() -> None:
