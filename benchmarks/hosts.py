@@ -42,12 +42,8 @@ def make_layers() -> "nn.Sequential":
 
 
 def streamed_bytes(count: int) -> float:
-    """The bytes over a link in a step, in each direction, if weights are streamed twice, and gradients reduced once.
-
-    The first layer's backward pass needs no weights.
-    """
-    layer = 4 * WIDTH * WIDTH
-    return (count - 1) / count * layer * (3 * LAYERS - 1)
+    """The bytes over a link in a step, in each direction: weights are streamed once, gradients are reduced once."""
+    return (count - 1) / count * 2 * LAYERS * 4 * WIDTH * WIDTH
 
 
 def cluster_steps(made: Sequence[Host]) -> tuple[float, float]:

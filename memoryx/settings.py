@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from waferbox.host.memory import parse_size
@@ -29,7 +30,8 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[NodeSettings, StateSett
         except (OSError, ValueError) as error:
             parser.error(f"--state-dir must be a folder on a disk that can be written: {error}")
     settings = StateSettings(folder=arguments.state_dir, limit_bytes=arguments.memory_limit)
-    return node_settings(parser, arguments), settings
+    in_files = arguments.state_dir is not None
+    return replace(node_settings(parser, arguments), states_in_files=in_files), settings
 
 
 def _size(text: str) -> int:

@@ -1,10 +1,11 @@
 """Makes the plan of a step: the parts of all roles, put together."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+import numpy as np
 from xdsl.ir import SSAValue
 
 from appliance.compiler.core.target import HALF_TYPES, Target
@@ -153,6 +154,9 @@ def fit_wafer(cut: Cut, target: Target) -> FittedWafer:
     found = _fitting_order(work, scheduled)
     if found.memory.fits and not found.wafer.is_repeatable:
         found = scheduled(found.order, found.order.rounds)
+    has_rounds = found.wafer.plan.micro_batches_at_once < found.wafer.plan.micro_batches
+    if found.memory.fits and not has_rounds and not target.drops_weights:
+        found = _keeping_weights(found, scheduled)
     check_memory(
         found.memory,
         target.num_csx,
@@ -248,6 +252,46 @@ def _keeping_most(layers: int, best: _Scheduled, tried: Callable[[StepOrder], _S
         found = tried(replace(best.order, keeps_weights=True))
         best = found if found.memory.fits else best
     return best
+
+
+def _keeping_weights(found: _Scheduled, tried: Callable[[StepOrder], _Scheduled]) -> _Scheduled:
+    """The same order with the weights on the wafer from the forward to the backward pass, as far as there is room.
+
+    Those of the last layers stay, as the gap between their reads is the shortest.
+    """
+    room = _stay_with_room(found)
+    while room > found.order.longest_stay:
+        kept = tried(replace(found.order, longest_stay=room))
+        if kept.memory.fits:
+            return kept
+        room //= 2
+    return found
+
+
+def _stay_with_room(found: _Scheduled) -> int:
+    """The longest stay on the wafer for whose weights there is room, about; 0: for none that leaves now."""
+    memory, runs = found.memory, found.wafer.work
+    if not runs:
+        return 0
+    needed = np.array([point.total_bytes for point in memory.points])
+    micro_batches = [len(run.micro_batches) for run in runs]
+    begins = np.cumsum([0, *micro_batches[:-1]])  # of each run, among the points
+    free = memory.capacity_bytes - np.maximum.reduceat(needed, begins)
+    gaps: dict[int, list[tuple[int, int, int]]] = defaultdict(list)  # by length: begin, end and bytes
+    before: dict[int, int] = {}  # by group: the position of its last load
+    for load in found.wafer.loads:
+        group = load.bundle.id
+        if group in before:
+            gaps[load.position - before[group]].append((before[group], load.position, load.bundle.nbytes))
+        before[group] = load.position
+    longest = 0
+    for length in sorted(gaps):
+        for begin, end, nbytes in gaps[length]:
+            free[begin:end] -= nbytes
+        if free.min() < 0:
+            break
+        longest = length
+    return longest
 
 
 def _add_outputs(

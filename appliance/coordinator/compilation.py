@@ -53,6 +53,7 @@ def cached_compiler(folder: Path, root: Path) -> Compile:
                 num_replicas=options.num_replicas or 1,
                 asynchronous_updates=options.asynchronous_updates,
                 strict_sharding=options.strict_sharding,
+                drops_weights=options.drops_weights,
                 # The hosts of wafers are assumed to be like this one.
                 wafer_cores=len(os.sched_getaffinity(0)),
             )

@@ -48,13 +48,16 @@ class Plans:
             # The key of the cache depends on the placed states, which now include those of this step.
             if (known := self._artifacts.get(request_hash)) is not None:
                 return known, self._plans[known], True
+            here = plan_pb2.CompileOptions()
+            here.CopyFrom(options)
+            here.drops_weights = any(member.node.states_in_files for member in topology.memoryx)
             with compiling():
                 artifact, plan, cached = await asyncio.to_thread(
-                    self._compile, cirh, len(topology.wafers), len(topology.state_keepers), dict(self._placed), options
+                    self._compile, cirh, len(topology.wafers), len(topology.state_keepers), dict(self._placed), here
                 )
             logger.info("step %s is %s", artifact, "in the cache" if cached else "compiled")
             self._plans[artifact] = plan
-            self._steps[artifact] = coordinator_pb2.CompileRequest(cirh=cirh, options=options)
+            self._steps[artifact] = coordinator_pb2.CompileRequest(cirh=cirh, options=here)
             for shard, slot in _slots(plan):
                 if not slot.replicated:
                     self._placed[slot.name] = shard

@@ -45,12 +45,14 @@ class NodeSettings:
         listen: the host:port of the process's own server; port 0: any.
         threads: the threads that compute.
         metrics_port: the port of the Prometheus endpoint; 0: any; None: no endpoint.
+        states_in_files: whether a shard of MemoryX keeps the states of jobs in files.
     """
 
     management: str
     listen: str = "127.0.0.1:0"
     threads: int = 1
     metrics_port: int | None = None
+    states_in_files: bool = False
 
 
 def add_arguments(parser: argparse.ArgumentParser, listen: str) -> None:
@@ -127,6 +129,7 @@ class Node:
         self._over = threading.Event()
         self._server = make_server()
         self.address = bind(self._server, settings.listen)
+        self._states_in_files = settings.states_in_files
         self.listener = LinkListener(self.address, self._listener_failed)
         self.listener.add_to_server(self._server)
         self._loop = LoopThread(name="control", on_defect=lambda error: self._refused(f"a defect: {error!r}"))
@@ -199,6 +202,7 @@ class Node:
             job=attached_job.job,
             member=attached_job.node,
             metrics="" if self._metrics is None else self._metrics.address,
+            states_in_files=self._states_in_files,
         )
 
     def _listener_failed(self, defect: Exception) -> None:

@@ -143,6 +143,7 @@ class Target:
         pinned_shards: by state, the shard on which it lies already, since an earlier execution.
         wafer_memory_bytes: memory of a wafer.
         prefetch_layers: weights stay on a wafer between two uses if at most so many segments lie between them.
+        drops_weights: whether weights leave a wafer over longer gaps, though it has room for them.
         micro_batches: number of micro-batches of a wafer, or of each replica.
         recomputes: whether the backward pass computes a layer's activations again, instead of keeping them.
         row_slices: the most slices in which a kernel computes a row; 1: at once.
@@ -162,6 +163,7 @@ class Target:
     pinned_shards: Mapping[str, int] = field(default_factory=dict)
     wafer_memory_bytes: int = DEFAULT_WAFER_MEMORY_BYTES
     prefetch_layers: int = 4
+    drops_weights: bool = False
     micro_batches: int = 1
     recomputes: bool = False
     row_slices: int = 1

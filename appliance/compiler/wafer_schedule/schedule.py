@@ -353,8 +353,8 @@ def schedule_wafer(
     again = runs_again(work.segments, work.again, order)
     runs = order_segment_runs(work.segments, work.whole, order.micro_batches, rounds, work.closing, again)
     last_read = last_reads(runs)
-    prefetch_layers = target.prefetch_layers if order.keeps_weights else 1
-    loads = find_loads(cut, sharing, prefetch_layers, numbers, runs, waits)
+    longest_stay = max(order.longest_stay, target.prefetch_layers if order.keeps_weights else 1)
+    loads = find_loads(cut, sharing, longest_stay, numbers, runs, waits)
     tokens, batch = make_tokens(sharing, numbers), make_batch(cut, numbers, localiser, order.micro_batches)
     departures = find_departures(cut, sharing, target, numbers, localiser, runs, waits, order)
     ensure_releases(cut, sharing, loads, departures, last_read)

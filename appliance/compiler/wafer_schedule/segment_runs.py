@@ -34,6 +34,7 @@ class StepOrder:
         kept_at_most: how many outputs of layers are kept at most, beside what the running layer reads. It replaces
             `kept_every`. None: as that says.
         keeps_weights: whether weights that are read again after a few segments stay on the wafer until then.
+        longest_stay: weights stay on the wafer between two reads, too, if at most so many runs lie between them.
     """
 
     micro_batches: int
@@ -42,6 +43,7 @@ class StepOrder:
     kept_every: tuple[int, ...] = ()
     kept_at_most: int | None = None
     keeps_weights: bool = True
+    longest_stay: int = 0
 
     @property
     def rounds(self) -> list[range]:

@@ -76,9 +76,12 @@ def last_reads(work: list[SegmentRun]) -> dict[SSAValue, int]:
 
 
 def find_loads(
-    cut: Cut, sharing: Sharing, prefetch_layers: int, numbers: Numbers, work: list[SegmentRun], waits: Waits
+    cut: Cut, sharing: Sharing, longest_stay: int, numbers: Numbers, work: list[SegmentRun], waits: Waits
 ) -> list[Load]:
-    """Puts the streamed values into weights groups. Returns their loads, in order."""
+    """Puts the streamed values into weights groups. Returns their loads, in order.
+
+    longest_stay: a value stays on the wafer between two reads if at most so many runs lie between them.
+    """
     reads: dict[SSAValue, list[int]] = {}
     for position, item in enumerate(work):
         for value in item.inputs:
@@ -87,7 +90,7 @@ def find_loads(
     open_bundles: dict[tuple[object, ...], Bundle] = {}
     bundles: list[tuple[tuple[int, ...], Bundle]] = []
     for value in sorted(streamed, key=lambda value: reads[value][0]):
-        positions = _load_positions(reads[value], prefetch_layers)
+        positions = _load_positions(reads[value], longest_stay)
         shard = sharing.source(value)
         type = types.tensor_type(types.shape(value), types.dtype(value))
         # Values that are loaded once share a group, although they are read in different segment runs: the first read
@@ -104,12 +107,12 @@ def find_loads(
     return sorted(loads, key=lambda load: load.position)
 
 
-def _load_positions(reads: list[int], prefetch_layers: int) -> tuple[int, ...]:
+def _load_positions(reads: list[int], longest_stay: int) -> tuple[int, ...]:
     """The segment runs before which a value is loaded: the first that reads it, and the first after each long gap."""
     # Over a long gap the value is dropped and streamed anew, so that it does not take memory meanwhile.
     positions = [reads[0]]
     for before, now in pairwise(reads):
-        if now - before > prefetch_layers:
+        if now - before > longest_stay:
             positions.append(now)
     return tuple(positions)
 

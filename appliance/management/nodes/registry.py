@@ -98,6 +98,7 @@ class NodeRegistry:
             process_id=hello.process_id,
             version=hello.version,
             metrics=hello.metrics,
+            states_in_files=hello.states_in_files,
             instance=hello.instance,
         )
         now = self._clock.monotonic()

@@ -68,6 +68,7 @@ class RegisterRequest(_message.Message):
     MEMBER_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
     INSTANCE_FIELD_NUMBER: _builtins.int
+    STATES_IN_FILES_FIELD_NUMBER: _builtins.int
     role: _node_pb2.Role.ValueType
     address: _builtins.str
     host: _builtins.str
@@ -81,6 +82,8 @@ class RegisterRequest(_message.Message):
     """host:port at which it serves Prometheus metrics; empty: none"""
     instance: _builtins.str
     """new for each registration: leases name it, so leases of earlier registrations are void"""
+    states_in_files: _builtins.bool
+    """of MemoryX: whether it keeps the states of jobs in files"""
     def __init__(
         self,
         *,
@@ -93,10 +96,11 @@ class RegisterRequest(_message.Message):
         member: _builtins.str = ...,
         metrics: _builtins.str = ...,
         instance: _builtins.str = ...,
+        states_in_files: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "host", b"host", "instance", b"instance", "job", b"job", "member", b"member", "metrics", b"metrics", "process_id", b"process_id", "role", b"role", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "host", b"host", "instance", b"instance", "job", b"job", "member", b"member", "metrics", b"metrics", "process_id", b"process_id", "role", b"role", "states_in_files", b"states_in_files", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -147,6 +151,7 @@ class NodeInfo(_message.Message):
     METRICS_FIELD_NUMBER: _builtins.int
     INSTANCE_FIELD_NUMBER: _builtins.int
     LEASE_FIELD_NUMBER: _builtins.int
+    STATES_IN_FILES_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     role: _node_pb2.Role.ValueType
     address: _builtins.str
@@ -164,6 +169,8 @@ class NodeInfo(_message.Message):
     """as in its RegisterRequest"""
     lease: _builtins.str
     """token with which the coordinator attaches to the node; sent to that coordinator only"""
+    states_in_files: _builtins.bool
+    """as in its RegisterRequest"""
     def __init__(
         self,
         *,
@@ -179,10 +186,11 @@ class NodeInfo(_message.Message):
         metrics: _builtins.str = ...,
         instance: _builtins.str = ...,
         lease: _builtins.str = ...,
+        states_in_files: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "host", b"host", "instance", b"instance", "job", b"job", "lease", b"lease", "lease_left_seconds", b"lease_left_seconds", "member", b"member", "metrics", b"metrics", "node_id", b"node_id", "process_id", b"process_id", "role", b"role", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "host", b"host", "instance", b"instance", "job", b"job", "lease", b"lease", "lease_left_seconds", b"lease_left_seconds", "member", b"member", "metrics", b"metrics", "node_id", b"node_id", "process_id", b"process_id", "role", b"role", "states_in_files", b"states_in_files", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

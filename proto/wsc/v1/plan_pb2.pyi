@@ -1225,6 +1225,7 @@ class CompileOptions(_message.Message):
     NUM_REPLICAS_FIELD_NUMBER: _builtins.int
     ASYNCHRONOUS_UPDATES_FIELD_NUMBER: _builtins.int
     STRICT_SHARDING_FIELD_NUMBER: _builtins.int
+    DROPS_WEIGHTS_FIELD_NUMBER: _builtins.int
     kernel_library: Global___KernelLibrary.ValueType
     """of the layers; unspecified: aten"""
     wafer_memory_bytes: _builtins.int
@@ -1236,6 +1237,10 @@ class CompileOptions(_message.Message):
     """in layer pipelined mode"""
     strict_sharding: _builtins.bool
     """refuse steps that gather values of the batch"""
+    drops_weights: _builtins.bool
+    """Weights leave a wafer between the passes, though it has room for them. Set by the coordinator: MemoryX keeps states
+    in files, which have no room in memory.
+    """
     @_builtins.property
     def precision(self) -> Global___Precision:
         """absent: float32 throughout"""
@@ -1255,10 +1260,11 @@ class CompileOptions(_message.Message):
         num_replicas: _builtins.int = ...,
         asynchronous_updates: _builtins.bool = ...,
         strict_sharding: _builtins.bool = ...,
+        drops_weights: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["micro_batching", b"micro_batching", "precision", b"precision"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asynchronous_updates", b"asynchronous_updates", "execution_strategy", b"execution_strategy", "kernel_library", b"kernel_library", "micro_batching", b"micro_batching", "num_replicas", b"num_replicas", "precision", b"precision", "strict_sharding", b"strict_sharding", "wafer_memory_bytes", b"wafer_memory_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asynchronous_updates", b"asynchronous_updates", "drops_weights", b"drops_weights", "execution_strategy", b"execution_strategy", "kernel_library", b"kernel_library", "micro_batching", b"micro_batching", "num_replicas", b"num_replicas", "precision", b"precision", "strict_sharding", b"strict_sharding", "wafer_memory_bytes", b"wafer_memory_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

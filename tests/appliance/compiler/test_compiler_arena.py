@@ -186,7 +186,7 @@ def test_weights_that_go_too_far_ahead_would_hold_up_the_gradients(
     monkeypatch.setattr(memoryx_schedule, "WEIGHTS_AHEAD", ahead)
     monkeypatch.setattr("simulated_roles.WEIGHTS_WINDOW", 2)
     monkeypatch.setattr("simulated_roles.WEIGHTS_CREDIT_BATCH", 1)
-    plan = traced.plan(1, prefetch_layers=5)
+    plan = traced.plan(1, prefetch_layers=5, drops_weights=True)
     simulation = Simulation(plan, traced.initial)
     with pytest.raises(Deadlock) if stuck else nullcontext():
         simulation.run([[batch] for batch in batches])

@@ -230,7 +230,7 @@ def rounding(dtype: torch.dtype) -> Callable[[Any, plan_pb2.Group, list[Frame]],
                 total = total + tensor.to(dtype).float()
             sums.append(total.to(dtype).to(tensors[0].dtype))
         for shard in group.shards:
-            self.wires.send("swarmx", f"shard{shard}", Frame.of(group, parts[0].step, sums, as_bytes=False))
+            self.wires.send(self.name, f"shard{shard}", Frame.of(group, parts[0].step, sums, as_bytes=False))
 
     return joined
 
