@@ -39,7 +39,7 @@ from wsc.v1 import node_pb2, plan_pb2
 class WaferProgram:
     """The step program of one epoch on a wafer. Owns the buffers of its sent groups. Used by the thread of the steps.
 
-    Raises ValueError for instructions that are not a wafer's.
+    Raises ValueError for instructions that are not a wafer's, and without a link to SwarmX.
     """
 
     def __init__(
@@ -75,6 +75,8 @@ class WaferProgram:
         self._parents = {
             tree: link for (purpose, tree), link in links.items() if purpose == node_pb2.LINK_PURPOSE_PARENT
         }
+        if not self._parents:
+            raise ValueError("a wafer has a link to a SwarmX node")
         workers = sorted(index for purpose, index in links if purpose == node_pb2.LINK_PURPOSE_WORKER)
         self._workers = [links[node_pb2.LINK_PURPOSE_WORKER, index] for index in workers]
         self._taken: dict[int, int] = {}  # the number of weights groups taken, by shard
