@@ -42,7 +42,7 @@ def test_on_one_host_every_wafer_has_its_place_once_and_in_order(num_wafers: int
     (tree,) = trees_of(["a"] * num_wafers, ["a"] * 1000, ["a"] * 3)
     assert tree.shards == (0, 1, 2)
     assert len(tree.nodes) == tree_size(num_wafers)
-    assert [node.name for node in tree.nodes] == [f"swarmx-{i}" for i in range(len(tree.nodes))]
+    assert {node.name for node in tree.nodes} == {f"swarmx-{i}" for i in range(len(tree.nodes))}
     assert all(1 <= len(node.children) <= FAN_IN for node in tree.nodes)
     assert list(wafers_in_order(tree)) == [f"wafer-{i}" for i in range(num_wafers)]
 
@@ -50,6 +50,7 @@ def test_on_one_host_every_wafer_has_its_place_once_and_in_order(num_wafers: int
 def test_too_few_nodes_give_one_flat_node() -> None:
     (tree,) = trees_of(["a"] * 6, ["a"] * 2, ["a"])
     assert tree.root.children == tuple(f"wafer-{i}" for i in range(6))
+    assert len(tree.nodes) == 1
 
 
 def test_few_wafers_need_one_node() -> None:
@@ -90,6 +91,17 @@ def test_a_node_a_shard_and_wafers_on_each_host_load_every_link_alike(per_host: 
                     sent[host] += 1
                     received[host_of[child]] += 1
     assert sent == received == dict.fromkeys(hosts, len(hosts) - 1)
+
+
+@pytest.mark.parametrize("num_wafers", [5, 8, 17])
+def test_nodes_on_hosts_of_their_own_form_levels_as_on_one_host(num_wafers: int) -> None:
+    """As in containers of which each is a host."""
+    size = tree_size(num_wafers)
+    hosts = [f"host-{i}" for i in range(num_wafers + size + 1)]
+    (tree,) = trees_of(hosts[:num_wafers], hosts[num_wafers:-1], hosts[-1:])
+    assert len(tree.nodes) == size
+    assert all(len(node.children) <= FAN_IN for node in tree.nodes)
+    assert list(wafers_in_order(tree)) == [f"wafer-{i}" for i in range(num_wafers)]
 
 
 def test_the_tree_of_a_group_is_that_of_its_shard() -> None:

@@ -5,13 +5,16 @@ carries the weights and gradients of these shards. Each other host gets a frame 
 SwarmX node on each of K hosts, a host's link carries (K - 1) / K of what is streamed and reduced, in and out.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 from wsc.v1 import plan_pb2
 
-FAN_IN = 4  # the most children of a SwarmX node in a tree on one host, where there are enough nodes
+FAN_IN = 4  # the most children of a SwarmX node, where other nodes are free to come between
+
+# A child of a node: its name, and the number of wafers at or below it.
+Child = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,15 +59,17 @@ def swarmx_trees(wafers: Mapping[str, str], swarmx: Mapping[str, str], shards: S
         shards: the host of each shard; at least one.
     """
     if len({*wafers.values(), *swarmx.values(), *shards}) == 1:
-        return (SwarmXTree(shards=tuple(range(len(shards))), nodes=_levels(list(wafers), list(swarmx))),)
-    roots = _roots(swarmx, shards)
-    return tuple(
-        SwarmXTree(
-            shards=tuple(shard for shard, its_root in enumerate(roots) if its_root == root),
-            nodes=_over_hosts(root, wafers, swarmx),
-        )
-        for root in dict.fromkeys(roots)
-    )
+        roots = [next(iter(swarmx))] * len(shards)
+    else:
+        roots = _roots(swarmx, shards)
+    trees = []
+    for root in dict.fromkeys(roots):
+        children, nodes = _children(root, wafers, swarmx)
+        used = {*roots, *(node.name for node in nodes)}
+        children, between = _narrowed(children, [name for name in swarmx if name not in used])
+        numbers = tuple(shard for shard, its_root in enumerate(roots) if its_root == root)
+        trees.append(SwarmXTree(shards=numbers, nodes=(_node(root, children), *between, *nodes)))
+    return tuple(trees)
 
 
 def trees_by_shard(trees: Sequence[SwarmXTree]) -> list[int]:
@@ -92,38 +97,6 @@ def tree_of(group: plan_pb2.Group, trees: Sequence[int]) -> int:
     return targets.pop() if len(targets) == 1 else 0
 
 
-# --- One host ---------------------------------------------------------------------------------------------------------
-
-
-def _levels(wafers: Sequence[str], swarmx: Sequence[str]) -> tuple[TreeNode, ...]:
-    """Returns a tree of nodes with few children each; one node if one is enough, or if too few are available."""
-    if len(swarmx) < tree_size(len(wafers)):
-        return (TreeNode(name=swarmx[0], children=tuple(wafers), wafers_below=(1,) * len(wafers)),)
-    # From the wafers up: the children of each node, numbered within their level, and the wafers below each of them.
-    levels: list[list[tuple[range, tuple[int, ...]]]] = []
-    below = [1] * len(wafers)
-    while not levels or len(below) > 1:
-        levels.append([(part, tuple(below[part.start : part.stop])) for part in _even_parts(len(below))])
-        below = [sum(wafers) for _, wafers in levels[-1]]
-    nodes: list[TreeNode] = []
-    for height in reversed(range(len(levels))):
-        next_level = swarmx[len(nodes) + len(levels[height]) :] if height else wafers
-        for part, wafers_below in levels[height]:
-            names = tuple(next_level[i] for i in part)
-            nodes.append(TreeNode(name=swarmx[len(nodes)], children=names, wafers_below=wafers_below))
-    return tuple(nodes)
-
-
-def _even_parts(length: int) -> Iterator[range]:
-    """Divides so many children into as few parts of at most FAN_IN as possible, of about equal length."""
-    count = -(-length // FAN_IN)
-    for part in range(count):
-        yield range(part * length // count, (part + 1) * length // count)
-
-
-# --- Several hosts ----------------------------------------------------------------------------------------------------
-
-
 def _roots(swarmx: Mapping[str, str], shards: Sequence[str]) -> list[str]:
     """Returns the SwarmX node at which each shard's tree is rooted: on its host in turn, or any if there is none."""
     roots = []
@@ -135,22 +108,37 @@ def _roots(swarmx: Mapping[str, str], shards: Sequence[str]) -> list[str]:
     return roots
 
 
-def _over_hosts(root: str, wafers: Mapping[str, str], swarmx: Mapping[str, str]) -> tuple[TreeNode, ...]:
-    """Returns a tree in which each host with several wafers has one node for them, if it has a node.
+def _children(root: str, wafers: Mapping[str, str], swarmx: Mapping[str, str]) -> tuple[list[Child], list[TreeNode]]:
+    """Returns the root's children, and the nodes among them: one for each other host with several wafers.
 
     The root sends to all hosts itself: each byte crosses the fewest links so, and waits nowhere.
     """
+    children: list[Child] = []
     nodes: list[TreeNode] = []
-    children: list[tuple[str, int]] = []
     free = [name for name in swarmx if name != root]
     for host, members in groupby(wafers, key=wafers.__getitem__):
-        names = tuple(members)
+        here = [(name, 1) for name in members]
         node = next((name for name in free if swarmx[name] == host), None)
-        if len(names) == 1 or host == swarmx[root] or node is None:
-            children.extend((name, 1) for name in names)
+        if len(here) == 1 or host == swarmx[root] or node is None:
+            children.extend(here)
             continue
         free.remove(node)
-        nodes.append(TreeNode(name=node, children=names, wafers_below=(1,) * len(names)))
-        children.append((node, len(names)))
-    top = TreeNode(name=root, children=tuple(n for n, _ in children), wafers_below=tuple(n for _, n in children))
-    return (top, *nodes)
+        nodes.append(_node(node, here))
+        children.append((node, len(here)))
+    return children, nodes
+
+
+def _narrowed(children: list[Child], free: list[str]) -> tuple[list[Child], list[TreeNode]]:
+    """Puts levels of free nodes between a root and its children, until it has few. Returns these nodes, too."""
+    between: list[TreeNode] = []
+    while len(children) > FAN_IN and (count := -(-len(children) // FAN_IN)) <= len(free):
+        parts = [children[i * len(children) // count : (i + 1) * len(children) // count] for i in range(count)]
+        level, free = [_node(name, part) for name, part in zip(free, parts, strict=False)], free[count:]
+        children = [(node.name, sum(node.wafers_below)) for node in level]
+        between = [*level, *between]
+    return children, between
+
+
+def _node(name: str, children: Iterable[Child]) -> TreeNode:
+    names, wafers_below = zip(*children, strict=True)
+    return TreeNode(name=name, children=names, wafers_below=wafers_below)

@@ -61,8 +61,8 @@ class Inventory:
 def lease(job: str, wanted: management_pb2.Acquire, inventory: Inventory) -> Sequence[management_pb2.NodeInfo] | None:
     """Leases all nodes that the job needs, named as its members; None if there are too few.
 
-    MemoryX: max_shards if that is set, else the job's share, as far as nodes are free. SwarmX: as many as its trees
-    have, or one node if the share is not enough for them.
+    MemoryX: max_shards if that is set, else the job's share, as far as nodes are free. SwarmX: on one host a whole tree
+    if the share is enough for one, else one node; over several hosts one for each, as far as the share goes.
     """
     if wanted.former:
         return _lease_again(job, wanted, inventory)
@@ -90,8 +90,9 @@ def lease(job: str, wanted: management_pb2.Acquire, inventory: Inventory) -> Seq
         shards = min(len(inventory.free[node_pb2.ROLE_MEMORYX]), wanted.max_shards)
     in_turn = list(dict.fromkeys(hosts))
     take(node_pb2.ROLE_MEMORYX, islice(cycle(in_turn), shards))
-    trees = len(in_turn) if len(in_turn) > 1 else tree_size(wanted.num_wafers)
-    count = trees if share(node_pb2.ROLE_SWARMX) >= trees else 1
+    own, size = share(node_pb2.ROLE_SWARMX), tree_size(wanted.num_wafers)
+    on_one_host = size if own >= size else 1
+    count = min(own, max(len(in_turn), size)) if len(in_turn) > 1 else on_one_host
     take(node_pb2.ROLE_SWARMX, islice(cycle(in_turn), count))
     return chosen
 
