@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prediction_plans import NBYTES, plan_of
+from prediction_plans import GRADIENT, NBYTES, WEIGHTS, plan_of
 
 from waferbox.prediction.prediction import CompiledFor, Prediction, StuckError, is_plan_for, predict
 from waferbox.prediction.simulation import Compute, Costs, Level, Rates, fan_outs, tree_levels
@@ -72,6 +72,51 @@ def test_a_tree_of_two_levels() -> None:
     assert (wide.depth, wide.step_seconds) == (1, pytest.approx(1 + 4 + 4 + 1))
     adding = replace(rates, swarmx_bytes_per_second=LINK)
     assert step(plan_of(), adding, wafers=4).step_seconds == pytest.approx(down + up + 2 * 2)
+
+
+@pytest.mark.parametrize(("has_trees", "seconds", "nodes"), [(False, 32.0, 1), (True, 16.0, 2)])
+def test_each_shard_may_have_a_tree_of_its_own(has_trees: bool, seconds: float, nodes: int) -> None:
+    # A root sends each group to four wafers, one after the other.
+    plan = plan_of(8, reduced=False)
+    other = plan.memoryx.add(shard=1)
+    for groups in (plan.wafer.groups, plan.swarmx.groups, plan.memoryx[0].groups):
+        for group in groups[1::2]:
+            group.source_shard = 1
+    shard = plan.memoryx[0]
+    other.groups.extend(shard.groups[1::2])
+    other.instructions.extend(shard.instructions[1::2])
+    del shard.groups[1::2], shard.instructions[1::2]
+    plan.num_shards = 2
+    rates, costs = replace(FREE, link_bytes_per_second=LINK), Costs(wafer={1: 0.0}, memoryx=({}, {}))
+    made = predict(plan, 4, 4, rates, costs, has_trees=has_trees)
+    assert made.step_seconds == pytest.approx(seconds)
+    assert made.swarmx_nodes == nodes
+
+
+@pytest.mark.parametrize("has_trees", [False, True])
+def test_gradients_of_trees_share_the_arena_of_the_wafers(has_trees: bool) -> None:
+    plan = plan_of(4, in_arena=True)
+    other = plan.memoryx.add(shard=1, arena=plan.memoryx[0].arena)
+    shard = plan.memoryx[0]
+    own = {WEIGHTS + 10 * number for number in (1, 3)} | {GRADIENT + 10 * number for number in (1, 3)}
+    for groups in (plan.wafer.groups, plan.swarmx.groups, shard.groups):
+        for group in groups:
+            if group.id in own:
+                group.source_shard = int(group.kind == plan_pb2.GROUP_KIND_WEIGHTS)
+                group.shards[:] = [1] if group.shards else []
+    instructions, groups_of = list(shard.instructions), list(shard.groups)
+    del shard.instructions[:], shard.groups[:]
+    for group in groups_of:
+        (other if group.id in own else shard).groups.append(group)
+    receiver = shard
+    for instruction in instructions:
+        number = instruction.send.group or instruction.receive.group
+        receiver = (other if number in own else shard) if number else receiver
+        receiver.instructions.append(instruction)
+    plan.num_shards = 2
+    rates, costs = replace(FREE, link_bytes_per_second=LINK), Costs(wafer={1: 1.0}, memoryx=({1: 0.0}, {1: 0.0}))
+    made = predict(plan, 4, 4, rates, costs, has_trees=has_trees)
+    assert 4.0 < made.step_seconds < 4 * 24
 
 
 def test_no_more_weights_are_on_their_way_than_credit_allows() -> None:

@@ -14,7 +14,7 @@ from appliance.compiler.micro_batches import compile_in_micro_batches
 from appliance.compiler.wafer_schedule.memory_plan import plan_memory
 from waferbox.cirh import CirhError
 from waferbox.cirh.text.scanner import MAXIMUM_TEXT
-from waferbox.prediction.roles import Tree, run_shard, run_wafer
+from waferbox.prediction.roles import Trees, run_shard, run_wafer
 from waferbox.prediction.simulation import Costs, Rates, SimulatedCluster, fan_outs, predict_costs, tree_levels
 from wsc.v1 import plan_pb2
 
@@ -100,7 +100,15 @@ class ScalePrediction:
         return self.best.rows_per_second / (self.best.wafers * self.single.rows_per_second)
 
 
-def predict(plan: plan_pb2.Plan, wafers: int, fan_out: int, rates: Rates, costs: Costs | None = None) -> Prediction:
+def predict(
+    plan: plan_pb2.Plan,
+    wafers: int,
+    fan_out: int,
+    rates: Rates,
+    costs: Costs | None = None,
+    *,
+    has_trees: bool = False,
+) -> Prediction:
     """Simulates some steps of a plan on a cluster.
 
     Args:
@@ -109,6 +117,7 @@ def predict(plan: plan_pb2.Plan, wafers: int, fan_out: int, rates: Rates, costs:
         fan_out: the most children of a SwarmX node.
         rates: rates of the cluster's parts.
         costs: seconds of the plan's kernels; default: computed from the rates.
+        has_trees: whether each MemoryX shard has a SwarmX tree of its own, as over several hosts.
 
     Raises:
         ValueError: the plan is for layer pipelined mode, or there is no tree of that size.
@@ -117,12 +126,13 @@ def predict(plan: plan_pb2.Plan, wafers: int, fan_out: int, rates: Rates, costs:
     if plan.HasField("pipeline"):
         raise ValueError("a step in layer pipelined mode has one wafer: only weight streaming is predicted")
     levels = tree_levels(wafers, fan_out)
-    cluster = SimulatedCluster(plan, costs or predict_costs(plan, rates), rates, levels)
-    tree = Tree(cluster)
+    num_trees = plan.num_shards if has_trees else 1
+    cluster = SimulatedCluster(plan, costs or predict_costs(plan, rates), rates, levels, num_trees)
+    trees = Trees(cluster)
     num_steps = WARM_STEPS + MEASURED_STEPS
-    cluster.clock.start(run_wafer(cluster, tree, num_steps))
+    cluster.clock.start(run_wafer(cluster, trees, num_steps))
     for shard in range(len(cluster.shards)):
-        cluster.clock.start(run_shard(cluster, tree, shard, num_steps))
+        cluster.clock.start(run_shard(cluster, trees, shard, num_steps))
     cluster.clock.run()
     if len(cluster.step_ends) < num_steps:
         raise StuckError(f"in step {len(cluster.step_ends) + 1} the roles wait for one another")
@@ -131,7 +141,7 @@ def predict(plan: plan_pb2.Plan, wafers: int, fan_out: int, rates: Rates, costs:
     return Prediction(
         wafers=wafers,
         fan_out=fan_out,
-        swarmx_nodes=sum(level.nodes for level in levels),
+        swarmx_nodes=num_trees * sum(level.nodes for level in levels),
         depth=len(levels),
         step_seconds=seconds,
         rows_per_second=rows / seconds if seconds else math.inf,
@@ -142,7 +152,7 @@ def predict(plan: plan_pb2.Plan, wafers: int, fan_out: int, rates: Rates, costs:
 def predict_scaled(plan: plan_pb2.Plan, wafers: int, rates: Rates) -> ScalePrediction:
     """Predicts a step with each SwarmX tree that is worth a try, and with one wafer. Raises as `predict`."""
     costs = predict_costs(plan, rates)
-    tried = tuple(predict(plan, wafers, fan_out, rates, costs) for fan_out in fan_outs(wafers))
+    tried = tuple(predict(plan, wafers, fan_out, rates, costs, has_trees=True) for fan_out in fan_outs(wafers))
     return ScalePrediction(best=min(tried, key=_rank), tried=tried, single=predict(plan, 1, 2, rates, costs))
 
 
@@ -159,8 +169,8 @@ def _best(plan: plan_pb2.Plan, wafers: int, rates: Rates, costs: Costs) -> Predi
     best: Prediction | None = None
     for fan_out in fan_outs(wafers):
         children = max(level.children for level in tree_levels(wafers, fan_out))
-        if best is None or children * weights / rates.link_bytes_per_second < best.step_seconds:
-            tried = predict(plan, wafers, fan_out, rates, costs)
+        if best is None or children * weights / plan.num_shards / rates.link_bytes_per_second < best.step_seconds:
+            tried = predict(plan, wafers, fan_out, rates, costs, has_trees=True)
             best = tried if best is None else min(best, tried, key=_rank)
     assert best is not None
     return best
@@ -178,7 +188,7 @@ def _loads(cluster: SimulatedCluster, num_steps: int, step_seconds: float) -> tu
         share = max(busy) / num_steps / step_seconds if step_seconds else 0.0
         return RoleLoad(name=name, share=share)
 
-    wafer, shards, nodes = cluster.wafer, cluster.shards, cluster.nodes
+    wafer, shards, nodes = cluster.wafer, cluster.shards, [node for tree in cluster.nodes for node in tree]
     return (
         load("wafer compute", wafer.busy_seconds),
         load("a wafer's link, in", wafer.incoming.busy_seconds),

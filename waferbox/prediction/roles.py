@@ -1,42 +1,85 @@
-"""The roles in a simulation: the SwarmX tree, wafers and MemoryX shards, each following its program in the plan.
+"""The roles in a simulation: the SwarmX trees, wafers and MemoryX shards, each following its program in the plan.
 
-Each function mirrors the program of a real role: `swarmx/swarmx_program.py`, `wafer/wafer_program.py`,
+Each function mirrors the program of a real role: `swarmx/tree_part.py`, `wafer/wafer_program.py`,
 `memoryx/memoryx_program.py`. A change of the order of messages there needs the same change here.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from waferbox.prediction.simulation import Count, Process, SimulatedCluster, SimulatedRole
-from waferbox.runtime.arena import ArenaCounts
+from waferbox.runtime.arena import ArenaCounts, ArenaOrder
 from waferbox.runtime.loops import in_order
 from waferbox.runtime.schedule import WEIGHTS_CREDIT_BATCH, WEIGHTS_WINDOW, is_for_coordinator_only, part_bytes
+from waferbox.runtime.swarmx_trees import tree_of
 from wsc.v1 import plan_pb2
 
 # --- SwarmX -----------------------------------------------------------------------------------------------------------
 
 
+class Trees:
+    """The SwarmX trees of a simulated cluster. Wafers and shards send a frame by the tree that carries its group."""
+
+    def __init__(self, cluster: SimulatedCluster) -> None:
+        numbers = range(len(cluster.nodes))
+        self._by_shard = [shard % len(numbers) for shard in range(len(cluster.shards))]
+        groups: dict[int, list[plan_pb2.Group]] = {number: [] for number in numbers}
+        for group in cluster.plan.swarmx.groups:
+            groups[tree_of(group, self._by_shard)].append(group)
+        self._trees = [Tree(cluster, number, groups[number]) for number in numbers]
+        # How many gradient groups' buffers a wafer may write again: each of these says so.
+        self.wafer_released = [tree.wafer_released for tree in self._trees if tree.carries_gradients]
+
+    def send_weights(self, shard: int, group: plan_pb2.Group) -> None:
+        """Sends a weights group from a shard to all wafers."""
+        self._of(group).send_weights(shard, group)
+
+    def send_up(self, group: plan_pb2.Group, step: int) -> None:
+        """Sends a reduction group from every wafer."""
+        self._of(group).send_up(group, step)
+
+    def send_credit(self, shard: int, taken: int) -> None:
+        """Sends the number of weights groups of a shard that each wafer has taken, to the shard."""
+        self._trees[self._by_shard[shard]].send_credit(shard, taken)
+
+    def release(self, shard: int, count: int) -> None:
+        """Sends a shard's release count: it has read its part of the first `count` gradient groups."""
+        for tree in self._trees:
+            if shard in tree.receivers:
+                tree.release(shard, count)
+
+    def _of(self, group: plan_pb2.Group) -> "Tree":
+        return self._trees[tree_of(group, self._by_shard)]
+
+
 class Tree:
-    """The SwarmX tree of a simulated cluster: one simulated node for each level.
+    """A SwarmX tree of a simulated cluster: one simulated node for each level.
 
     Frames enter from the wafers below and from the shards above.
     """
 
-    def __init__(self, cluster: SimulatedCluster) -> None:
+    def __init__(self, cluster: SimulatedCluster, number: int, groups: Sequence[plan_pb2.Group]) -> None:
+        """
+        Args:
+            cluster: the cluster.
+            number: of the tree.
+            groups: those that it carries.
+        """
+        counts = ArenaCounts(cluster.plan.swarmx.arena)
+        gradients = [group for group in groups if group.id in counts.offsets]
         self.wafer_released = Count(cluster.clock)  # gradient groups whose buffer a wafer may write again
+        self.carries_gradients = bool(gradients)
+        self.receivers = sorted({shard for group in gradients for shard in group.shards})
         self._cluster = cluster
-        self._nodes = [_TreeLevel(self, cluster, depth) for depth in range(len(cluster.levels))]
+        order = counts.order_of(group.id for group in gradients)
+        self._nodes = [_TreeLevel(self, cluster, number, depth, order) for depth in range(len(cluster.levels))]
         for node in self._nodes:
             cluster.clock.start(node.run())
         self._released_by_shard = [0] * len(cluster.shards)
-        gradients = set(ArenaCounts(cluster.plan.swarmx.arena).offsets)
-        self._receivers = sorted(
-            {shard for group in cluster.plan.swarmx.groups if group.id in gradients for shard in group.shards}
-        )
-        counts = ArenaCounts(cluster.plan.swarmx.arena)
-        for shard in self._receivers:
-            own = [g.id for g in cluster.plan.swarmx.groups if g.id in gradients and shard in g.shards]
+        for shard in self.receivers:
+            own = [group.id for group in gradients if shard in group.shards]
             self._released_by_shard[shard] = counts.first_of(own)
+        self.wafer_released.raise_to(order.number(0))
 
     def send_weights(self, shard: int, group: plan_pb2.Group) -> None:
         """Sends a weights group from a shard to all wafers."""
@@ -73,7 +116,7 @@ class Tree:
 
         def arrive() -> None:
             self._released_by_shard[shard] = max(self._released_by_shard[shard], count)
-            self._nodes[0].take_release(min(self._released_by_shard[each] for each in self._receivers))
+            self._nodes[0].take_release(min(self._released_by_shard[each] for each in self.receivers))
 
         self._after(self._cluster.rates.latency_seconds, arrive)
 
@@ -104,8 +147,17 @@ class Tree:
 class _TreeLevel:
     """The nodes of one level, represented by one node with one thread, which handles frames in order of arrival."""
 
-    def __init__(self, tree: Tree, cluster: SimulatedCluster, depth: int) -> None:
-        self.host = cluster.nodes[depth]
+    def __init__(self, tree: Tree, cluster: SimulatedCluster, number: int, depth: int, order: ArenaOrder) -> None:
+        """
+        Args:
+            tree: the tree.
+            cluster: the cluster.
+            number: of the tree.
+            depth: of the level, from 0 at the root.
+            order: of the tree's gradient groups.
+        """
+        self.host = cluster.nodes[number][depth]
+        self._order = order
         self._tree = tree
         self._cluster = cluster
         self._depth = depth
@@ -117,7 +169,7 @@ class _TreeLevel:
         self._num_received = Count(cluster.clock)
         # Groups that all children have sent, each with the release count that it awaits, and with its step.
         self._complete: deque[tuple[int, plan_pb2.Group, int]] = deque()
-        self._released = 0
+        self._released = order.number(0)  # Groups of other trees may come before the first of this one.
         self._joined = 0
 
     def run(self) -> Process:
@@ -175,7 +227,7 @@ class _TreeLevel:
         if window is None:
             yield from self._join(group, step)
         else:
-            number = self._joined + len(self._complete)
+            number = self._order.number(self._joined + len(self._complete))
             self._complete.append((number - window, group, step))
             yield from self._join_complete()
 
@@ -186,7 +238,7 @@ class _TreeLevel:
             yield from self._join(group, step)
             self._joined += 1
             yield self.host.work(self._level.children * self._frame_seconds)
-            self._tree.notify_released(self._depth + 1, self._joined)
+            self._tree.notify_released(self._depth + 1, self._order.number(self._joined))
 
     def _join(self, group: plan_pb2.Group, step: int) -> Process:
         """Adds the children's parts, or puts them together, and sends the result on."""
@@ -220,7 +272,7 @@ class _TreeLevel:
 # --- Wafers and MemoryX -----------------------------------------------------------------------------------------------
 
 
-def run_wafer(cluster: SimulatedCluster, tree: Tree, num_steps: int) -> Process:
+def run_wafer(cluster: SimulatedCluster, trees: Trees, num_steps: int) -> Process:
     """The thread of a wafer. A batch is always available, as workers run ahead."""
     plan, host, frame_seconds = cluster.plan.wafer, cluster.wafer, cluster.rates.frame_seconds
     groups = {group.id: group for group in plan.groups}
@@ -243,24 +295,26 @@ def run_wafer(cluster: SimulatedCluster, tree: Tree, num_steps: int) -> Process:
                         taken[shard] += 1
                         if taken[shard] % WEIGHTS_CREDIT_BATCH == 0:
                             yield frame_seconds
-                            tree.send_credit(shard, taken[shard])
+                            trees.send_credit(shard, taken[shard])
                 case "run":
                     written = {homes[value] for value in instruction.run.outputs if value in homes}
                     for count in sorted(c for group in written if (c := counts.awaited(group)) is not None):
-                        yield tree.wafer_released, counts.count(count, step, repetition)
+                        for released in trees.wafer_released:
+                            yield released, counts.count(count, step, repetition)
                     yield host.work(cluster.costs.wafer[instruction.run.kernel])
                 case "send":
                     group = groups[instruction.send.group]
                     awaited = counts.awaited(group.id)
                     if awaited is not None:
-                        yield tree.wafer_released, counts.count(awaited, step, repetition)
+                        for released in trees.wafer_released:
+                            yield released, counts.count(awaited, step, repetition)
                     yield frame_seconds
                     if not is_for_coordinator_only(group):
-                        tree.send_up(group, step)
+                        trees.send_up(group, step)
         cluster.step_ends.append(cluster.clock.now)
 
 
-def run_shard(cluster: SimulatedCluster, tree: Tree, shard: int, num_steps: int) -> Process:
+def run_shard(cluster: SimulatedCluster, trees: Trees, shard: int, num_steps: int) -> Process:
     """The thread of a MemoryX shard."""
     plan, host, frame_seconds = cluster.plan.memoryx[shard], cluster.shards[shard], cluster.rates.frame_seconds
     groups = {group.id: group for group in plan.groups}
@@ -276,7 +330,7 @@ def run_shard(cluster: SimulatedCluster, tree: Tree, shard: int, num_steps: int)
         count = released_counts[borrowed[0]][borrowed[1]] if borrowed is not None else 0
         borrowed = None
         if count:
-            tree.release(shard, counts.count(count, step))
+            trees.release(shard, counts.count(count, step))
 
     for step in range(1, num_steps + 1):
         for instruction, repetition in in_order(plan.instructions, plan.loop):
@@ -298,7 +352,7 @@ def run_shard(cluster: SimulatedCluster, tree: Tree, shard: int, num_steps: int)
                         # At most WEIGHTS_WINDOW groups are under way that the wafers have not taken.
                         yield cluster.credit[shard], sent - WEIGHTS_WINDOW + 1
                         sent += 1
-                        tree.send_weights(shard, group)
+                        trees.send_weights(shard, group)
                     elif group.kind == plan_pb2.GROUP_KIND_EXCHANGE:
                         for other in group.shards:
                             if other != shard:

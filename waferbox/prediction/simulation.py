@@ -199,7 +199,7 @@ class Level:
 
 
 def tree_levels(num_wafers: int, fan_out: int) -> tuple[Level, ...]:
-    """The levels from the root down, divided as in `waferbox/runtime/swarmx_trees.py`.
+    """The levels of a tree from the root down, divided as in `waferbox/runtime/swarmx_trees.py`.
 
     Raises:
         ValueError: `num_wafers` is less than 1, or `fan_out` less than 2.
@@ -272,7 +272,7 @@ def _update_time(text: str, machine: MachineModel) -> float:
 
 # --- The cluster ------------------------------------------------------------------------------------------------------
 #
-# All wafers do the same at the same time, so one represents them all, and one SwarmX node represents each level of the
+# All wafers do the same at the same time, so one represents them all, and one SwarmX node represents each level of a
 # tree: a thousand wafers cost no more than a few. What a node sends to its children leaves one after the other; the
 # child that represents them is the last.
 
@@ -295,15 +295,28 @@ class SimulatedRole:
 class SimulatedCluster:
     """The roles of a plan, with the clock and the counts that they share."""
 
-    def __init__(self, plan: plan_pb2.Plan, costs: Costs, rates: Rates, levels: tuple[Level, ...]) -> None:
+    def __init__(
+        self, plan: plan_pb2.Plan, costs: Costs, rates: Rates, levels: tuple[Level, ...], num_trees: int = 1
+    ) -> None:
+        """
+        Args:
+            plan: of the step.
+            costs: of its kernels.
+            rates: of the cluster's parts.
+            levels: of each SwarmX tree, from the root.
+            num_trees: number of SwarmX trees, each with nodes of its own; the shards are divided among them.
+        """
         self.plan = plan
         self.costs = costs
         self.rates = rates
-        self.levels = levels  # from the root
+        self.levels = levels
         self.clock = Clock()
         self.wafer = SimulatedRole("wafer", rates)
         self.shards = [SimulatedRole(f"memoryx-{part.shard}", rates) for part in plan.memoryx]
-        self.nodes = [SimulatedRole(f"swarmx level {depth}", rates) for depth in range(len(levels))]
+        self.nodes = [
+            [SimulatedRole(f"swarmx tree {tree} level {depth}", rates) for depth in range(len(levels))]
+            for tree in range(num_trees)
+        ]  # by tree and level
         self._arrived: dict[tuple[str, int], Count] = defaultdict(lambda: Count(self.clock))
         self.credit = [Count(self.clock) for _ in plan.memoryx]  # weights groups that all wafers have taken
         self.step_ends: list[float] = []  # when the wafers ended each step
