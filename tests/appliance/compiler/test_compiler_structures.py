@@ -33,8 +33,9 @@ def test_weights_are_loaded_again_for_the_backward_pass() -> None:
     def build(model: Any) -> Step:
         return lambda x: trained(model, model(x).pow(2).mean())
 
-    traced = check(build, Wide(4, state=False), clusters=[(1, 1), (2, 2)], prefetch_layers=1)
-    plan = traced.plan(2, 1, prefetch_layers=1)
+    settings: dict[str, Any] = {"prefetch_layers": 1, "drops_weights": True}
+    traced = check(build, Wide(4, state=False), clusters=[(1, 1), (2, 2)], **settings)
+    plan = traced.plan(2, 1, **settings)
     received = [i.receive.group for i in plan.wafer.instructions if i.WhichOneof("kind") == "receive"]
     assert len(received) > len(set(received))
 
