@@ -1,5 +1,6 @@
 """The notebook in examples/notebook, on a cluster of its own: as it is, interrupted, and with its kernel restarted."""
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -140,7 +141,10 @@ def test_cells_run_twice_in_any_order_and_are_interrupted(kernel: Kernel, surrou
     assert not any("cstorch/" in line for line in reply["traceback"]), "frames of the library"
     done = int(kernel.value("len(losses)"))
     assert 4 <= done < 100000
-    assert f"The loop was left after step {done} of 100000" in reply["text"]
+    # The interrupt may come in the closure of a step, before it has appended the loss.
+    left = re.search(r"The loop was left after step (\d+) of 100000", reply["text"])
+    assert left is not None, reply["text"]
+    assert int(left[1]) in (done, done + 1)
 
     # Training goes on from there, also after the nodes are returned; a checkpoint is loaded between two loops.
     assert kernel.run(code["continue"])["status"] == "ok"

@@ -16,6 +16,8 @@ import pytest
 
 import cstorch
 
+pytestmark = pytest.mark.timeout(400)  # on a busy machine
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 
@@ -43,7 +45,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [*command, DOCS / "site", "--doctree-dir", folder / "doctrees", DOCS, folder / "html"],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=300,
     )
     assert built.returncode == 0, built.stderr
     return folder / "html"
