@@ -253,7 +253,7 @@ def test_weights_are_streamed_as_seldom_as_memory_allows(deep: Traced) -> None:
     tight = compiled(deep.text, MicroBatching(size=96), memory=needed(deep.text) // 3)
     at_once = tight.wafer.micro_batches_at_once
     assert 1 <= at_once < 8
-    # With room they stay until the backward pass. With less, those that are read again come twice each time, all a little
+    # With room they stay until the backward pass. With less, what is read again comes twice each time, and all a little
     # less often where one time through the layers ends and the next one begins.
     assert 0.9 * 8 / at_once <= streamed(tight) / kept <= 2 * 8 / at_once
     assert f"{at_once} at a time" in micro_batch_notes(tight)[0]
