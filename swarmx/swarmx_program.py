@@ -23,7 +23,6 @@ class SwarmXProgram:
 
     def __init__(self, request: node_pb2.Load, hub: Hub, links: Mapping[LinkKey, Link]) -> None:
         self._hub = hub
-        self._left_at_begin = 0
         self.progress = Progress("reduce")
         self._labels = {group.id: group_label(group) for group in request.swarmx.groups}
         self._handlers = Handlers()

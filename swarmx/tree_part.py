@@ -1,6 +1,6 @@
 """A SwarmX node's part of one tree: it passes weights down to its children, and reduces the groups that they send."""
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
@@ -21,23 +21,22 @@ class Handlers:
 
     def __init__(self) -> None:
         self.left = 0  # groups to be passed on or joined in the epoch
-        self._handlers: dict[tuple[Link, int], Handler] = {}
-        self._sizes: dict[Link, dict[int, int]] = {}
+        self._handlers: dict[Link, dict[int, tuple[int, Handler]]] = defaultdict(dict)  # with the bytes of the group
 
     def add(self, link: Link, group: int, nbytes: int, handler: Handler) -> None:
         """Sets the handler of a group's frames of so many bytes."""
-        self._handlers[link, group] = handler
-        self._sizes.setdefault(link, {})[group] = nbytes
+        self._handlers[link][group] = nbytes, handler
 
     def sizes(self, link: Link) -> dict[int, int]:
         """Returns the bytes of each group that the link may bring."""
-        return self._sizes.get(link, {})
+        return {group: nbytes for group, (nbytes, _) in self._handlers[link].items()}
 
     def handle(self, message: Message) -> None:
         """Handles a frame. Raises LinkLost: the link may not bring it."""
-        if self._sizes.get(message.link, {}).get(message.group) != message.nbytes:
+        nbytes, handler = self._handlers[message.link].get(message.group, (None, None))
+        if handler is None or nbytes != message.nbytes:
             raise LinkLost(message.link.name, f"it sent group {message.group} with {message.nbytes} bytes")
-        self._handlers[message.link, message.group](message)
+        handler(message)
 
     def clear(self) -> None:
         """Drops all handlers."""

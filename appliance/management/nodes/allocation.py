@@ -76,20 +76,17 @@ def lease(job: str, wanted: management_pb2.Acquire, inventory: Inventory) -> Seq
             node.job, node.member = job, role_of(role).member_name(index)
             chosen.append(node)
 
-    def share(role: _Role) -> int:
+    def share(role: _Role, asked: int = 0) -> int:
         part = inventory.totals[role] * wanted.num_wafers // max(1, inventory.totals[node_pb2.ROLE_WAFER])
-        return min(len(inventory.free[role]), max(1, part))
+        return min(len(inventory.free[role]), asked or max(1, part))
 
     hosts = _hosts_of_wafers([node.host for node in inventory.free[node_pb2.ROLE_WAFER]], wanted.num_wafers)
     take(node_pb2.ROLE_WAFER, hosts)
     take(node_pb2.ROLE_WORKER, [host for host in hosts for _ in range(wanted.num_workers_per_wafer)])
     if wanted.execution_strategy == plan_pb2.EXECUTION_STRATEGY_PIPELINE:
         return chosen
-    shards = share(node_pb2.ROLE_MEMORYX)
-    if wanted.max_shards:
-        shards = min(len(inventory.free[node_pb2.ROLE_MEMORYX]), wanted.max_shards)
     in_turn = list(dict.fromkeys(hosts))
-    take(node_pb2.ROLE_MEMORYX, islice(cycle(in_turn), shards))
+    take(node_pb2.ROLE_MEMORYX, islice(cycle(in_turn), share(node_pb2.ROLE_MEMORYX, wanted.max_shards)))
     own, size = share(node_pb2.ROLE_SWARMX), tree_size(wanted.num_wafers)
     on_one_host = size if own >= size else 1
     count = min(own, max(len(in_turn), size)) if len(in_turn) > 1 else on_one_host
