@@ -34,7 +34,7 @@ class World:
         self.journal: list[tuple[float, str]] = []  # what happened, for the report of a failure
         self.after_event: Callable[[Process], None] = lambda process: None  # checks what an event has changed
         self._events: list[tuple[float, int, Process | None, Handle]] = []
-        self._numbers = itertools.count()
+        self._next_number = itertools.count().__next__
 
     def note(self, text: str) -> None:
         """Adds a line to the journal."""
@@ -42,7 +42,8 @@ class World:
 
     def at(self, when: float, process: "Process | None", handle: "Handle") -> None:
         """Adds an event. process: the one that it belongs to; None: the world's own."""
-        heapq.heappush(self._events, (max(when, self.now), next(self._numbers), process, handle))
+        now = self.now
+        heapq.heappush(self._events, (when if when > now else now, self._next_number(), process, handle))
 
     def after(self, seconds: float, callback: Callable[..., object], *arguments: Any) -> None:
         """Calls a function of the world itself after so many seconds."""
@@ -59,7 +60,7 @@ class World:
             asyncio._set_running_loop(None)
 
     def _run(self, end: float, until: Callable[[], object]) -> bool:
-        events = self._events
+        events, after_event = self._events, self.after_event
         running: Process | None = None  # whose loop is the running one
         while not until():
             if not events:

@@ -1,7 +1,6 @@
 """The registration of a node with management: it renews the lease, and is repeated when management restarts."""
 
 import asyncio
-import contextlib
 import logging
 import secrets
 from collections.abc import AsyncIterator, Callable
@@ -100,7 +99,7 @@ class Registration:
 
     async def _hold(self) -> None:
         """Holds one Register stream, from its first message to its end."""
-        ended = asyncio.Event()
+        ended = asyncio.get_running_loop().create_future()
         if self._registered:
             self.instance, self._registered = secrets.token_hex(8), False
         channel = self._open_channel(self._management)
@@ -116,14 +115,12 @@ class Registration:
                 self._interval = max(0.05, response.lease_seconds / deadlines.REGISTRATION.heartbeats_per_lease)
                 logger.debug("registered as %s", response.node_id)
         finally:
-            ended.set()
+            ended.set_result(None)
             await channel.close(None)
 
-    async def _requests(self, ended: asyncio.Event) -> AsyncIterator[management_pb2.RegisterRequest]:
-        while not ended.is_set():
+    async def _requests(self, ended: "asyncio.Future[None]") -> AsyncIterator[management_pb2.RegisterRequest]:
+        while not ended.done():
             hello = self._hello()
             hello.instance = self.instance
             yield hello
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._interval):
-                    await ended.wait()
+            await asyncio.wait([ended], timeout=self._interval)

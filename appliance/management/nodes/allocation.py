@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import cycle, islice
 from typing import TypeAlias
 
-from waferbox.roles import REGISTERED, role_of
+from waferbox.roles import role_of
 from waferbox.runtime.swarmx_trees import tree_size
 from wsc.v1 import management_pb2, node_pb2, plan_pb2
 
@@ -25,11 +25,10 @@ class Inventory:
     """The nodes by role: their number, their holders, and the free ones. `lease` updates it."""
 
     def __init__(self, nodes: Iterable[management_pb2.NodeInfo]) -> None:
-        numbers = [role.number for role in REGISTERED]
-        self.totals = dict.fromkeys(numbers, 0)
+        self.totals: Counter[_Role] = Counter()
         self._totals_at: Counter[tuple[_Role, str]] = Counter()
-        self.free: dict[_Role, list[management_pb2.NodeInfo]] = {role: [] for role in numbers}
-        self._holders: dict[_Role, set[str]] = {role: set() for role in numbers}
+        self.free: defaultdict[_Role, list[management_pb2.NodeInfo]] = defaultdict(list)
+        self._holders: defaultdict[_Role, set[str]] = defaultdict(set)
         for node in nodes:
             self.totals[node.role] += 1
             self._totals_at[node.role, node.host] += 1

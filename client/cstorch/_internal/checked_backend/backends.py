@@ -19,30 +19,29 @@ from cstorch._internal.execution import Execution, Executor
 from cstorch._internal.tracing import DEVICE, XlaName
 from cstorch.distributed.cluster_config import ClusterConfig
 from waferbox.checked_run.record import Way
-from waferbox.launch.local_clusters import EMBEDDED
 
 
-def _embedded(config: ClusterConfig) -> ClusterConfig:
-    """Returns the settings for an embedded cluster with one wafer."""
-    return replace(config, mgmt_address=EMBEDDED, num_csx=1, num_workers_per_csx=1, max_wgt_servers=1)
+def _on_one_wafer(config: ClusterConfig) -> ClusterConfig:
+    """Returns the settings for one wafer of the cluster that the check has named in the environment."""
+    return replace(config, mgmt_address=None, num_csx=1, num_workers_per_csx=1, max_wgt_servers=1)
 
 
 class CheckedCsxBackend(CsxBackend):
-    """The CSX backend of a checked run: one wafer of an embedded cluster, whatever the script asks for."""
+    """The CSX backend of a checked run: one wafer of the check's own cluster, whatever the script asks for."""
 
     def __init__(self, run: CheckedRun, *args: Any, **settings: Any) -> None:
         self._run = run
         config = settings.get("cluster_config")
         self._asked_csx = config.num_csx if isinstance(config, ClusterConfig) else 1
         if isinstance(config, ClusterConfig):
-            settings["cluster_config"] = _embedded(config)
+            settings["cluster_config"] = _on_one_wafer(config)
         settings |= {"artifact_dir": run.folder / "cerebras_logs", "compile_only": False}
         settings["validate_only"] = run.settings.way is Way.TRACE
         super().__init__(**settings)
 
     def use_cluster(self, config: ClusterConfig) -> None:
         self._asked_csx = max(self._asked_csx, config.num_csx)
-        super().use_cluster(_embedded(config))
+        super().use_cluster(_on_one_wafer(config))
 
     def make_execution(self, executor: Executor) -> Execution:
         from cstorch._internal.checked_backend.executions import CheckedFunctionExecution
