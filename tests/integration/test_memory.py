@@ -8,7 +8,7 @@ from benchmarks.memory import measure
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
-STEPS = 4  # from the second one on all is there that ever will be
+STEPS = 3  # from the second one on all is there that ever will be
 
 
 # One with large embeddings, and two with large activations; `python -m benchmarks memory` has more.

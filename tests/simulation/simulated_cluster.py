@@ -156,6 +156,7 @@ class SimulatedCluster:
         self.nodes = self.fabric.nodes
         self.clients: list[ClientModel] = []
         self.spawn_failures = 0.0
+        self._is_over = False  # at the last event of management, of which there is always another
         self._numbers = itertools.count()
         self._cache_root = cache_root
         idle_seconds = self.random.choice([0.5, 3.0, 300.0])
@@ -375,8 +376,9 @@ class SimulatedCluster:
                 members[key] = node.info.node_id
         for job in service._jobs.all_live():
             assert job.name in service._supervisor._supervisions, f"{job.name} has no supervision"
+        self._is_over = self._find_over()
 
-    def is_over(self) -> bool:
+    def _find_over(self) -> bool:
         """Whether all jobs have ended, and all nodes are free; without faults no recovery points are left."""
         service = self.management
         return (
@@ -392,7 +394,7 @@ class SimulatedCluster:
 
     def run(self) -> None:
         """Runs to the end of all jobs; later faults do not happen. Raises AssertionError if it does not come."""
-        done = self.world.run(FAULT_SECONDS + QUIET_SECONDS, self.is_over)
+        done = self.world.run(FAULT_SECONDS + QUIET_SECONDS, lambda: self._is_over)
         assert done, self._left_over()
         registry = self.management._registry
         assert not registry._waiters

