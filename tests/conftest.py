@@ -1,10 +1,13 @@
 """Settings and fixtures of all tests."""
 
+import asyncio
+import contextvars
 import gc
 import logging
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import hypothesis
 import pytest
@@ -47,6 +50,30 @@ def clusters_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> None:
     """
     os.environ["WAFERBOX_SECRET_FILE"] = str(tmp_path_factory.mktemp("secret") / "cluster.key")
     os.environ["XDG_RUNTIME_DIR"] = str(tmp_path_factory.mktemp("records"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def ended_loops() -> Iterator[None]:
+    """Drops what gRPC still has for an event loop that has ended.
+
+    The loops of a process share one queue of gRPC's. An error for one of them would hold up the events of the others.
+    Processes of a cluster have one loop, but tests have those of several in one process.
+    """
+    call_soon = asyncio.BaseEventLoop.call_soon_threadsafe
+
+    def call_unless_ended(
+        self: asyncio.BaseEventLoop, callback: Any, *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        try:
+            return call_soon(self, callback, *args, context=context)
+        except RuntimeError:
+            if not self.is_closed() or getattr(callback, "__name__", "") != "_handle_callback_wrapper":
+                raise
+            return asyncio.Handle(callback, args, self, context)  # which nothing calls
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asyncio.BaseEventLoop, "call_soon_threadsafe", call_unless_ended)
+        yield
 
 
 # Imports are in functions, since the process that only distributes the tests needs none of them.

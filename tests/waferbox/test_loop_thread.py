@@ -1,6 +1,7 @@
 """The event loop of a client, and its thread: how it ends."""
 
 import asyncio
+import concurrent.futures
 
 import pytest
 
@@ -53,3 +54,24 @@ def test_a_thread_with_an_event_loop_of_its_own_can_end_it() -> None:
         return result
 
     assert asyncio.run(cell()) == 3
+
+
+@pytest.mark.filterwarnings("ignore:coroutine 'value' was never awaited")
+def test_what_comes_too_late_is_cancelled() -> None:
+    """Whether the loop has ended, or is about to and takes nothing more."""
+    thread = loop_thread()
+    thread.start()
+    late: list[concurrent.futures.Future[int]] = []
+    close = thread._loop.close
+
+    def submit_and_close() -> None:
+        late.append(thread.submit(value(1)))
+        close()
+
+    thread._loop.close = submit_and_close  # type: ignore[method-assign]
+    thread.stop()
+    late.append(thread.submit(value(2)))
+    assert len(late) == 2
+    for future in late:
+        with pytest.raises(concurrent.futures.CancelledError):
+            future.result(10)

@@ -27,6 +27,7 @@ class LoopThread:
         """
         self._loop = SteadyEventLoop(clock or SteadyClock())
         self._thread = GuardedThread(self._run_until_stopped, name=name, on_defect=on_defect)
+        self._submitted: set[concurrent.futures.Future[Any]] = set()  # those that are not done
 
     def start(self) -> None:
         self._thread.start()
@@ -38,8 +39,23 @@ class LoopThread:
         return self._loop.run_until_complete(coroutine)
 
     def submit(self, coroutine: Coroutine[Any, Any, _Result]) -> "concurrent.futures.Future[_Result]":
-        """Begins a coroutine in the event loop, after `start`, from any thread. Returns the future of its result."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        """Begins a coroutine in the event loop, after `start`, from any thread.
+
+        Returns the future of its result, which is cancelled if the loop ends before.
+        """
+        future: concurrent.futures.Future[_Result]
+        try:
+            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        except RuntimeError:  # the loop is closed
+            coroutine.close()
+            future = concurrent.futures.Future()
+            future.cancel()
+            return future
+        self._submitted.add(future)
+        future.add_done_callback(self._submitted.discard)
+        if self._loop.is_closed():  # meanwhile, perhaps before the future was among the submitted ones
+            future.cancel()
+        return future
 
     def call_soon(self, callback: Callable[[], object]) -> None:
         """Calls a function in the event loop, after `start`, from any thread. Does not wait. No effect after `stop`."""
@@ -69,6 +85,8 @@ class LoopThread:
     def _settle(self) -> None:
         self._loop.run_until_complete(_settle())
         self._loop.close()
+        for future in list(self._submitted):  # what came too late to become a task
+            future.cancel()
 
 
 async def _settle() -> None:
