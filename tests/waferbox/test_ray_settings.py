@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from waferbox.cluster.launcher import ClusterSettings
 from waferbox.commands.cli import app
 from waferbox.ray_engine.credentials import Credentials
 from waferbox.ray_engine.settings import lay_out, missing_resources, parse_resources, read_runtime_env
@@ -33,6 +34,22 @@ def test_a_wafer_and_its_workers_share_a_bundle() -> None:
     assert [bundle["CPU"] for bundle in layout.bundles] == [1.5, 1.25, 0.5, 0.25]
     assert layout.slots.count(("workers", 0)) == 2
     assert sum(ROLES.values()) == len(layout.slots)
+
+
+@pytest.mark.parametrize(
+    ("given", "hosts", "memoryx", "swarmx"),
+    [
+        ({"wafers": 4}, 4, 4, 4),
+        ({"wafers": 2}, 4, 2, 2),  # the other hosts have no wafer
+        ({"wafers": 8}, 2, 2, 3),  # a tree over eight wafers has three nodes
+        ({"wafers": 4, "memoryx": 1}, 4, 1, 4),
+        ({"wafers": 4, "memoryx": 8, "swarmx": 1}, 4, 8, 1),
+        ({"wafers": 4}, 1, 1, 1),
+    ],
+)
+def test_each_host_has_a_shard_and_a_swarmx_node(given: dict[str, int], hosts: int, memoryx: int, swarmx: int) -> None:
+    roles = ClusterSettings(**given).over_hosts(hosts).roles  # type: ignore[arg-type]
+    assert (roles["memoryx"], roles["swarmx"]) == (memoryx, swarmx)
 
 
 def test_it_is_said_which_bundle_waits_for_what() -> None:
@@ -94,4 +111,4 @@ def test_an_address_without_ray_is_an_error_that_says_what_to_do() -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     with pytest.raises(ClusterError, match=r"there is no Ray cluster at .* `ray start --head`"):
-        RayLauncher(RaySettings(address=address), ROLES)
+        RayLauncher(RaySettings(address=address))

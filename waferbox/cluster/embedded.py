@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `up` and `run`."""
     defaults = ClusterSettings()
     parser.add_argument("--wafers", type=int, default=defaults.wafers)
-    parser.add_argument("--memoryx", type=int, default=defaults.memoryx)
+    parser.add_argument("--memoryx", type=int, help="default: one")
     parser.add_argument("--workers", type=int, help="in all; default: one for each wafer")
     parser.add_argument("--swarmx", type=int, help="default: as many as a tree over the wafers has")
     parser.add_argument("--threads", type=int, help="of each wafer; default: its share of the cores")

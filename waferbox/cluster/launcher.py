@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from waferbox import settings
@@ -18,7 +18,7 @@ class ClusterSettings:
     """The number of processes of each role in a cluster, and their options."""
 
     wafers: int = 1
-    memoryx: int = 1
+    memoryx: int | None = None  # None: one
     workers: int | None = None  # in total; None: one for each wafer
     swarmx: int | None = None  # None: as many as a tree over the wafers has
     listen: str = "127.0.0.1:0"  # address of the management service
@@ -36,11 +36,23 @@ class ClusterSettings:
     def roles(self) -> dict[str, int]:
         """The number of processes of each role module."""
         return {
-            MEMORYX.module: self.memoryx,
+            MEMORYX.module: 1 if self.memoryx is None else self.memoryx,
             SWARMX.module: tree_size(self.wafers) if self.swarmx is None else self.swarmx,
             WAFER.module: self.wafers,
             WORKER.module: self.wafers if self.workers is None else self.workers,
         }
+
+    def over_hosts(self, num_hosts: int) -> "ClusterSettings":
+        """Returns the settings with a shard and a SwarmX node for each host with wafers, where they give no number.
+
+        The link of a host then carries about the same bytes whatever the number of hosts (docs/roles/swarmx.md).
+        """
+        count = min(num_hosts, self.wafers)
+        if count == 1:
+            return self
+        memoryx = count if self.memoryx is None else self.memoryx
+        swarmx = max(count, tree_size(self.wafers)) if self.swarmx is None else self.swarmx
+        return replace(self, memoryx=memoryx, swarmx=swarmx)
 
 
 class Process(Protocol):

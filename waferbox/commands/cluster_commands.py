@@ -125,9 +125,12 @@ class Engine(enum.StrEnum):
 
 
 Wafers = Annotated[int, typer.Option(min=1, help="Wafers.")]
-MemoryX = Annotated[int, typer.Option(min=1, help="MemoryX shards.")]
+MemoryX = Annotated[int | None, typer.Option(min=1, help=r"MemoryX shards.  \[default: 1; on Ray one for each host]")]
 Workers = Annotated[int | None, typer.Option(min=1, help=r"Input workers in total.  \[default: one for each wafer]")]
-SwarmX = Annotated[int | None, typer.Option(min=1, help=r"SwarmX nodes.  \[default: a tree over the wafers]")]
+SwarmX = Annotated[
+    int | None,
+    typer.Option(min=1, help=r"SwarmX nodes.  \[default: a tree over the wafers; on Ray at least one for each host]"),
+]
 Threads = Annotated[int | None, typer.Option(min=1, help=r"Threads of a wafer.  \[default: its share of the cores]")]
 StateDir = Annotated[
     Path | None,
@@ -170,7 +173,7 @@ CacheRoot = Annotated[Path | None, typer.Option(help=r"Folder for artifacts.  \[
 
 def up(
     wafers: Wafers = 1,
-    memoryx: MemoryX = 1,
+    memoryx: MemoryX = None,
     workers: Workers = None,
     swarmx: SwarmX = None,
     threads: Threads = None,
@@ -286,7 +289,9 @@ def _up_in_foreground(settings: ClusterSettings, name: str, on_ray: "RaySettings
                 fail(f"--engine ray needs Ray ({error}): pip install 'waferbox[ray]'")
             if settings.threads is None:
                 settings = dataclasses.replace(settings, threads=on_ray.wafer_threads)
-            launcher = RayLauncher(on_ray, settings.roles, [signals.fileno()])
+            launcher = RayLauncher(on_ray)
+            settings = settings.over_hosts(launcher.num_hosts)
+            launcher.reserve(settings.roles, [signals.fileno()])
         cluster = Cluster(settings, launcher, [signals.fileno()])
     record = recorded(
         Starter.UP,
@@ -337,7 +342,7 @@ def run(
     script: Annotated[Path, typer.Argument(help="A Python script.", exists=True, dir_okay=False, readable=True)],
     arguments: Annotated[list[str] | None, typer.Argument(help="Arguments of the script.")] = None,
     wafers: Wafers = 1,
-    memoryx: MemoryX = 1,
+    memoryx: MemoryX = None,
     workers: Workers = None,
     swarmx: SwarmX = None,
     threads: Threads = None,
@@ -390,7 +395,7 @@ def down(management: ManagementOption = None) -> None:
 
 def _settings(
     wafers: int,
-    memoryx: int,
+    memoryx: int | None,
     workers: int | None,
     swarmx: int | None,
     threads: int | None,

@@ -133,26 +133,38 @@ class RayLauncher:
     Thread-safe.
     """
 
-    def __init__(self, settings: RaySettings, roles: Mapping[str, int], stop_requests: Sequence[int] = ()) -> None:
-        """Connects to Ray, and waits until it has room for the cluster.
+    def __init__(self, settings: RaySettings) -> None:
+        """Connects to Ray. Raises ClusterError: there is none.
 
         Args:
             settings: of Ray.
-            roles: the number of processes of each role module.
-            stop_requests: descriptors; one that becomes readable requests the end of the cluster.
-
-        Raises:
-            ClusterError: there is no Ray, or no room in time; or a stop was requested.
         """
         _connect(settings)
         # The coordinators, which start on this host, inherit the variable.
         os.environ.setdefault(REPLACEMENT_SECONDS.name, f"{deadlines.START.ray_replacement:g}")
         self._settings = settings
         self._lock = threading.Lock()
-        self._layout = lay_out(roles, settings.resources)
-        self._free = list(self._layout.slots)
+        self._free: list[tuple[str, int]] = []
         self._running: list[RayProcess] = []
         self._never_ready = os.eventfd(0, os.EFD_CLOEXEC)
+
+    @property
+    def num_hosts(self) -> int:
+        """The number of Ray's hosts."""
+        return len(_hosts())
+
+    def reserve(self, roles: Mapping[str, int], stop_requests: Sequence[int] = ()) -> None:
+        """Waits until Ray has room for the processes of the cluster. On failure the launcher is closed.
+
+        Args:
+            roles: the number of processes of each role module.
+            stop_requests: descriptors; one that becomes readable requests the end of the cluster.
+
+        Raises:
+            ClusterError: there is no room in time, or a stop was requested.
+        """
+        self._layout = lay_out(roles, self._settings.resources)
+        self._free = list(self._layout.slots)
         try:
             self._credentials = own_credentials()
             self._group = placement_group([dict(bundle) for bundle in self._layout.bundles], strategy=STRATEGY)
