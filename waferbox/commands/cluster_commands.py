@@ -127,7 +127,7 @@ class Engine(enum.StrEnum):
 Wafers = Annotated[int, typer.Option(min=1, help="Wafers.")]
 MemoryX = Annotated[int, typer.Option(min=1, help="MemoryX shards.")]
 Workers = Annotated[int | None, typer.Option(min=1, help=r"Input workers in total.  \[default: one for each wafer]")]
-SwarmX = Annotated[int | None, typer.Option(min=1, help=r"SwarmX nodes.  \[default: a tree over the wafers]")]
+SwarmX = Annotated[int | None, typer.Option(min=1, help=r"SwarmX nodes.  \[default: a tree over several wafers]")]
 Threads = Annotated[int | None, typer.Option(min=1, help=r"Threads of a wafer.  \[default: its share of the cores]")]
 StateDir = Annotated[
     Path | None,
