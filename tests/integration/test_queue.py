@@ -79,8 +79,7 @@ class Management:
         self.process: Any = None
         self.start()
         self._nodes = [
-            self._launcher.start(role, ["--management", self.address])
-            for role in ("memoryx", "wafer", "workers")
+            self._launcher.start(role, ["--management", self.address]) for role in ("memoryx", "wafer", "workers")
         ]
         wait_for(lambda: len(self.ask().nodes) == 3)
         self._ingress: subprocess.Popen[bytes] | None = None
