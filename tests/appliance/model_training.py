@@ -25,7 +25,7 @@ from cstorch._internal.state import Registry, named_getters
 from cstorch._internal.tracing import COUNTER
 from cstorch.optim import SGD, AdamW, Optimizer
 
-STEPS, CLIP = 2, 0.5
+STEPS, CLIP = 3, 0.5
 MODEL = "state.model."
 
 
