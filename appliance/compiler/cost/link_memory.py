@@ -32,9 +32,9 @@ def set_link_bytes(plan: plan_pb2.Plan) -> None:
     plan.wafer.link_bytes = _wafer_bytes(plan.wafer, is_single=plan.num_csx == 1)
     for part in plan.memoryx:
         part.link_bytes = _shard_bytes(part)
-    if plan.num_csx > 1:
-        plan.swarmx.link_bytes = _swarmx_bytes(plan)
-        plan.swarmx.relay_bytes = _relay_bytes(plan.swarmx)
+    is_reduced = plan.num_csx > 1
+    plan.swarmx.link_bytes = _swarmx_bytes(plan) if is_reduced else 0
+    plan.swarmx.relay_bytes = _relay_bytes(plan.swarmx) if is_reduced else 0
 
 
 def _wafer_bytes(plan: plan_pb2.WaferPlan, *, is_single: bool) -> int:
