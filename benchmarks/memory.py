@@ -288,7 +288,7 @@ def _cluster(
         with open(os.devnull, "rb") as nothing:
             return start(place, words, variables, {0: nothing.fileno(), 1: output, 2: output, **{fd: fd for fd in fds}})
 
-    places = [("memoryx", host), ("swarmx", host)]
+    places = [("memoryx", host), *([("swarmx", host)] if wafers > 1 else [])]
     places += [(role, wafer_host) for role in ["workers"] * wafers + ["wafer"] * wafers]
     with cluster_by_hand(host, places, variables, log, begin) as management:
         yield management

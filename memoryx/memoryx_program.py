@@ -63,8 +63,9 @@ class MemoryXProgram:
             snapshots: of the states.
             recovery_points: of the states.
             hub: of the links.
-            links: to the roots of the SwarmX trees, to other shards, and of shard 0 to the coordinator.
-            trees: the number of each shard's SwarmX tree; empty: there is one tree.
+            links: to the roots of the SwarmX trees, or to a single wafer; to other shards, and of shard 0 to the
+                coordinator.
+            trees: the number of each shard's SwarmX tree; empty: there is one tree, or none.
         """
         self._program = Program(hub, "update")
         self.progress = self._program.progress
@@ -79,7 +80,8 @@ class MemoryXProgram:
         self._shard = plan.shard
         self._links = links
         self._trees = trees
-        self._roots = {tree: link for (purpose, tree), link in links.items() if purpose == node_pb2.LINK_PURPOSE_SWARMX}
+        towards_wafers = (node_pb2.LINK_PURPOSE_SWARMX, node_pb2.LINK_PURPOSE_WAFER)
+        self._roots = {tree: link for (purpose, tree), link in links.items() if purpose in towards_wafers}
         own_root = self._roots[trees[plan.shard] if trees else 0]
         own_root.limit_credit(WEIGHTS_WINDOW)
         self._expect(plan.groups)
@@ -180,7 +182,7 @@ class MemoryXProgram:
     def _expect(self, groups: Iterable[plan_pb2.Group]) -> None:
         for (purpose, index), link in self._links.items():
             match purpose:
-                case node_pb2.LINK_PURPOSE_SWARMX:
+                case node_pb2.LINK_PURPOSE_SWARMX | node_pb2.LINK_PURPOSE_WAFER:
                     reductions = (group for group in groups if group.kind == plan_pb2.GROUP_KIND_REDUCTION)
                     arriving = [group for group in reductions if tree_of(group, self._trees) == index]
                 case node_pb2.LINK_PURPOSE_SHARD:
@@ -191,7 +193,7 @@ class MemoryXProgram:
             link.expect({group.id: group.nbytes for group in arriving})
 
     def _root_of(self, group: plan_pb2.Group) -> Link:
-        """Returns the link to the root of the SwarmX tree that carries a group."""
+        """Returns the link to the root of the SwarmX tree that carries a group, or to a single wafer."""
         return self._roots[tree_of(group, self._trees)]
 
     def _add_receive(self, group: plan_pb2.Group, *, keep: bool, is_summed: bool) -> None:
@@ -247,10 +249,10 @@ class MemoryXProgram:
             self._paging.add([self._state_values[value] for value in values], lent=is_lent)
         match group.kind:
             case plan_pb2.GROUP_KIND_WEIGHTS:
-                self._program.add_send(group, [self._root_of(group)], self._buffers, as_bytes=False, window="credit")
+                self._program.add_send(group, [self._root_of(group)], self._buffers, window="credit")
             case plan_pb2.GROUP_KIND_OUTPUT:
                 coordinator = self._links[node_pb2.LINK_PURPOSE_COORDINATOR, 0]
-                self._program.add_send(group, [coordinator], self._buffers, as_bytes=True, window="ack")
+                self._program.add_send(group, [], self._buffers, coordinator=coordinator)
             case plan_pb2.GROUP_KIND_EXCHANGE:
                 # As bytes: the other shard may still read the group of the step before.
                 shards = [

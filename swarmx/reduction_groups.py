@@ -99,13 +99,3 @@ class ReleaseNotifier:
         for awaited in self._counts.awaited_between(self._notified, count):
             self._notify(awaited)
         self._notified = max(self._notified, count)
-
-
-def first_counts(counts: ArenaCounts, groups: Sequence[plan_pb2.Group]) -> dict[int, int]:
-    """Returns the count of each shard before it has released a group. Shards that receive no group have none."""
-    by_shard: dict[int, list[int]] = {}
-    for group in groups:
-        if group.id in counts.offsets:
-            for shard in group.shards:
-                by_shard.setdefault(shard, []).append(group.id)
-    return {shard: counts.first_of(own) for shard, own in by_shard.items()}

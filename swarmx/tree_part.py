@@ -4,7 +4,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from swarmx.reduction_groups import Collector, ReleaseNotifier, Releases, child_bytes, first_counts, joined_bytes
+from swarmx.reduction_groups import Collector, ReleaseNotifier, Releases, child_bytes, joined_bytes
 from waferbox.links.elements import aligned
 from waferbox.links.hub import Hub
 from waferbox.links.link import Link, LinkLost, Message
@@ -272,7 +272,7 @@ class TreePart:
             in_arena = any(group.id in self._counts.offsets for group in groups)
             first = {self._parent: 0} if in_arena else {}
         else:
-            counts = first_counts(self._counts, groups)
+            counts = self._counts.first_counts(groups)
             first = {link: counts[shard] for shard, link in self._shards.items() if shard in counts}
         releases = Releases(first)
         if self._counts.credited:

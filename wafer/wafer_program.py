@@ -1,6 +1,6 @@
 """The step program of a wafer: it receives a batch and weights, runs kernels, and sends the groups to be reduced.
 
-No value stays from one step to the next. Kernels write sent values directly into the memory that SwarmX reads. Large
+No value stays from one step to the next. Kernels write sent values directly into the memory that receivers read. Large
 gradients take turns in an arena: before a kernel writes there, the program waits for the count of released groups that
 the plan names. An arena with room for all groups of a step, and every other buffer, needs no count: before a group is
 written again, the plan makes the wafer receive a group from every shard that reads it, and a shard sends that one only
@@ -16,6 +16,7 @@ from wafer.joins import adding, beside_inputs, joining
 from wafer.kernel_failures import KernelFailures
 from wafer.kernels import WaferKernel, WaferKernels
 from wafer.large_tensors import limit_large_tensors, release_large_tensors
+from wafer.routes import Routes
 from waferbox.cirh.execution.kernel import Kernel, OperationFailed, clone_views
 from waferbox.links.hub import Hub
 from waferbox.links.link import Link
@@ -24,22 +25,14 @@ from waferbox.runtime.groups import SendBuffers
 from waferbox.runtime.loops import body_of
 from waferbox.runtime.node_job import LinkKey
 from waferbox.runtime.program import Action, Program
-from waferbox.runtime.schedule import (
-    CREDIT_GROUPS,
-    WEIGHTS_CREDIT_BATCH,
-    StepSchedule,
-    is_for_coordinator_only,
-    is_received_by_wafers,
-    worker_of_step,
-)
-from waferbox.runtime.swarmx_trees import tree_of
+from waferbox.runtime.schedule import WEIGHTS_CREDIT_BATCH, StepSchedule, is_for_coordinator_only, worker_of_step
 from wsc.v1 import node_pb2, plan_pb2
 
 
 class WaferProgram:
     """The step program of one epoch on a wafer. Owns the buffers of its sent groups. Used by the thread of the steps.
 
-    Raises ValueError for instructions that are not a wafer's, and without a link to SwarmX.
+    Raises ValueError for instructions that are not a wafer's, and without a link towards MemoryX.
     """
 
     def __init__(
@@ -58,8 +51,9 @@ class WaferProgram:
             number: this wafer's, among all wafers of the job.
             kernels: the wafer's library of kernels.
             hub: of the links.
-            links: to the workers, and to the parent in each SwarmX tree.
-            trees: the number of each shard's tree; empty: there is one tree.
+            links: to the workers, and to the parent in each SwarmX tree; of a single wafer to the workers, to each
+                shard and to the coordinator.
+            trees: the number of each shard's tree; empty: there is one tree, or none.
         """
         self._program = Program(hub, "compute", measures_layers=number == 0)  # all wafers do the same
         self.progress = self._program.progress
@@ -71,12 +65,7 @@ class WaferProgram:
         values.indices(parts)
         for micro_batch, value in enumerate(plan.number_values):
             values.tensors[values.index(value)] = torch.tensor([number * plan.micro_batches + micro_batch])
-        self._trees = trees
-        self._parents = {
-            tree: link for (purpose, tree), link in links.items() if purpose == node_pb2.LINK_PURPOSE_PARENT
-        }
-        if not self._parents:
-            raise ValueError("a wafer has a link to a SwarmX node")
+        self._routes = Routes(links, trees)
         workers = sorted(index for purpose, index in links if purpose == node_pb2.LINK_PURPOSE_WORKER)
         self._workers = [links[node_pb2.LINK_PURPOSE_WORKER, index] for index in workers]
         self._taken: dict[int, int] = {}  # the number of weights groups taken, by shard
@@ -101,10 +90,7 @@ class WaferProgram:
         self._made: set[int] = set()  # the outputs of the runs added so far
         self._has_micro_batches = plan.micro_batches > 1
         self._counts = ArenaCounts(plan.arena)
-        # Of groups in the arena: each sends all awaited counts.
-        releasing = {tree_of(groups[place.group], trees) for place in plan.arena.places}
-        self._releasing = [self._parents[tree] for tree in sorted(releasing)]
-        self._released = 0  # the last awaited count
+        self._released = self._routes.first_counts(self._counts, plan.groups)  # by link
         self._buffers = SendBuffers(
             (groups[group] for group in sent),
             produced,
@@ -124,16 +110,14 @@ class WaferProgram:
                 case "run":
                     self._add_run(instruction.run, made[instruction.run.kernel])
                 case "send":
-                    group = groups[instruction.send.group]
-                    self._add_waits([group.id])
-                    as_bytes = is_for_coordinator_only(group)
-                    self._program.add_send(group, [self._parent_of(group)], self._buffers, as_bytes=as_bytes)
+                    self._add_send(groups[instruction.send.group])
                 case _:
                     raise ValueError(f"a wafer has no instruction {kind}")
         if any(group.kind == plan_pb2.GROUP_KIND_BATCH for group in plan.groups):
             self._program.add(self._acknowledge_batch, "batch taken", what="send")
 
     def run(self, schedule: StepSchedule) -> Mapping[str, float]:
+        self._routes.limit_ahead(schedule.run_ahead_steps)
         return self._program.run(schedule)
 
     def interrupt(self) -> None:
@@ -145,30 +129,32 @@ class WaferProgram:
         self._buffers.close()
         release_large_tensors()
 
-    def _expect(self, groups: Iterable[plan_pb2.Group]) -> None:
+    def _expect(self, groups: Sequence[plan_pb2.Group]) -> None:
         batch = {group.id: group.nbytes for group in groups if group.kind == plan_pb2.GROUP_KIND_BATCH}
         for link in self._workers:
             link.expect(batch)
-        sizes: dict[int, dict[int, int]] = {tree: {RELEASED_GROUP: 0} for tree in self._parents}
-        for group in groups:
-            if is_received_by_wafers(group):
-                sizes[tree_of(group, self._trees)][group.id] = group.nbytes
-        for tree, link in self._parents.items():
-            link.expect(sizes[tree])
-
-    def _parent_of(self, group: plan_pb2.Group) -> Link:
-        """Returns the link of the SwarmX tree that carries a group."""
-        return self._parents[tree_of(group, self._trees)]
+        self._routes.expect(groups)
 
     def _add_receive(self, group: plan_pb2.Group) -> None:
         if group.kind == plan_pb2.GROUP_KIND_BATCH:
             self._program.add_receive(group, self._workers)
             return
-        parent = self._parent_of(group)
-        self._program.add_receive(group, [parent])
+        link = self._routes.source(group)
+        if link is not None:
+            self._program.add_receive(group, [link])
         if group.kind == plan_pb2.GROUP_KIND_WEIGHTS:
             credit = f"credit memoryx-{group.source_shard}"
-            self._program.add(self._count_taken(group.source_shard, parent), credit, what="send", layer=group.layer)
+            self._program.add(self._count_taken(group.source_shard), credit, what="send", layer=group.layer)
+
+    def _add_send(self, group: plan_pb2.Group) -> None:
+        self._add_waits([group.id])
+        self._program.add_send(
+            group,
+            self._routes.targets(group),
+            self._buffers,
+            as_bytes=is_for_coordinator_only(group),
+            coordinator=self._routes.coordinator(group),
+        )
 
     def _add_run(self, run: plan_pb2.Run, kernel: WaferKernel) -> None:
         self._add_waits(group for value in run.outputs if (group := self._buffers.home_group(value)) is not None)
@@ -267,17 +253,16 @@ class WaferProgram:
             self._program.add(self._wait_for_release(count), "gradients taken", what="send")
 
     def _wait_for_release(self, awaited: int) -> Action:
-        program, parents, counts, progress = self._program, self._releasing, self._counts, self.progress
+        program, released, counts, progress = self._program, self._released, self._counts, self.progress
         now = time.perf_counter
 
         def wait(step: int) -> None:
             count = counts.count(awaited, step, program.repetition)
-            if count > self._released:
-                begin = now()
-                for parent in parents:
-                    program.hub.receive(parent, RELEASED_GROUP, count)
-                self._released = count
-                progress.send += now() - begin
+            begin = now()
+            for link in released:
+                while released[link] < count:
+                    released[link] = program.hub.receive(link, RELEASED_GROUP).step
+            progress.send += now() - begin
 
         return wait
 
@@ -302,16 +287,15 @@ class WaferProgram:
 
         return call
 
-    def _count_taken(self, shard: int, parent: Link) -> Action:
+    def _count_taken(self, shard: int) -> Action:
         """Returns an action that counts a taken weights group, and grants its shard credit for several at once."""
-        hub, taken = self._program.hub, self._taken
+        taken, grant = self._taken, self._routes.granting(shard, self._program.hub, self._buffers.nothing)
         taken.setdefault(shard, 0)
-        nothing = self._buffers.nothing
 
         def count(step: int) -> None:
             taken[shard] = number = taken[shard] + 1
             if number % WEIGHTS_CREDIT_BATCH == 0:
-                hub.send(parent, CREDIT_GROUPS + shard, number, nothing)
+                grant(number)
 
         return count
 

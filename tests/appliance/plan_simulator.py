@@ -34,7 +34,7 @@ class Simulation:
     def run(self, batches: Sequence[Sequence[torch.Tensor]], seed: int = 0) -> list[dict[str, torch.Tensor]]:
         """Runs one step for each global batch. Returns the outputs of each step, by name."""
         plan, wires = self.plan, Wires()
-        # A tree for all shards, or, in every second order, one for each.
+        # A tree for all shards, or, in every second order, one for each; no tree for a single wafer.
         trees = list(range(plan.num_shards)) if seed % 2 and plan.num_shards > 1 else []
         with torch.no_grad():
             wafers = [
@@ -44,6 +44,7 @@ class Simulation:
                     self.kernels,
                     wires,
                     [[part for tensor in batch for part in self._parts(tensor, i)] for batch in batches],
+                    plan.num_csx,
                     trees,
                 )
                 for i in range(plan.num_csx)
@@ -53,7 +54,9 @@ class Simulation:
                 for part, memory in zip(plan.memoryx, self.memories, strict=True)
             ]
             swarmx = [
-                SwarmX(tree, plan.swarmx, plan.num_csx, plan.num_shards, wires, trees) for tree in (set(trees) or {0})
+                SwarmX(tree, plan.swarmx, plan.num_csx, plan.num_shards, wires, trees)
+                for tree in (set(trees) or {0})
+                if plan.num_csx > 1
             ]
             threads = {wafer.name: wafer.run() for wafer in wafers}
             threads |= {shard.name: shard.run(len(batches)) for shard in shards}
@@ -75,7 +78,8 @@ class Simulation:
         groups = {group.id: group for group in self.plan.coordinator.groups}
         frames: dict[int, memoryview] = {}
         for group in groups.values():
-            source = "shard0" if group.kind == plan_pb2.GROUP_KIND_OUTPUT else "swarmx0"
+            wafers = "swarmx0" if self.plan.num_csx > 1 else "wafer0"
+            source = "shard0" if group.kind == plan_pb2.GROUP_KIND_OUTPUT else wafers
             frame = wires.take(source, "coordinator", group.id, step)
             assert frame is not None, f"group {group.id} of step {step} did not come"
             data = bytearray(group.nbytes)

@@ -34,7 +34,7 @@ class Behaviour:
     on_attach: dict[str, Callable[[], None]] = field(default_factory=dict)
     on_stop: dict[str, Callable[[], None]] = field(default_factory=dict)
     on_load: dict[str, Callable[[JobContext], None]] = field(default_factory=dict)
-    sent: list[int] = field(default_factory=list)  # the steps whose loss SwarmX has sent
+    sent: list[int] = field(default_factory=list)  # the steps whose loss SwarmX, or a single wafer, has sent
     released: dict[str, list[int]] = field(default_factory=dict)
     stopped: list[str] = field(default_factory=list)
     starts: dict[str, list[node_pb2.Start]] = field(default_factory=dict)
@@ -103,12 +103,12 @@ class PretendingProgram:
                 raise Stopped
 
     def send(self, step: int) -> None:
-        if self.context.node == "swarmx-0":
-            for group in self.load.swarmx.groups:
-                self.fill(group, step)
-            self.behaviour.sent.append(self.done_steps + step)
-        else:
+        if self.load.HasField("memoryx"):
             self.fill(self.load.memoryx.groups[0], step)
+            return
+        for group in self.load.swarmx.groups or self.load.wafer.groups:
+            self.fill(group, step)
+        self.behaviour.sent.append(self.done_steps + step)
 
     def fill(self, group: plan_pb2.Group, step: int) -> None:
         count = group.nbytes // 4
@@ -139,7 +139,7 @@ class PretendingJob(RoleJob):
         self.behaviour.loads.setdefault(self.context.node, []).append(request)
         self.behaviour.links[self.context.node] = set(links)
         link = links.get((node_pb2.LINK_PURPOSE_COORDINATOR, 0))
-        sends = bool(request.swarmx.groups or request.memoryx.groups)
+        sends = bool(request.swarmx.groups or request.wafer.groups or request.memoryx.groups)
         return PretendingProgram(self.context, self.behaviour, request, hub, link if sends else None)
 
     def missing_states(self) -> list[str]:
@@ -186,7 +186,8 @@ class PretendingJob(RoleJob):
 
 def plan_with_groups(plan: plan_pb2.Plan) -> plan_pb2.Plan:
     """The senders' parts of make_plan."""
+    wafers = plan.swarmx if plan.num_csx > 1 else plan.wafer
     for group in plan.coordinator.groups:
-        target = plan.memoryx[0].groups if group.kind == plan_pb2.GROUP_KIND_OUTPUT else plan.swarmx.groups
-        target.add().CopyFrom(group)
+        sender = plan.memoryx[0] if group.kind == plan_pb2.GROUP_KIND_OUTPUT else wafers
+        sender.groups.add().CopyFrom(group)
     return plan

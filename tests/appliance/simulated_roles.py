@@ -8,7 +8,6 @@ from itertools import zip_longest
 import torch
 from simulated_links import Frame, Held, Wires, arena_places, check_type, empty
 
-from swarmx.reduction_groups import first_counts
 from waferbox.cirh.execution.kernel import Kernel, clone_views
 from waferbox.cirh.text.parser import parse_module
 from waferbox.links.elements import tensor_bytes, torch_dtype
@@ -25,9 +24,14 @@ class Role:
     """The common part of wafers and shards: values by number, and one buffer to send each group from."""
 
     def __init__(
-        self, name: str, plan: plan_pb2.WaferPlan | plan_pb2.MemoryXPlan, wires: Wires, trees: Sequence[int]
+        self,
+        name: str,
+        plan: plan_pb2.WaferPlan | plan_pb2.MemoryXPlan,
+        wires: Wires,
+        num_wafers: int,
+        trees: Sequence[int],
     ) -> None:
-        self.name, self.plan, self.wires, self.trees = name, plan, wires, trees
+        self.name, self.plan, self.wires, self.num_wafers, self.trees = name, plan, wires, num_wafers, trees
         self.groups = {group.id: group for group in plan.groups}
         self.values: dict[int, Held] = {}
         sent = [i.send.group for i in plan.instructions if i.WhichOneof("kind") == "send"]
@@ -35,7 +39,6 @@ class Role:
             group: {member.value: empty(member.type) for member in self.groups[group].members} for group in sent
         }
         self.counts = ArenaCounts(plan.arena)
-        self.releasing = {self.swarmx(g) for g in plan.groups if g.id in self.counts.offsets}
         produced = direct = {value for i in plan.instructions for value in i.run.outputs}
         if isinstance(plan, plan_pb2.WaferPlan):
             self.places |= arena_places(plan.arena, self.groups)
@@ -48,9 +51,9 @@ class Role:
                     self.place_of[value] = tensor
                     self.group_of[value] = group
 
-    def swarmx(self, group: plan_pb2.Group) -> str:
-        """The root of the tree that carries a group."""
-        return f"swarmx{tree_of(group, self.trees)}"
+    def root(self, group: plan_pb2.Group) -> str:
+        """The root of the tree that carries a group, or the single wafer."""
+        return f"swarmx{tree_of(group, self.trees)}" if self.num_wafers > 1 else "wafer0"
 
     def read(self, value: int) -> torch.Tensor:
         held = self.values[value]
@@ -87,10 +90,15 @@ class Wafer(Role):
         kernels: Mapping[int, Kernel],
         wires: Wires,
         batches: Sequence[list[torch.Tensor]],
+        num_wafers: int,
         trees: Sequence[int],
     ):
-        super().__init__(f"wafer{index}", plan, wires, trees)
+        super().__init__(f"wafer{index}", plan, wires, num_wafers, trees)
         self.batches = batches
+        # Who tells how many groups are released, with the first count of each.
+        self.releasing = {self.root(group): 0 for group in plan.groups if group.id in self.counts.offsets}
+        if num_wafers == 1:
+            self.releasing = {f"shard{i}": count for i, count in self.counts.first_counts(plan.groups).items()}
         self.numbers = [torch.tensor([index * plan.micro_batches + k]) for k in range(plan.micro_batches)]
         self.reductions = {
             member.value: group.reduction
@@ -118,7 +126,10 @@ class Wafer(Role):
                         if group.kind == plan_pb2.GROUP_KIND_BATCH:
                             self.accept(Frame.of(group, step, batch, as_bytes=True))
                             continue
-                        while (frame := self.wires.take(self.swarmx(group), self.name, group.id, step)) is None:
+                        if self.num_wafers == 1 and group.kind == plan_pb2.GROUP_KIND_REDUCTION:
+                            continue  # it is what the wafer has made
+                        source = self.root(group) if self.num_wafers > 1 else f"shard{group.source_shard}"
+                        while (frame := self.wires.take(source, self.name, group.id, step)) is None:
                             yield
                         self.accept(frame)
                         if group.kind == plan_pb2.GROUP_KIND_WEIGHTS:
@@ -155,11 +166,21 @@ class Wafer(Role):
                         yield from self.wait_for_places([group.id], step, repetition)
                         tensors = self.complete(group.id)
                         check_type(group, tensors)
-                        as_bytes = is_for_coordinator_only(group)
-                        frame = Frame.of(group, step, tensors, as_bytes=as_bytes)
-                        self.wires.send(self.name, self.swarmx(group), frame)
+                        self.send(group, step, tensors)
                     case kind:
                         raise AssertionError(kind)
+
+    def send(self, group: plan_pb2.Group, step: int, tensors: Sequence[torch.Tensor]) -> None:
+        if self.num_wafers > 1:
+            frame = Frame.of(group, step, tensors, as_bytes=is_for_coordinator_only(group))
+            self.wires.send(self.name, self.root(group), frame)
+            return
+        for shard in group.shards:
+            self.wires.send(self.name, f"shard{shard}", Frame.of(group, step, tensors, as_bytes=False))
+        if group.to_coordinator:
+            if group.reduction == plan_pb2.REDUCTION_GATHER:
+                tensors = [torch.cat([tensor.reshape(-1) for tensor in tensors])]
+            self.wires.send(self.name, "coordinator", Frame.of(group, step, tensors, as_bytes=True))
 
     def lies_in_arena(self, value: int) -> bool:
         return self.group_of.get(value) in self.counts.offsets
@@ -177,7 +198,9 @@ class Wafer(Role):
         for group in groups:
             awaited = self.counts.awaited(group)
             count = None if awaited is None else self.counts.count(awaited, step, repetition)
-            while count is not None and any(self.wires.released[root] < count for root in self.releasing):
+            while count is not None and any(
+                max(first, self.wires.released[name]) < count for name, first in self.releasing.items()
+            ):
                 yield
 
 
@@ -209,8 +232,7 @@ class Shard(Role):
         states: Mapping[str, torch.Tensor],
         trees: Sequence[int],
     ):
-        super().__init__(f"shard{plan.shard}", plan, wires, trees)
-        self.num_wafers = num_wafers
+        super().__init__(f"shard{plan.shard}", plan, wires, num_wafers, trees)
         self.names = {slot.name: slot.value for slot in plan.states}
         self.states = memory.states
         for name, value in self.names.items():
@@ -244,7 +266,7 @@ class Shard(Role):
                         self.release(step)
                         group = self.groups[instruction.receive.group]
                         exchanged = group.kind == plan_pb2.GROUP_KIND_EXCHANGE
-                        source = f"shard{group.source_shard}" if exchanged else self.swarmx(group)
+                        source = f"shard{group.source_shard}" if exchanged else self.root(group)
                         while (frame := self.wires.take(source, self.name, group.id, step)) is None:
                             yield
                         if instruction.receive.keep:
@@ -301,7 +323,7 @@ class Shard(Role):
                 while self.wires.sent[self.plan.shard] - self.granted() >= WEIGHTS_WINDOW:
                     yield
                 self.wires.sent[self.plan.shard] += 1
-                self.wires.send(self.name, self.swarmx(group), Frame.of(group, step, tensors, as_bytes=False))
+                self.wires.send(self.name, self.root(group), Frame.of(group, step, tensors, as_bytes=False))
             case plan_pb2.GROUP_KIND_EXCHANGE:
                 for shard in group.shards:
                     assert shard != self.plan.shard
@@ -331,7 +353,7 @@ class SwarmX:
         places = {place.group: place for place in plan.arena.places if place.group in self.groups}
         own = plan_pb2.SendArena(nbytes=plan.arena.nbytes, places=places.values(), credited=plan.arena.credited)
         self.sums = {group: list(tensors.values()) for group, tensors in arena_places(own, self.groups).items()}
-        self.first = {f"shard{i}": c for i, c in first_counts(self.counts, [*self.groups.values()]).items()}
+        self.first = {f"shard{i}": c for i, c in self.counts.first_counts(self.groups.values()).items()}
         self.complete: deque[tuple[plan_pb2.Group, list[Frame]]] = deque()
         self.order = self.counts.order_of(self.groups)
         self.joined = 0  # groups of the arena
@@ -366,20 +388,20 @@ class SwarmX:
             yield
 
     def join_complete(self) -> None:
-        """Joins gradients whose places are released. Those of a single wafer lie in its own arena."""
+        """Joins gradients whose places are released."""
         released = min((max(first, self.wires.released[s]) for s, first in self.first.items()), default=0)
         while self.complete:
             group, frames = self.complete[0]
             window = self.counts.window(group.id)
             number = self.order.number(self.joined)
-            if len(frames) > 1 and window is not None and number - window > released:
+            if window is not None and number - window > released:
                 break
             self.complete.popleft()
             repetitions = range(self.times[group.id])
             assert number in [self.counts.number(group.id, frames[0].step, number) for number in repetitions]
             self.join(group, frames)
             self.joined += 1
-        reached = released if len(self.wafers) == 1 else self.order.number(self.joined)
+        reached = self.order.number(self.joined)
         for count in self.counts.awaited_between(self.wires.released[self.name], reached):
             self.wires.released[self.name] = count
             self.wires.moves += 1
@@ -390,8 +412,6 @@ class SwarmX:
             part.check(self.name, part.tensors)
         if group.reduction == plan_pb2.REDUCTION_GATHER:
             joined = [torch.cat([tensor.reshape(-1) for part in parts for tensor in part.tensors])]
-        elif len(parts) == 1:
-            joined = parts[0].tensors
         else:
             assert len({member.type.element_type for member in group.members}) == 1
             buffers = self.sums.setdefault(group.id, [torch.empty_like(t) for t in parts[0].tensors])

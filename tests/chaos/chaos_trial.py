@@ -46,7 +46,7 @@ def streaming(wafers: int, shards: int, workers: int, *more: str) -> Size:
     options = ("--num-csx", wafers, "--shards", shards, "--workers", workers)
     keepers = [f"memoryx-{n}" for n in range(shards)]
     members = [f"wafer-{n}" for n in range(wafers)] + [f"worker-{n}" for n in range(wafers * workers)] + keepers
-    members += ["swarmx-0"]
+    members += ["swarmx-0"] if wafers > 1 else []
     name = " ".join([f"{wafers} wafers, {shards} shards, {workers} workers", *more])
     return Size(name=name, options=[*map(str, options), *more], members=members, keepers=keepers)
 

@@ -63,18 +63,18 @@ def test_an_address_where_nobody_is_is_named_soon(start_script: StartScript) -> 
 def test_a_missing_role_is_named_with_the_command_that_adds_one(
     start_script: StartScript, tmp_path: Path, start_cluster: StartCluster, role_server: RoleServer
 ) -> None:
-    with start_cluster(tmp_path / "cluster", swarmx=0, workers=0) as cluster, ExitStack() as stack:
+    with start_cluster(tmp_path / "cluster", memoryx=0, workers=0) as cluster, ExitStack() as stack:
         script = run(start_script, cluster, "runs")
         assert script.process.returncode == 1
         commands = re.findall(r"python -m (\w+) --management (\S+?)(?:[;,]|$)", message_of(script), re.MULTILINE)
-        assert sorted(commands) == [("swarmx", cluster.management), ("workers", cluster.management)]
+        assert sorted(commands) == [("memoryx", cluster.management), ("workers", cluster.management)]
         for module, address in commands:
             with cluster.log.open("ab") as log:
                 words = ["--management", address]
                 process = role_server.start(module, words, cluster.surroundings.variables(), output=log.fileno())
             stack.callback(process.wait)
             stack.callback(process.terminate)
-        wait_for(lambda: len(cluster.nodes()) == 4)
+        wait_for(lambda: len(cluster.nodes()) == 3)
         assert run(start_script, cluster, "runs").process.returncode == 0
 
 
@@ -132,13 +132,13 @@ def test_a_node_that_dies_is_named_and_the_others_can_be_used(
     assert run(start_script, cluster, "runs", "--num-csx", 2).process.returncode == 0
 
 
-@pytest.mark.timeout(300)  # four jobs
+@pytest.mark.timeout(300)  # three jobs
 @pytest.mark.parametrize("when", ["checkpoint", "final"])
 def test_a_death_while_state_moves_is_told_as_such(
     start_script: StartScript, victims: RunningCluster, when: str
 ) -> None:
     cluster = victims
-    for name in ("memoryx-0", "swarmx-0", "wafer-0", "the coordinator"):
+    for name in ("memoryx-0", "wafer-0", "the coordinator"):
         script = start_script(
             SCRIPTS / "saving.py", when, "--artifacts", "artifacts", management=cluster.management, **ENDS
         )

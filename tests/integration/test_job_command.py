@@ -26,7 +26,7 @@ def test_a_job_is_seen_and_ended(cluster: RunningCluster, start_script: StartScr
     (row,) = (row for row in json.loads(call("get", "jobs", "-o", "json"))["jobs"] if row["num_steps"] == NUM_STEPS)
     name, members = row["job"], [node["member"] for node in row["nodes"]]
     assert (row["phase"], row["num_csx"], row["step"] > 0) == ("JOB_PHASE_RUNNING", 1, True)
-    assert sorted(members) == ["memoryx-0", "swarmx-0", "wafer-0", "worker-0"]
+    assert sorted(members) == ["memoryx-0", "wafer-0", "worker-0"]
     assert "running" in call("describe", "job", name)
     assert call("get", "nodes").count(name) == len(members)
     wait_for(lambda: all(member in call("top", name) for member in members))

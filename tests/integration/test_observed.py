@@ -51,8 +51,8 @@ def test_a_job_can_be_watched_and_traced(
     assert ("wafer-0", f"epoch 1 begins: {NUM_STEPS} steps") in logs
 
     last = {event.report.node: event.report for event in events if event.HasField("report")}
-    assert last.keys() >= {"memoryx-0", "swarmx-0", "wafer-0", "worker-0"}
-    for node in ("memoryx-0", "swarmx-0", "wafer-0", "worker-0"):
+    assert last.keys() >= {"memoryx-0", "wafer-0", "worker-0"}
+    for node in ("memoryx-0", "wafer-0", "worker-0"):
         assert last[node].step == NUM_STEPS
         assert last[node].bytes["sent"] > 0
     assert last["wafer-0"].bytes["received"] > last["wafer-0"].bytes["sent"] > 0
@@ -69,7 +69,7 @@ def test_a_job_can_be_watched_and_traced(
     events_of_trace = json.loads(file.read_text())["traceEvents"]
     spans = [event for event in events_of_trace if event["ph"] == "X"]
     names = {event["pid"]: event["args"]["name"] for event in events_of_trace if event["name"] == "process_name"}
-    assert sorted(names.values()) == ["memoryx-0", "swarmx-0", "wafer-0", "worker-0"]
+    assert sorted(names.values()) == ["memoryx-0", "wafer-0", "worker-0"]
     steps = sorted({span["args"]["step"] for span in spans if names[span["pid"]] == "wafer-0"})
     assert steps == list(range(steps[0], steps[0] + 4))
     for step in steps:
@@ -94,12 +94,7 @@ def test_a_job_can_be_watched_and_traced(
         ways = {
             (arrow.sender, arrow.receiver, arrow.name.split()[0]) for arrow in of_step if arrow.name != "step token"
         }
-        assert ways == {
-            ("memoryx-0", "swarmx-0", "weights"),
-            ("swarmx-0", "wafer-0", "weights"),
-            ("wafer-0", "swarmx-0", "reduction"),
-            ("swarmx-0", "memoryx-0", "reduction"),
-        }
+        assert ways == {("memoryx-0", "wafer-0", "weights"), ("wafer-0", "memoryx-0", "reduction")}
         for receiver in ("wafer-0", "memoryx-0"):
             taken = [
                 span["name"]

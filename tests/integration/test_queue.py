@@ -79,10 +79,9 @@ class Management:
         self.process: Any = None
         self.start()
         self._nodes = [
-            self._launcher.start(role, ["--management", self.address])
-            for role in ("memoryx", "swarmx", "wafer", "workers")
+            self._launcher.start(role, ["--management", self.address]) for role in ("memoryx", "wafer", "workers")
         ]
-        wait_for(lambda: len(self.ask().nodes) == 4)
+        wait_for(lambda: len(self.ask().nodes) == 3)
         self._ingress: subprocess.Popen[bytes] | None = None
 
     def start_ingress(self) -> str:
@@ -90,7 +89,7 @@ class Management:
         address = free_address()
         command = [sys.executable, "-m", "appliance.ingress", "--management", self.address, "--listen", address]
         self._ingress = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-        wait_for(lambda: len(self.ask().nodes) == 5, 30.0)
+        wait_for(lambda: len(self.ask().nodes) == 4, 30.0)
         return address
 
     def start(self) -> None:
@@ -179,7 +178,7 @@ def test_a_job_trains_on_while_management_is_killed_and_started_again(
 
     def is_back() -> bool:
         nodes = [node for node in management.ask().nodes if node.role != node_pb2.ROLE_INGRESS]
-        return len(nodes) == 4 and all(node.job == before[0].job for node in nodes) and len(management.jobs()) == 1
+        return len(nodes) == 3 and all(node.job == before[0].job for node in nodes) and len(management.jobs()) == 1
 
     def is_shown() -> bool:  # an ingress finds a management service that comes back within a second or so
         shown.append(CliRunner().invoke(app, ["get", "jobs", "--management", address]).stdout)

@@ -50,13 +50,14 @@ def kill(cluster: RunningCluster, role: str) -> Callable[[RunningScript], None]:
     return harm
 
 
+@pytest.mark.parametrize("wafers", [1, 2])
 def test_the_results_are_those_of_a_run_in_which_nothing_dies(
-    start_script: StartScript, tmp_path: Path, cache: Path, start_cluster: StartCluster
+    start_script: StartScript, tmp_path: Path, cache: Path, start_cluster: StartCluster, wafers: int
 ) -> None:
-    size = ("--num-csx", 2, "--shards", 2)
-    with start_cluster(tmp_path / "cluster", wafers=2, memoryx=2, swarmx=1, workers=2) as cluster:
+    size = ("--num-csx", wafers, "--shards", 2)
+    with start_cluster(tmp_path / "cluster", wafers=wafers, memoryx=2, workers=wafers) as cluster:
         expected, _ = run(start_script, cluster, lambda script: assert_no_copies(cache / "recovery"), *size)
-        for role in ROLES:
+        for role in ROLES if wafers > 1 else ("wafer", "memoryx", "worker"):
             output, errors = run(start_script, cluster, kill(cluster, role), *size)
             assert output == expected, role
             assert f"{role}-" in errors
@@ -94,7 +95,7 @@ def kill_coordinator(cluster: RunningCluster) -> Callable[[RunningScript], None]
 def test_the_results_are_those_of_a_run_in_which_the_coordinator_does_not_die(
     start_script: StartScript, tmp_path: Path, cache: Path, start_cluster: StartCluster
 ) -> None:
-    with start_cluster(tmp_path / "cluster", wafers=1, memoryx=1, swarmx=1, workers=1) as cluster:
+    with start_cluster(tmp_path / "cluster", wafers=1, memoryx=1, workers=1) as cluster:
         expected, _ = run(start_script, cluster, nothing)
         for options in ((), ("--restartable",)):
             output, errors = run(start_script, cluster, kill_coordinator(cluster), *options)
@@ -108,7 +109,7 @@ def test_the_results_are_those_of_a_run_in_which_the_coordinator_does_not_die(
 def test_the_coordinator_may_die_after_management_has(
     start_script: StartScript, tmp_path: Path, start_cluster: StartCluster
 ) -> None:
-    with start_cluster(tmp_path / "cluster", wafers=1, memoryx=1, swarmx=1, workers=1) as cluster:
+    with start_cluster(tmp_path / "cluster", wafers=1, memoryx=1, workers=1) as cluster:
         expected, _ = run(start_script, cluster, nothing)
 
         def kill_both(script: RunningScript) -> None:

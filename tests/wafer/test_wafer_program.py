@@ -227,3 +227,141 @@ def test_member_outside_its_group_is_refused(ends: tuple[SocketLink, SocketLink]
     plan = plan_pb2.WaferPlan(groups=[bad], instructions=[plan_pb2.Instruction(receive=plan_pb2.Receive(group=1))])
     with pytest.raises(ValueError, match="which has 64 bytes"):
         WaferProgram(plan, 0, WaferKernels(), Hub(), {(node_pb2.LINK_PURPOSE_PARENT, 0): ends[0]})
+
+
+# --- A single wafer ---------------------------------------------------------------------------------------------------
+
+SHARD, COORDINATOR = node_pb2.LINK_PURPOSE_SHARD, node_pb2.LINK_PURPOSE_COORDINATOR
+
+
+class Far:
+    """The far ends of a single wafer's links to two shards and the coordinator."""
+
+    def __init__(self) -> None:
+        self.hub, self.near_hub = Hub(), Hub()
+        self.near: dict[tuple[int, int], SocketLink] = {}
+        self.links: list[SocketLink] = []
+        for key, name in (((SHARD, 0), "memoryx-0"), ((SHARD, 1), "memoryx-1"), ((COORDINATOR, 0), "coordinator")):
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self.near[key] = SocketLink(name, ours)
+            self.links.append(SocketLink("wafer-0", theirs))
+            self.near_hub.add(self.near[key])
+            self.hub.add(self.links[-1])
+        self.shards, self.coordinator = self.links[:2], self.links[2]
+
+    def values_of(self, link: SocketLink, number: int, step: int) -> torch.Tensor:
+        return self.hub.receive(link, number, step).tensor(torch.float32, (SIZE,), 0)
+
+    def has_sent(self, link: SocketLink, number: int) -> bool:
+        """Whether the wafer has sent a group that was not received."""
+        while link.poll():
+            pass
+        return any(message.group == number for message in link.inbox)
+
+    def close(self) -> None:
+        for link in (*self.near.values(), *self.links):
+            link.close()
+        self.hub.close()
+        self.near_hub.close()
+
+
+@pytest.fixture
+def far() -> Iterator[Far]:
+    made = Far()
+    yield made
+    made.close()
+
+
+def test_a_single_wafer_sends_to_the_shards_and_the_coordinator_itself(far: Far) -> None:
+    """What it reduces for itself it has already; outputs are bounded by what the coordinator has acknowledged."""
+    kind, sum_of = plan_pb2.GROUP_KIND_REDUCTION, plan_pb2.REDUCTION_SUM
+    plan = plan_pb2.WaferPlan(
+        groups=[
+            group(1, plan_pb2.GROUP_KIND_WEIGHTS, 1, 2),
+            group(2, plan_pb2.GROUP_KIND_WEIGHTS, source_shard=1),  # a step token
+            group(3, kind, 3, reduction=sum_of, to_wafers=True, shards=[1]),
+            group(4, kind, 5, reduction=sum_of, shards=[0, 1], to_coordinator=True),
+            group(5, kind, 6, reduction=sum_of, to_coordinator=True),
+            group(6, kind, 4, reduction=sum_of, shards=[1]),
+        ],
+        kernels=[plan_pb2.Kernel(id=1, cirh=double_kernel())],
+        instructions=[
+            plan_pb2.Instruction(receive=plan_pb2.Receive(group=1)),
+            plan_pb2.Instruction(receive=plan_pb2.Receive(group=2)),
+            plan_pb2.Instruction(run=plan_pb2.Run(kernel=1, inputs=[1, 2], outputs=[3, 4])),
+            plan_pb2.Instruction(send=plan_pb2.Send(group=3)),
+            plan_pb2.Instruction(receive=plan_pb2.Receive(group=3)),
+            plan_pb2.Instruction(run=plan_pb2.Run(kernel=1, inputs=[3, 2], outputs=[5, 6])),
+            *(plan_pb2.Instruction(send=plan_pb2.Send(group=number)) for number in (4, 5, 6)),
+        ],
+    )
+    program = WaferProgram(plan, 0, WaferKernels(), far.near_hub, far.near)
+    schedule = StepSchedule(num_steps=6, activation_steps=3, checkpoint_steps=frozenset(), run_ahead_steps=1)
+    thread = threading.Thread(target=lambda: program.run(schedule))
+    thread.start()
+    weights = SharedMemory.create(SIZE * 8)
+    values = weights.tensor(torch.float32, (2, SIZE), 0)
+    zero, one = far.shards
+    for step in range(1, 7):
+        values[0], values[1] = step, 10.0
+        far.hub.send(zero, 1, step, Slice(weights, 0, SIZE * 8))
+        far.hub.send(one, 2, step, Slice(weights, 0, 0))
+        assert (far.values_of(one, 3, step) == 10.0 * step).all()
+        for shard in far.shards:
+            assert (far.values_of(shard, 4, step) == 100.0 * step).all()
+        if step == 6:
+            thread.join(0.1)
+            assert not far.has_sent(one, 6)
+            far.coordinator.ack(3)
+        assert (far.values_of(one, 6, step) == step).all()
+        if step % 3 == 0:
+            for number, factor in ((4, 100.0), (5, 10.0)):
+                message = far.hub.receive(far.coordinator, number, step)
+                assert message.payload is not None
+                assert (message.tensor(torch.float32, (SIZE,), 0) == factor * step).all()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert not any(link.inbox for link in far.links)
+    assert [shard.granted for shard in far.shards] == [WEIGHTS_CREDIT_BATCH] * 2
+    program.close()
+
+
+def test_a_single_wafer_waits_for_both_shards_to_release_gradients(far: Far, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its arena has room for two of the six gradients of a step, which go to the shards in turns."""
+    monkeypatch.setattr(arena, "SLACK_BYTES", 0)
+    builder = GraphBuilder()
+    x = builder.argument(tensor_type((SIZE,), torch.float32))
+    plan = plan_pb2.WaferPlan(
+        groups=[group(1, plan_pb2.GROUP_KIND_WEIGHTS, 1)],
+        kernels=[plan_pb2.Kernel(id=1, cirh=print_module(builder.finish([(builder.op("cirh.Add", [x, x])[0], None)])))],
+        instructions=[plan_pb2.Instruction(receive=plan_pb2.Receive(group=1))],
+    )
+    gradients = range(2, 8)
+    for number in gradients:
+        kind, sum_of = plan_pb2.GROUP_KIND_REDUCTION, plan_pb2.REDUCTION_SUM
+        plan.groups.append(group(number, kind, number, reduction=sum_of, shards=[number % 2]))
+        plan.instructions.add().run.CopyFrom(plan_pb2.Run(kernel=1, inputs=[1], outputs=[number]))
+        plan.instructions.add().send.group = number
+    plan.arena.CopyFrom(arena.lay_out_arena(plan))
+    assert plan.arena.nbytes < 3 * SIZE * 4
+    counts = ArenaCounts(plan.arena)
+    released = [counts.released_counts([number for number in gradients if number % 2 == shard]) for shard in (0, 1)]
+    program = WaferProgram(plan, 0, WaferKernels(), far.near_hub, far.near)
+    schedule = StepSchedule(num_steps=3, activation_steps=1, checkpoint_steps=frozenset(), run_ahead_steps=8)
+    thread = threading.Thread(target=lambda: program.run(schedule))
+    thread.start()
+    weights = SharedMemory.create(SIZE * 4)
+    for step in (1, 2, 3):
+        weights.tensor(torch.float32, (SIZE,), 0).fill_(step)
+        far.hub.send(far.shards[0], 1, step, Slice(weights, 0, SIZE * 4))
+        for number in gradients:
+            shard = number % 2
+            tensor = far.values_of(far.shards[shard], number, step)
+            thread.join(0.02)
+            assert not far.has_sent(far.shards[shard], number + 2), "it went on without room"
+            assert (tensor == 2.0 * step).all()
+            if count := released[shard][number][0]:
+                far.hub.send(far.shards[shard], RELEASED_GROUP, counts.count(count, step), Slice(weights, 0, 0))
+    thread.join(20)
+    assert not thread.is_alive()
+    program.close()

@@ -143,7 +143,7 @@ class Supervised:
         self.given_up = os.eventfd(0)
         self.error: ClusterError | None = None
         self._stop = os.eventfd(0)
-        settings = ClusterSettings(metrics=True, threads=3, page="127.0.0.1:0", listen="127.0.0.1:0")
+        settings = ClusterSettings(swarmx=1, metrics=True, threads=3, page="127.0.0.1:0", listen="127.0.0.1:0")
         self._cluster = Cluster(settings, launcher, [self._stop])
         self._thread = threading.Thread(target=self._supervise)
         self._thread.start()

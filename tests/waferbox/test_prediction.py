@@ -36,20 +36,24 @@ def share(prediction: Prediction, name: str) -> float:
 
 
 def test_one_group_on_one_link() -> None:
-    # Out of MemoryX and into SwarmX at once, out of there and into the wafer; computed; both hops back; updated.
+    # Out of MemoryX and into the wafer at once; computed; the hop back; updated.
     made = step(plan_of(), replace(FREE, link_bytes_per_second=LINK), wafer=3.0, shard=5.0)
-    assert made.step_seconds == pytest.approx(2 + 3 + 2 + 5)
-    assert made.rows_per_second == pytest.approx(10 / 12)
-    assert share(made, "wafer compute") == pytest.approx(3 / 12)
-    assert share(made, "MemoryX compute") == pytest.approx(5 / 12)
-    assert share(made, "a wafer's link, in") == pytest.approx(1 / 12)
+    assert made.step_seconds == pytest.approx(1 + 3 + 1 + 5)
+    assert (made.depth, made.swarmx_nodes) == (0, 0)
+    assert made.rows_per_second == pytest.approx(10 / 10)
+    assert share(made, "wafer compute") == pytest.approx(3 / 10)
+    assert share(made, "MemoryX compute") == pytest.approx(5 / 10)
+    assert share(made, "a wafer's link, in") == pytest.approx(1 / 10)
+    assert share(made, "SwarmX compute") == 0.0
 
 
 def test_latency_and_the_work_of_frames() -> None:
-    # Four hops, each with a latency and work at both ends. In each fourth step the wafer's credit is another frame, and
-    # SwarmX, which has two frames' work with it, takes the gradient a frame's work later.
-    made = step(plan_of(), replace(FREE, latency_seconds=1.0, frame_seconds=10.0))
-    assert made.step_seconds == pytest.approx(4 * (1 + 2 * 10) + (10 + 10) / 4)
+    # Two hops, each with a latency and work at both ends. In each fourth step the wafer's credit is another frame.
+    rates = replace(FREE, latency_seconds=1.0, frame_seconds=10.0)
+    assert step(plan_of(), rates).step_seconds == pytest.approx(2 * (1 + 2 * 10) + 10 / 4)
+    # Four hops, and two children of SwarmX, which has three frames' work with the credit and takes the gradients two
+    # frames' work later.
+    assert step(plan_of(), rates, wafers=2).step_seconds == pytest.approx(4 * (1 + 2 * 10) + 2 * 10 + (10 + 20) / 4)
 
 
 def test_transfers_overlap_with_computing() -> None:
@@ -93,8 +97,9 @@ def test_each_shard_may_have_a_tree_of_its_own(has_trees: bool, seconds: float, 
     assert made.swarmx_nodes == nodes
 
 
+@pytest.mark.parametrize("wafers", [1, 4])
 @pytest.mark.parametrize("has_trees", [False, True])
-def test_gradients_of_trees_share_the_arena_of_the_wafers(has_trees: bool) -> None:
+def test_gradients_of_trees_share_the_arena_of_the_wafers(has_trees: bool, wafers: int) -> None:
     plan = plan_of(4, in_arena=True)
     other = plan.memoryx.add(shard=1, arena=plan.memoryx[0].arena)
     shard = plan.memoryx[0]
@@ -115,23 +120,25 @@ def test_gradients_of_trees_share_the_arena_of_the_wafers(has_trees: bool) -> No
         receiver.instructions.append(instruction)
     plan.num_shards = 2
     rates, costs = replace(FREE, link_bytes_per_second=LINK), Costs(wafer={1: 1.0}, memoryx=({1: 0.0}, {1: 0.0}))
-    made = predict(plan, 4, 4, rates, costs, has_trees=has_trees)
+    made = predict(plan, wafers, 4, rates, costs, has_trees=has_trees)
     assert 4.0 < made.step_seconds < 4 * 24
 
 
 def test_no_more_weights_are_on_their_way_than_credit_allows() -> None:
-    # A latency of 1 s a hop: two down. The wafer gives credit for 4 groups, which takes two more hops, and 8 may be
-    # under way, so that in the long run 8 groups take no less than a round of 4 s.
-    made = step(plan_of(80, reduced=False), replace(FREE, latency_seconds=1.0))
-    assert made.step_seconds == pytest.approx(80 / 8 * 4)
+    # A latency of 1 s a hop: two down. The wafers give credit for 4 groups, which takes two more hops, and 8 may be
+    # under way, so that in the long run 8 groups take no less than a round of 4 s. A single wafer has half the hops.
+    plan, rates = plan_of(80, reduced=False), replace(FREE, latency_seconds=1.0)
+    assert step(plan, rates, wafers=2).step_seconds == pytest.approx(80 / 8 * 4)
+    assert step(plan, rates).step_seconds == pytest.approx(80 / 8 * 2)
 
 
 def test_gradients_wait_until_their_place_is_released() -> None:
     # Two gradients with one place: the second kernel waits until MemoryX has let go of the first.
     rates = replace(FREE, latency_seconds=1.0)
-    free, bound = step(plan_of(2), rates), step(plan_of(2, in_arena=True), rates)
-    assert free.step_seconds == pytest.approx(4.0)
-    assert bound.step_seconds > free.step_seconds + 2.0
+    for wafers, hops in ((1, 1), (2, 2)):
+        free, bound = (step(plan_of(2, in_arena=bounded), rates, wafers=wafers) for bounded in (False, True))
+        assert free.step_seconds == pytest.approx(2.0 * hops)
+        assert bound.step_seconds == pytest.approx(free.step_seconds + 2.0)
 
 
 def test_roles_that_wait_for_one_another_are_told_of() -> None:
@@ -168,10 +175,11 @@ def test_faster_links_are_never_slower_and_nothing_is_busy_for_more_than_a_step(
 
 
 def test_levels_and_fan_outs() -> None:
-    assert tree_levels(1, 4) == (Level(nodes=1, children=1, wafers=1),)
+    assert tree_levels(1, 1) == tree_levels(1, 4) == ()
+    assert tree_levels(2, 4) == (Level(nodes=1, children=2, wafers=1),)
     assert tree_levels(5, 4) == (Level(nodes=1, children=2, wafers=3), Level(nodes=2, children=3, wafers=1))
     assert [level.nodes for level in tree_levels(1024, 4)] == [1, 4, 16, 64, 256]
-    assert list(fan_outs(1)) == [2]
+    assert list(fan_outs(1)) == [1]
     assert list(fan_outs(10)) == [2, 4, 8, 10]
     with pytest.raises(ValueError, match="two branches"):
         tree_levels(4, 1)

@@ -37,7 +37,7 @@ def wafers_in_order(tree: SwarmXTree) -> Iterator[str]:
     yield from below(tree.root.name)
 
 
-@pytest.mark.parametrize("num_wafers", [*range(1, 40), 64, 65, 100])
+@pytest.mark.parametrize("num_wafers", [*range(2, 40), 64, 65, 100])
 def test_on_one_host_every_wafer_has_its_place_once_and_in_order(num_wafers: int) -> None:
     (tree,) = trees_of(["a"] * num_wafers, ["a"] * 1000, ["a"] * 3)
     assert tree.shards == (0, 1, 2)
@@ -54,11 +54,17 @@ def test_too_few_nodes_give_one_flat_node() -> None:
 
 
 def test_few_wafers_need_one_node() -> None:
-    assert [tree_size(n) for n in (1, 4, 5, 16, 17)] == [1, 1, 3, 5, 8]
+    assert [tree_size(n) for n in (2, 4, 5, 16, 17)] == [1, 1, 3, 5, 8]
+
+
+@pytest.mark.parametrize("swarmx", ["", "a", "ab"])
+def test_a_single_wafer_has_no_tree(swarmx: str) -> None:
+    assert trees_of("a", swarmx, "ab") == ()
+    assert tree_size(1) == 0
 
 
 @given(
-    wafers=st.lists(HOSTS, min_size=1, max_size=12),
+    wafers=st.lists(HOSTS, min_size=2, max_size=12),
     swarmx=st.lists(HOSTS, min_size=1, max_size=6),
     shards=st.lists(HOSTS, min_size=1, max_size=6),
 )

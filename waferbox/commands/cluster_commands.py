@@ -129,7 +129,9 @@ MemoryX = Annotated[int | None, typer.Option(min=1, help=r"MemoryX shards.  \[de
 Workers = Annotated[int | None, typer.Option(min=1, help=r"Input workers in total.  \[default: one for each wafer]")]
 SwarmX = Annotated[
     int | None,
-    typer.Option(min=1, help=r"SwarmX nodes.  \[default: a tree over the wafers; on Ray at least one for each host]"),
+    typer.Option(
+        min=1, help=r"SwarmX nodes.  \[default: a tree over several wafers; on Ray at least one for each host]"
+    ),
 ]
 Threads = Annotated[int | None, typer.Option(min=1, help=r"Threads of a wafer.  \[default: its share of the cores]")]
 StateDir = Annotated[

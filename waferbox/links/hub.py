@@ -50,8 +50,10 @@ class Hub:
             os.close(self._stop_event)
             self._stop_event = -1
 
-    def receive(self, link: Link, group: int, step: int) -> Message:
+    def receive(self, link: Link, group: int, step: int | None = None) -> Message:
         """Waits for the message of this group and step; keeps the messages that come before it.
+
+        step: None takes the next message of the group, of whatever step.
 
         Raises:
             Stopped: `stop` was called.
@@ -60,7 +62,7 @@ class Hub:
         inbox = link.inbox
         while True:
             for index, message in enumerate(inbox):
-                if message.group == group and message.step == step:
+                if message.group == group and (message.step == step or step is None):
                     return link.take(index)
             # Often the frame is here already: one call of the kernel instead of two.
             if not link.poll():

@@ -51,7 +51,7 @@ class Prediction:
 
     Attributes:
         wafers: number of wafers.
-        fan_out: the most children that a SwarmX node may have.
+        fan_out: the most children that a SwarmX node may have; 1: a single wafer, without SwarmX nodes.
         swarmx_nodes: number of SwarmX nodes.
         depth: number of levels of SwarmX nodes.
         step_seconds: duration of a step.
@@ -153,7 +153,7 @@ def predict_scaled(plan: plan_pb2.Plan, wafers: int, rates: Rates) -> ScalePredi
     """Predicts a step with each SwarmX tree that is worth a try, and with one wafer. Raises as `predict`."""
     costs = predict_costs(plan, rates)
     tried = tuple(predict(plan, wafers, fan_out, rates, costs, has_trees=True) for fan_out in fan_outs(wafers))
-    return ScalePrediction(best=min(tried, key=_rank), tried=tried, single=predict(plan, 1, 2, rates, costs))
+    return ScalePrediction(best=min(tried, key=_rank), tried=tried, single=predict(plan, 1, 1, rates, costs))
 
 
 def predict_scales(plan: plan_pb2.Plan, counts: Iterable[int], rates: Rates) -> list[Prediction]:
@@ -168,7 +168,7 @@ def _best(plan: plan_pb2.Plan, wafers: int, rates: Rates, costs: Costs) -> Predi
     weights = sum(group.nbytes * times for group, times in passing if group.kind == plan_pb2.GROUP_KIND_WEIGHTS)
     best: Prediction | None = None
     for fan_out in fan_outs(wafers):
-        children = max(level.children for level in tree_levels(wafers, fan_out))
+        children = max((level.children for level in tree_levels(wafers, fan_out)), default=1)
         if best is None or children * weights / plan.num_shards / rates.link_bytes_per_second < best.step_seconds:
             tried = predict(plan, wafers, fan_out, rates, costs, has_trees=True)
             best = tried if best is None else min(best, tried, key=_rank)
@@ -185,7 +185,7 @@ def _loads(cluster: SimulatedCluster, num_steps: int, step_seconds: float) -> tu
     """How busy each part is in a step: the mean over all steps, as every step does the same work."""
 
     def load(name: str, *busy: float) -> RoleLoad:
-        share = max(busy) / num_steps / step_seconds if step_seconds else 0.0
+        share = max(busy, default=0.0) / num_steps / step_seconds if step_seconds else 0.0
         return RoleLoad(name=name, share=share)
 
     wafer, shards, nodes = cluster.wafer, cluster.shards, [node for tree in cluster.nodes for node in tree]

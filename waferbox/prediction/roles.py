@@ -45,15 +45,14 @@ class Trees:
     def release(self, shard: int, count: int) -> None:
         """Sends a shard's release count: it has read its part of the first `count` gradient groups."""
         for tree in self._trees:
-            if shard in tree.receivers:
-                tree.release(shard, count)
+            tree.release(shard, count)
 
     def _of(self, group: plan_pb2.Group) -> "Tree":
         return self._trees[tree_of(group, self._by_shard)]
 
 
 class Tree:
-    """A SwarmX tree of a simulated cluster: one simulated node for each level.
+    """A SwarmX tree of a simulated cluster: one simulated node for each level; none for a single wafer.
 
     Frames enter from the wafers below and from the shards above.
     """
@@ -69,31 +68,38 @@ class Tree:
         gradients = [group for group in groups if group.id in counts.offsets]
         self.wafer_released = Count(cluster.clock)  # gradient groups whose buffer a wafer may write again
         self.carries_gradients = bool(gradients)
-        self.receivers = sorted({shard for group in gradients for shard in group.shards})
         self._cluster = cluster
         order = counts.order_of(group.id for group in gradients)
         self._nodes = [_TreeLevel(self, cluster, number, depth, order) for depth in range(len(cluster.levels))]
         for node in self._nodes:
             cluster.clock.start(node.run())
-        self._released_by_shard = [0] * len(cluster.shards)
-        for shard in self.receivers:
-            own = [group.id for group in gradients if shard in group.shards]
-            self._released_by_shard[shard] = counts.first_of(own)
+        self._released_by_shard = counts.first_counts(gradients)
         self.wafer_released.raise_to(order.number(0))
 
     def send_weights(self, shard: int, group: plan_pb2.Group) -> None:
         """Sends a weights group from a shard to all wafers."""
-        root = self._nodes[0]
-        self._cluster.carry(self._cluster.shards[shard], root.host, group.nbytes, lambda: root.take_down(group))
+        sender, receiver = self._cluster.shards[shard], self.below(-1)
+        self._cluster.carry(sender, receiver, group.nbytes, lambda: self.take_down(0, group))
 
     def send_up(self, group: plan_pb2.Group, step: int) -> None:
         """Sends a reduction group from every wafer."""
         self.enter_from_below(len(self._nodes) - 1, self._cluster.wafer, group, step, part_bytes(group))
 
+    def send_to_shard(self, sender: SimulatedRole, shard: int, group: plan_pb2.Group, nbytes: int) -> None:
+        """Sends a reduced group from the root, or from a single wafer, to a shard."""
+        receiver = self._cluster.shards[shard]
+        self._cluster.carry(sender, receiver, nbytes, self._cluster.arrived(receiver, group.id).add)
+
     def enter_from_below(
         self, depth: int, sender: SimulatedRole, group: plan_pb2.Group, step: int, nbytes: int
     ) -> None:
-        """Sends a group to a node of a level, from each of its children."""
+        """Sends a group to a node of a level, from each of its children; from a single wafer to where it goes."""
+        if depth < 0:
+            for shard in group.shards:
+                self.send_to_shard(sender, shard, group, nbytes)
+            if group.to_wafers:
+                self.take_down(0, group)
+            return
         node = self._nodes[depth]
         self._cluster.carry(
             sender, node.host, nbytes, lambda: node.take_up(group, step), senders=self._cluster.levels[depth].children
@@ -116,18 +122,20 @@ class Tree:
 
         def arrive() -> None:
             self._released_by_shard[shard] = max(self._released_by_shard[shard], count)
-            self._nodes[0].take_release(min(self._released_by_shard[each] for each in self.receivers))
+            self._take_release(0, min(self._released_by_shard.values()))
 
-        self._after(self._cluster.rates.latency_seconds, arrive)
+        if shard in self._released_by_shard:
+            self._after(self._cluster.rates.latency_seconds, arrive)
 
     def notify_released(self, depth: int, count: int) -> None:
         """Sends a release count to the nodes of a level; below the last level, to the wafers."""
-        latency = self._cluster.rates.latency_seconds
+        self._after(self._cluster.rates.latency_seconds, lambda: self._take_release(depth, count))
+
+    def _take_release(self, depth: int, count: int) -> None:
         if depth < len(self._nodes):
-            node = self._nodes[depth]
-            self._after(latency, lambda: node.take_release(count))
+            self._nodes[depth].take_release(count)
         else:
-            self._after(latency, lambda: self.wafer_released.raise_to(count))
+            self.wafer_released.raise_to(count)
 
     def take_down(self, depth: int, group: plan_pb2.Group) -> None:
         """Delivers a frame from above to a level; below the last level, to the wafers."""
@@ -254,8 +262,7 @@ class _TreeLevel:
             return
         for shard in group.shards:
             yield self.host.work(self._frame_seconds)
-            receiver = self._cluster.shards[shard]
-            self._cluster.carry(self.host, receiver, joined, self._cluster.arrived(receiver, group.id).add)
+            self._tree.send_to_shard(self.host, shard, group, joined)
         if group.to_wafers:
             yield from self._pass_down(group, received=0)
 

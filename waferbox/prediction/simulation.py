@@ -199,16 +199,16 @@ class Level:
 
 
 def tree_levels(num_wafers: int, fan_out: int) -> tuple[Level, ...]:
-    """The levels of a tree from the root down, divided as in `waferbox/runtime/swarmx_trees.py`.
+    """The levels of a tree from the root down, divided as in `waferbox/runtime/swarmx_trees.py`; none for one wafer.
 
     Raises:
-        ValueError: `num_wafers` is less than 1, or `fan_out` less than 2.
+        ValueError: `num_wafers` is less than 1, or `fan_out` less than 2 for several wafers.
     """
-    if num_wafers < 1 or fan_out < 2:
+    if num_wafers < 1 or fan_out < min(2, num_wafers):
         raise ValueError(f"a tree has at least one wafer and two branches, not {num_wafers} and {fan_out}")
     levels: list[Level] = []
     width, wafers = num_wafers, 1
-    while not levels or width > 1:
+    while width > 1:
         nodes = -(-width // fan_out)
         children = -(-width // nodes)
         levels.append(Level(nodes=nodes, children=children, wafers=wafers))
@@ -217,12 +217,12 @@ def tree_levels(num_wafers: int, fan_out: int) -> tuple[Level, ...]:
 
 
 def fan_outs(num_wafers: int) -> Iterator[int]:
-    """The fan-outs that are worth a try: powers of two, up to one node for all wafers."""
+    """The fan-outs that are worth a try: powers of two, up to one node for all wafers. A single wafer has no node."""
     fan_out = 2
     while fan_out < num_wafers:
         yield fan_out
         fan_out *= 2
-    yield max(2, num_wafers)
+    yield num_wafers
 
 
 # --- The times of kernels ---------------------------------------------------------------------------------------------
@@ -303,7 +303,7 @@ class SimulatedCluster:
             plan: of the step.
             costs: of its kernels.
             rates: of the cluster's parts.
-            levels: of each SwarmX tree, from the root.
+            levels: of each SwarmX tree, from the root; none for a single wafer.
             num_trees: number of SwarmX trees, each with nodes of its own; the shards are divided among them.
         """
         self.plan = plan

@@ -53,8 +53,9 @@ def prediction_tables(prediction: ScalePrediction) -> Group:
     )
     for alone, load in zip(single.loads, best.loads, strict=True):
         loads.add_row(load.name, f"{alone.share:.1%}", f"{load.share:.1%}")
+    tree = f"With a fan-out of {best.fan_out}" if best.depth else "Without SwarmX"
     lines = (
-        f"With a fan-out of {best.fan_out}: {seconds_text(best.step_seconds)} a step, "
+        f"{tree}: {seconds_text(best.step_seconds)} a step, "
         f"{count_text(best.rows_per_second)} rows/s, {prediction.efficiency:.3f} of {best.wafers} times one wafer, "
         f"which takes {seconds_text(single.step_seconds)} for its rows.",
         f"Limited by: {best.limit}.",

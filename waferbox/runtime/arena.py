@@ -129,9 +129,14 @@ class ArenaCounts:
         places = enumerate(in_order(self._arena.places, self._arena.loop))
         return ArenaOrder([number for number, (place, _) in places if place.group in own], self.num_groups)
 
-    def first_of(self, groups: Iterable[int]) -> int:
-        """Returns the count that holds before any of these groups is released."""
-        return min(self._first[group] for group in groups)
+    def first_counts(self, groups: Iterable[plan_pb2.Group]) -> dict[int, int]:
+        """Returns the count of each shard before it has released any of these groups; none of shards that get none."""
+        first: dict[int, int] = {}
+        for group in groups:
+            if group.id in self.offsets:
+                number = self._first[group.id]
+                first.update((shard, min(number, first.get(shard, number))) for shard in group.shards)
+        return first
 
     def released_counts(self, groups: Iterable[int]) -> Mapping[int, Sequence[int]]:
         """Returns the counts that a receiver of these groups sends, by the group that it has released before.

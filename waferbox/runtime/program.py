@@ -95,6 +95,7 @@ class Program:
         self._work = work
         self._measures_layers = measures_layers
         self.repetition = 0
+        self._outputs_leave: Callable[[int], bool] = lambda step: True
         self._entries: list[Entry] = []
         self._body = range(0)
         self._times = 1
@@ -123,6 +124,7 @@ class Program:
 
     def run(self, schedule: StepSchedule, after_step: Action | None = None) -> Mapping[str, float]:
         """Runs all steps, with `after_step` after each. Returns the seconds by what they were spent on."""
+        self._outputs_leave = schedule.outputs_leave
         stretches = self._stretches
         all_actions = [([entry.action for entry in entries], times) for entries, times in stretches]
         quiet_actions = [
@@ -212,10 +214,20 @@ class Program:
         links: Sequence[Link],
         buffers: SendBuffers,
         *,
-        as_bytes: bool,
+        as_bytes: bool = False,
         window: Window | None = None,
+        coordinator: Link | None = None,
     ) -> None:
-        """Adds an action that completes a group with copied values, and sends it over each of the links."""
+        """Adds an action that completes a group with copied values, and sends it over each of the links.
+
+        Args:
+            group: the group.
+            links: where to, in each step.
+            buffers: those of the role.
+            as_bytes: as of `Hub.send`.
+            window: likewise.
+            coordinator: where to in steps in which outputs leave: as bytes, within the window "ack".
+        """
         hub, progress, tensors = self.hub, self.progress, self.values.tensors
         group_id, payload = group.id, buffers.slice(group.id)
         copies = [(self.values.index(value), tensor) for value, tensor in buffers.copies(group.id)]
@@ -227,6 +239,8 @@ class Program:
             begin = now()
             for link in links:
                 hub.send(link, group_id, step, payload, window=window, as_bytes=as_bytes)
+            if coordinator is not None and self._outputs_leave(step):
+                hub.send(coordinator, group_id, step, payload, window="ack", as_bytes=True)
             progress.send += now() - begin
 
         only_outputs = is_for_coordinator_only(group)

@@ -1,8 +1,9 @@
 """The SwarmX trees of a job, between the wafers and MemoryX.
 
-On one host there is one tree. Over several hosts there is a tree for each host that keeps shards, rooted there: it
-carries the weights and gradients of these shards. Each other host gets a frame once. So with a wafer, a shard and a
-SwarmX node on each of K hosts, a host's link carries (K - 1) / K of what is streamed and reduced, in and out.
+A single wafer is linked to the shards themselves: there is nothing to broadcast and nothing to add, and no tree. For
+several wafers on one host there is one tree. Over several hosts there is a tree for each host that keeps shards, rooted
+there: it carries the weights and gradients of these shards. Each other host gets a frame once. So with a wafer, a shard
+and a SwarmX node on each of K hosts, a host's link carries (K - 1) / K of what is streamed and reduced, in and out.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,24 +41,25 @@ class SwarmXTree:
 
 
 def tree_size(num_wafers: int) -> int:
-    """Returns the number of SwarmX nodes of a tree over so many wafers on one host."""
+    """Returns the number of SwarmX nodes between so many wafers and MemoryX, on one host."""
     size = 0
     width = num_wafers
-    while True:
+    while width > 1:
         width = -(-width // FAN_IN)
         size += width
-        if width <= 1:
-            return max(1, size)
+    return size
 
 
 def swarmx_trees(wafers: Mapping[str, str], swarmx: Mapping[str, str], shards: Sequence[str]) -> tuple[SwarmXTree, ...]:
-    """Returns the trees of a job, by their lowest shard.
+    """Returns the trees of a job, by their lowest shard; none for a single wafer.
 
     Args:
         wafers: the host of each wafer, by the name of the member, in order.
-        swarmx: likewise of each SwarmX node; at least one.
+        swarmx: likewise of each SwarmX node; at least one for several wafers.
         shards: the host of each shard; at least one.
     """
+    if len(wafers) == 1:
+        return ()
     if len({*wafers.values(), *swarmx.values(), *shards}) == 1:
         roots = [next(iter(swarmx))] * len(shards)
     else:

@@ -28,30 +28,45 @@ _EXCHANGE_STEPS: Final = 2
 
 
 def set_link_bytes(plan: plan_pb2.Plan) -> None:
-    """Sets the fields of LINK MEMORY, which follow from the rest of the plan."""
-    plan.wafer.link_bytes = _wafer_bytes(plan.wafer)
+    """Sets the fields of LINK MEMORY, which follow from the rest of the plan. A single wafer has no SwarmX node."""
+    plan.wafer.link_bytes = _wafer_bytes(plan.wafer, is_single=plan.num_csx == 1)
     for part in plan.memoryx:
         part.link_bytes = _shard_bytes(part)
-    plan.swarmx.link_bytes = _swarmx_bytes(plan)
-    plan.swarmx.relay_bytes = _relay_bytes(plan.swarmx, plan.num_csx)
+    is_reduced = plan.num_csx > 1
+    plan.swarmx.link_bytes = _swarmx_bytes(plan) if is_reduced else 0
+    plan.swarmx.relay_bytes = _relay_bytes(plan.swarmx) if is_reduced else 0
 
 
-def _wafer_bytes(plan: plan_pb2.WaferPlan) -> int:
+def _wafer_bytes(plan: plan_pb2.WaferPlan, *, is_single: bool) -> int:
     groups = {group.id: group for group in plan.groups}
     batch = sum(group.nbytes for group in plan.groups if group.kind == plan_pb2.GROUP_KIND_BATCH)
-    reduced = [group.nbytes for group in plan.groups if _is_reduction(group) and group.to_wafers]
-    sent = _sent_bytes(groups[i.send.group] for i in plan.instructions if i.HasField("send"))
+    reduced = [group.nbytes for group in plan.groups if _is_reduction(group) and group.to_wafers and not is_single]
+    sent = [groups[i.send.group] for i in plan.instructions if i.HasField("send")]
     return (
         batch
         + receiving_bytes((BATCH_SLOTS - 1) * batch, batch)
         + receiving_bytes(sum(reduced), max(reduced, default=0))
-        + max(_weights_at(plan, groups), default=0)
-        + sending_bytes(sent)
+        + max(_weights_at(plan, groups, is_single=is_single), default=0)
+        + (_to_receivers(sent) if is_single else sending_bytes(_sent_bytes(sent)))
     )
 
 
-def _weights_at(plan: plan_pb2.WaferPlan, groups: Mapping[int, plan_pb2.Group]) -> Iterator[int]:
-    """By instruction, the bytes of weights that are still to be read, and of those that may have arrived early."""
+def _to_receivers(sent: Iterable[plan_pb2.Group]) -> int:
+    """The bytes of reduction groups on their way to the shards and the coordinator, over a link each."""
+    to_shards: dict[int, int] = defaultdict(int)
+    to_coordinator = 0
+    for group in sent:
+        for shard in group.shards:
+            to_shards[shard] += group.nbytes
+        to_coordinator += group.nbytes if group.to_coordinator else 0
+    return sum(map(sending_bytes, to_shards.values())) + sending_bytes(to_coordinator * MAX_RUN_AHEAD_STEPS)
+
+
+def _weights_at(plan: plan_pb2.WaferPlan, groups: Mapping[int, plan_pb2.Group], *, is_single: bool) -> Iterator[int]:
+    """By instruction, the bytes of weights that are still to be read, and of those that may have arrived early.
+
+    is_single: whether each shard has a link of its own to the wafer.
+    """
     streams: dict[int, list[int]] = defaultdict(list)  # by shard: the sizes of its weights, in order
     last_sent: dict[int, int] = {}  # by shard
     for position, instruction in enumerate(plan.instructions):
@@ -91,7 +106,8 @@ def _weights_at(plan: plan_pb2.WaferPlan, groups: Mapping[int, plan_pb2.Group]) 
                 changed = [shard for shard in shards if shard in streams and last_sent[shard] == position]
                 following.update((shard, streams[shard][:WEIGHTS_WINDOW]) for shard in changed)
         early.update((shard, early_bytes(shard)) for shard in changed)
-        yield sum(groups[group].nbytes for group in held) + receiving_bytes(sum(early.values()), largest)
+        links = early.values() if is_single else [sum(early.values())]
+        yield sum(groups[group].nbytes for group in held) + sum(receiving_bytes(coming, largest) for coming in links)
         if instruction.HasField("run"):
             read = set(instruction.run.drops)
             held = {group: left for group, values in held.items() if (left := values - read)}
@@ -124,27 +140,20 @@ def _swarmx_bytes(plan: plan_pb2.Plan) -> int:
     from_child = arena.nbytes + _sent_bytes(group for group in reductions if group.id not in in_arena)
     largest_part = max(map(part_bytes, reductions), default=0)
     reduced_down = sum(group.nbytes for group in reductions if group.to_wafers)
-    to_coordinator = sum(group.nbytes for group in reductions if group.to_coordinator)
-    to_shards: dict[int, int] = defaultdict(int)
-    for group in reductions:
-        for shard in group.shards:
-            to_shards[shard] += group.nbytes
     weights = [sizes for part in plan.memoryx if (sizes := _weights_sent(part))]
     in_windows = [_most_in_window(sizes) for sizes in weights]
     return (
         num_children * receiving_bytes(from_child, largest_part, at_once=True)
         + sum(receiving_bytes(b, max(sizes), at_once=True) for b, sizes in zip(in_windows, weights, strict=True))
         + num_children * sending_bytes(sum(in_windows) + reduced_down)
-        + sum(map(sending_bytes, to_shards.values()))
-        + sending_bytes(to_coordinator * MAX_RUN_AHEAD_STEPS)
+        + _to_receivers(reductions)
     )
 
 
-def _relay_bytes(plan: plan_pb2.SwarmXPlan, num_children: int) -> int:
-    down = {g.id: g for g in plan.groups if g.kind == plan_pb2.GROUP_KIND_WEIGHTS or g.to_wafers}
-    places = sum(aligned(group.nbytes) for group in down.values() if group.nbytes > INLINE_BYTES)
+def _relay_bytes(plan: plan_pb2.SwarmXPlan) -> int:
     # A node that adds has the sums in its own memory, on whatever lane it sends them.
-    return max(places, plan.arena.nbytes if num_children == 1 else 0)
+    down = {g.id: g for g in plan.groups if g.kind == plan_pb2.GROUP_KIND_WEIGHTS or g.to_wafers}
+    return sum(aligned(group.nbytes) for group in down.values() if group.nbytes > INLINE_BYTES)
 
 
 def _weights_sent(plan: plan_pb2.MemoryXPlan) -> list[int]:

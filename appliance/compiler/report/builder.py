@@ -100,9 +100,10 @@ def make_report(plan: plan_pb2.Plan, artifact: str, machine: MachineModel) -> Re
 def _role_memory(plan: plan_pb2.Plan) -> Iterator[RoleMemory]:
     wafer, swarmx = plan.wafer, plan.swarmx
     yield RoleMemory(role="wafer", own_bytes=wafer.own_bytes, link_bytes=wafer.link_bytes, relay_bytes=0)
-    yield RoleMemory(
-        role="swarmx", own_bytes=swarmx.own_bytes, link_bytes=swarmx.link_bytes, relay_bytes=swarmx.relay_bytes
-    )
+    if plan.num_csx > 1:
+        yield RoleMemory(
+            role="swarmx", own_bytes=swarmx.own_bytes, link_bytes=swarmx.link_bytes, relay_bytes=swarmx.relay_bytes
+        )
     for part in plan.memoryx:
         role = f"memoryx-{part.shard}"
         yield RoleMemory(role=role, own_bytes=part.own_bytes, link_bytes=part.link_bytes, relay_bytes=0)

@@ -270,6 +270,6 @@ class Results:
 
 def _source(plan: plan_pb2.Plan, group: plan_pb2.Group) -> "node_pb2.LinkPurpose.ValueType":
     """The purpose of the link on which a group is received."""
-    if plan.HasField("pipeline"):
-        return node_pb2.LINK_PURPOSE_WAFER
-    return node_pb2.LINK_PURPOSE_SHARD if group.kind == plan_pb2.GROUP_KIND_OUTPUT else node_pb2.LINK_PURPOSE_SWARMX
+    if group.kind == plan_pb2.GROUP_KIND_OUTPUT and not plan.HasField("pipeline"):
+        return node_pb2.LINK_PURPOSE_SHARD
+    return node_pb2.LINK_PURPOSE_SWARMX if plan.num_csx > 1 else node_pb2.LINK_PURPOSE_WAFER

@@ -32,7 +32,7 @@ class Topology:
 
     The trees stay as they are when nodes are replaced, also by nodes of other hosts, so that the sums stay the same.
 
-    In layer pipelined mode the members are a wafer and its workers.
+    A single wafer has no trees; in layer pipelined mode the members are a wafer and its workers.
     """
 
     memoryx: tuple[Member, ...]
@@ -135,7 +135,7 @@ class Topology:
 
     @property
     def trees_by_shard(self) -> Sequence[int]:
-        """The number of each shard's tree; empty if there is one tree."""
+        """The number of each shard's tree; empty if there is one tree or none."""
         return trees_by_shard(self.trees) if len(self.trees) > 1 else ()
 
     def members(self) -> Sequence[Member]:
@@ -177,10 +177,6 @@ class Topology:
                 node_pb2.LINK_PURPOSE_WORKER,
                 number,
             )
-        if not self.memoryx:
-            wafer_0 = self.wafers[0].name
-            connect(wafer_0, node_pb2.LINK_PURPOSE_COORDINATOR, 0, COORDINATOR, node_pb2.LINK_PURPOSE_WAFER, 0)
-            return dict(specs)
         for shard in self.memoryx:
             for other in self.memoryx[shard.index + 1 :]:
                 connect(
@@ -206,10 +202,23 @@ class Topology:
                         child, node_pb2.LINK_PURPOSE_PARENT, number, node.name, node_pb2.LINK_PURPOSE_CHILD, position
                     )
                     specs[node.name][-1].tree, specs[node.name][-1].num_wafers = number, wafers
-        root = self.trees[0].root.name
-        connect(root, node_pb2.LINK_PURPOSE_COORDINATOR, 0, COORDINATOR, node_pb2.LINK_PURPOSE_SWARMX, 0)
-        shard_0 = self.memoryx[0].name
-        connect(shard_0, node_pb2.LINK_PURPOSE_COORDINATOR, 0, COORDINATOR, node_pb2.LINK_PURPOSE_SHARD, 0)
+        if self.trees:
+            connect(
+                self.trees[0].root.name,
+                node_pb2.LINK_PURPOSE_COORDINATOR,
+                0,
+                COORDINATOR,
+                node_pb2.LINK_PURPOSE_SWARMX,
+                0,
+            )
+        else:
+            single = self.wafers[0].name
+            for shard in self.memoryx:
+                connect(single, node_pb2.LINK_PURPOSE_SHARD, shard.index, shard.name, node_pb2.LINK_PURPOSE_WAFER, 0)
+            connect(single, node_pb2.LINK_PURPOSE_COORDINATOR, 0, COORDINATOR, node_pb2.LINK_PURPOSE_WAFER, 0)
+        if self.memoryx:
+            shard_0 = self.memoryx[0].name
+            connect(shard_0, node_pb2.LINK_PURPOSE_COORDINATOR, 0, COORDINATOR, node_pb2.LINK_PURPOSE_SHARD, 0)
         return dict(specs)
 
 

@@ -1,9 +1,10 @@
 """The allocation of nodes to jobs, and the description of nodes that a job lacks. Pure functions of the known nodes.
 
-A job needs its wafers, its input workers, one MemoryX node and one SwarmX node; in layer pipelined mode only wafers and
-workers. It may use more MemoryX and SwarmX nodes, up to its share: the part of them that corresponds to its part of the
-cluster's wafers, so that jobs on the other wafers find some too. A preempted job needs as many nodes of each role as it
-had, and those that keep its states on their former hosts.
+A job needs its wafers, its input workers, one MemoryX node and, for several wafers, one SwarmX node; in layer pipelined
+mode only wafers and workers. It may use more MemoryX and SwarmX nodes, up to its share: the part of them that
+corresponds to its part of the cluster's wafers, so that jobs on the other wafers find some too. A single wafer uses no
+SwarmX node. A preempted job needs as many nodes of each role as it had, and those that keep its states on their former
+hosts.
 
 A job gets wafers of as few hosts as possible, and its other nodes on the hosts of its wafers, as far as they are free:
 its workers beside their wafers, its shards and SwarmX nodes spread over the hosts.
@@ -188,7 +189,8 @@ def _needs(wanted: management_pb2.Acquire) -> Iterable[tuple[_Role, int]]:
     yield node_pb2.ROLE_WORKER, wanted.num_wafers * wanted.num_workers_per_wafer
     if wanted.execution_strategy != plan_pb2.EXECUTION_STRATEGY_PIPELINE:
         yield node_pb2.ROLE_MEMORYX, 1
-        yield node_pb2.ROLE_SWARMX, 1
+        if wanted.num_wafers > 1:
+            yield node_pb2.ROLE_SWARMX, 1
 
 
 def _without_place(

@@ -81,15 +81,15 @@ class _LinkPurposeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LinkPurpo
     LINK_PURPOSE_CHILD: _LinkPurpose.ValueType  # 2
     """towards the wafers: a SwarmX node's children, tree by tree, in wafer order"""
     LINK_PURPOSE_SHARD: _LinkPurpose.ValueType  # 3
-    """root of a tree -> shard; shard -> shard"""
+    """root of a tree, or a single wafer -> shard; shard -> shard"""
     LINK_PURPOSE_SWARMX: _LinkPurpose.ValueType  # 4
     """MemoryX or coordinator -> root of a tree"""
     LINK_PURPOSE_COORDINATOR: _LinkPurpose.ValueType  # 5
-    """root of tree 0, shard 0, or in layer pipelined mode the wafer -> coordinator"""
+    """root of tree 0, or a single wafer, and shard 0 -> coordinator"""
     LINK_PURPOSE_WORKER: _LinkPurpose.ValueType  # 6
     """a wafer's workers; batch t comes from worker t mod their number"""
     LINK_PURPOSE_WAFER: _LinkPurpose.ValueType  # 7
-    """a worker's wafer; in layer pipelined mode also coordinator -> wafer"""
+    """a worker's wafer; MemoryX or coordinator -> a single wafer"""
 
 class LinkPurpose(_LinkPurpose, metaclass=_LinkPurposeEnumTypeWrapper): ...
 
@@ -99,15 +99,15 @@ LINK_PURPOSE_PARENT: LinkPurpose.ValueType  # 1
 LINK_PURPOSE_CHILD: LinkPurpose.ValueType  # 2
 """towards the wafers: a SwarmX node's children, tree by tree, in wafer order"""
 LINK_PURPOSE_SHARD: LinkPurpose.ValueType  # 3
-"""root of a tree -> shard; shard -> shard"""
+"""root of a tree, or a single wafer -> shard; shard -> shard"""
 LINK_PURPOSE_SWARMX: LinkPurpose.ValueType  # 4
 """MemoryX or coordinator -> root of a tree"""
 LINK_PURPOSE_COORDINATOR: LinkPurpose.ValueType  # 5
-"""root of tree 0, shard 0, or in layer pipelined mode the wafer -> coordinator"""
+"""root of tree 0, or a single wafer, and shard 0 -> coordinator"""
 LINK_PURPOSE_WORKER: LinkPurpose.ValueType  # 6
 """a wafer's workers; batch t comes from worker t mod their number"""
 LINK_PURPOSE_WAFER: LinkPurpose.ValueType  # 7
-"""a worker's wafer; in layer pipelined mode also coordinator -> wafer"""
+"""a worker's wafer; MemoryX or coordinator -> a single wafer"""
 Global___LinkPurpose: _TypeAlias = LinkPurpose  # noqa: Y015
 
 @_typing.final
@@ -369,7 +369,7 @@ class Load(_message.Message):
 
     @_builtins.property
     def trees(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """By shard, the number of the SwarmX tree that carries its weights and gradients. Empty: there is one tree."""
+        """By shard, the number of the SwarmX tree that carries its weights and gradients. Empty: there is one tree, or none."""
 
     def __init__(
         self,

@@ -68,7 +68,7 @@ class _ReductionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Reduction.V
     """a member for each micro-batch; the parts lie one after the other, in wafer order"""
 
 class Reduction(_Reduction, metaclass=_ReductionEnumTypeWrapper):
-    """How SwarmX combines the frames of the wafers."""
+    """How SwarmX combines the frames of the wafers. The frame of a single wafer is the result."""
 
 REDUCTION_UNSPECIFIED: Reduction.ValueType  # 0
 REDUCTION_SUM: Reduction.ValueType  # 1
@@ -86,9 +86,9 @@ class _GroupKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GroupKind.V
     DESCRIPTOR: _descriptor.EnumDescriptor
     GROUP_KIND_UNSPECIFIED: _GroupKind.ValueType  # 0
     GROUP_KIND_WEIGHTS: _GroupKind.ValueType  # 1
-    """MemoryX -> SwarmX -> every wafer"""
+    """MemoryX -> SwarmX -> every wafer; a single wafer needs no SwarmX"""
     GROUP_KIND_REDUCTION: _GroupKind.ValueType  # 2
-    """every wafer -> SwarmX -> its destinations"""
+    """every wafer -> SwarmX -> its destinations; likewise"""
     GROUP_KIND_BATCH: _GroupKind.ValueType  # 3
     """a worker -> its wafer"""
     GROUP_KIND_OUTPUT: _GroupKind.ValueType  # 4
@@ -100,9 +100,9 @@ class GroupKind(_GroupKind, metaclass=_GroupKindEnumTypeWrapper): ...
 
 GROUP_KIND_UNSPECIFIED: GroupKind.ValueType  # 0
 GROUP_KIND_WEIGHTS: GroupKind.ValueType  # 1
-"""MemoryX -> SwarmX -> every wafer"""
+"""MemoryX -> SwarmX -> every wafer; a single wafer needs no SwarmX"""
 GROUP_KIND_REDUCTION: GroupKind.ValueType  # 2
-"""every wafer -> SwarmX -> its destinations"""
+"""every wafer -> SwarmX -> its destinations; likewise"""
 GROUP_KIND_BATCH: GroupKind.ValueType  # 3
 """a worker -> its wafer"""
 GROUP_KIND_OUTPUT: GroupKind.ValueType  # 4
@@ -854,7 +854,7 @@ class SwarmXPlan(_message.Message):
     own_bytes: _builtins.int
     """see OWN MEMORY; of a node that adds: one with a single child only forwards"""
     link_bytes: _builtins.int
-    """see LINK MEMORY; with all wafers as its children"""
+    """see LINK MEMORY; with all wafers as its children; 0 for a single wafer"""
     relay_bytes: _builtins.int
     """Additional memory of a node with links of both lanes: buffers for groups received as bytes and sent by reference."""
     @_builtins.property

@@ -217,7 +217,7 @@ def test_counts_by_brute_force(times: int) -> None:
         released = counts.released_counts(own)
         awaited = {counts.count(counts.awaited(g), step, repetition) for g, repetition, step in sent}
         assert awaited == {place - counts.window(group) for place, (group, _, _) in enumerate(sent)}
-        told = counts.first_of(own)
+        told = counts.first_counts(plan_pb2.Group(id=group, shards=[7]) for group in own)[7]
         for place, (group, repetition, step) in enumerate(sent[: 3 * len(order)]):
             if group in own:
                 relative = released[group][repetition]

@@ -235,6 +235,19 @@ def rounding(dtype: torch.dtype) -> Callable[[Any, plan_pb2.Group, list[Frame]],
     return joined
 
 
+def rounding_alone(dtype: torch.dtype) -> Callable[[Any, plan_pb2.Group, int, list[torch.Tensor]], None]:
+    """A single wafer, likewise: it sends its gradients to the shards itself."""
+    send = simulated_roles.Wafer.send
+
+    def sent(self: Any, group: plan_pb2.Group, step: int, tensors: list[torch.Tensor]) -> None:
+        to_shards = group.shards and not group.to_wafers and not group.to_coordinator
+        if self.num_wafers == 1 and to_shards and not any(tensor.numel() == 1 for tensor in tensors):
+            tensors = [tensor.to(dtype).to(tensor.dtype) for tensor in tensors]
+        send(self, group, step, tensors)
+
+    return sent
+
+
 @pytest.mark.parametrize(("wafers", "micro_batches"), [(1, 1), (2, 1), (4, 1), (1, 3), (2, 2)])
 @pytest.mark.parametrize(
     ("case", "precision"),
@@ -252,6 +265,7 @@ def test_the_results_are_those_of_float32_rounded_once_by_each(
     exact = Simulation(wide.plan, step.initial)
     exact.run(inputs, 1)
     monkeypatch.setattr(simulated_roles.SwarmX, "join", rounding(DTYPES[precision.half]))
+    monkeypatch.setattr(simulated_roles.Wafer, "send", rounding_alone(DTYPES[precision.half]))
     expected = wide.run(inputs, 1)
     for output, wanted in zip(found, expected, strict=True):
         assert {name: value.item() for name, value in output.items()} == {n: v.item() for n, v in wanted.items()}

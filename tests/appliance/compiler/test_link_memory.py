@@ -48,30 +48,32 @@ def training() -> Traced:
 
 
 def test_an_evaluation_runs_ahead_into_the_next_step(evaluation: Traced) -> None:
-    plan = evaluation.plan(1)
+    one, two = evaluation.plan(1), evaluation.plan(2)
     window = WEIGHTS_WINDOW * WEIGHT
-    # The weight that is read, the window as chunks, and as groups.
-    assert 0 <= plan.wafer.link_bytes - (WEIGHT + 2 * window + PASSING) < SMALL
-    # The window, a group that is being put together, and the queue to the wafer.
-    assert plan.swarmx.link_bytes == (window + WEIGHT + PASSING) + (window + PASSING) + LOSSES + 9 * 8 + 3 * 8
-    assert plan.swarmx.relay_bytes == LAYERS * WEIGHT
-    assert plan.memoryx[0].link_bytes == window + PASSING
+    for plan, losses in ((one, LOSSES), (two, 0)):
+        # The weight that is read, the window as chunks, and as groups.
+        assert 0 <= plan.wafer.link_bytes - (WEIGHT + 2 * window + PASSING + losses) < SMALL
+        assert plan.memoryx[0].link_bytes == window + PASSING
+    assert one.swarmx.link_bytes == one.swarmx.relay_bytes == 0
+    # The window, a group that is being put together, and the queues to the wafers.
+    assert two.swarmx.link_bytes == (window + WEIGHT + PASSING) + 2 * (window + PASSING) + LOSSES + 2 * (9 + 3) * 8
+    assert two.swarmx.relay_bytes == LAYERS * WEIGHT
 
 
 def test_gradients_are_bounded_by_their_arena(training: Traced, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arena_layout, "SLACK_BYTES", 0)
-    one, three = training.plan(1), training.plan(3)
+    one, two, three = (training.plan(num_csx) for num_csx in (1, 2, 3))
     arena = three.swarmx.arena.nbytes
     assert three.swarmx.arena.credited
     child = arena + WEIGHT + PASSING + WEIGHTS_WINDOW * WEIGHT + PASSING
-    assert 0 <= three.swarmx.link_bytes - one.swarmx.link_bytes - 2 * child < SMALL
+    assert 0 <= three.swarmx.link_bytes - two.swarmx.link_bytes - child < SMALL
     assert one.memoryx[0].link_bytes == three.memoryx[0].link_bytes
     # The arena as chunks, and as groups; the queue to SwarmX.
     assert three.memoryx[0].link_bytes == 2 * arena + PASSING + WEIGHTS_WINDOW * WEIGHT + PASSING
 
 
 def test_weights_of_the_next_step_come_behind_the_last_gradient(training: Traced) -> None:
-    queue = sending_bytes(LAYERS * WEIGHT)
+    queue = sending_bytes(LAYERS * WEIGHT) + LOSSES
     # In the forward pass: the window is full for the last time when three layers' weights are there, to stay.
     kept = training.plan(1)
     assert 0 <= kept.wafer.link_bytes - ((3 + 2 * WEIGHTS_WINDOW) * WEIGHT + PASSING + queue) < SMALL

@@ -118,9 +118,10 @@ def script(cluster: Any) -> Iterator[Callable[..., Script]]:
 
 
 def hold(cluster: Any, step: int) -> threading.Event:
-    """SwarmX waits before this step; returns what lets it go on."""
+    """The sender of the wafers' outputs waits before this step; returns what lets it go on."""
     go = threading.Event()
-    cluster.behaviour.on_step["swarmx-0"] = lambda _, at: go.wait(30) if at == step else None
+    for sender in ("swarmx-0", "wafer-0"):
+        cluster.behaviour.on_step[sender] = lambda _, at: go.wait(30) if at == step else None
     return go
 
 
@@ -209,14 +210,14 @@ def test_nodes_that_died_meanwhile_count_as_one_restart(cluster: Any, script: Ca
     one.coordinator().kill()
     assert ended.wait(10)  # else it may ask for others in their places
     go.set()
-    for _ in range(3):  # wafer, SwarmX, MemoryX
+    for _ in range(3):  # MemoryX, SwarmX, which has no job, and the wafer
         cluster.kill(0)
     cluster.until(lambda: len(cluster.service.nodes()) == 1)
     cluster.add(memoryx=1, swarmx=1, wafer=1)
     began.set()
     one.finish(NUM_STEPS)
     (restart,) = one.info().restarts
-    assert restart.cause.count("the management service has lost it") == 3
+    assert restart.cause.count("the management service has lost it") == 2
 
 
 def test_while_another_has_the_job_it_is_not_taken_up(cluster: Any, script: Callable[..., Script]) -> None:
@@ -227,7 +228,7 @@ def test_while_another_has_the_job_it_is_not_taken_up(cluster: Any, script: Call
     with pytest.raises(record.RecordTaken):
         another.hold()
     (hello,) = record.orphaned_records(cluster.settings.cache_root, cluster.address).values()
-    assert (hello.job, hello.token, len(hello.nodes)) == (name, "", 4)
+    assert (hello.job, hello.token, len(hello.nodes)) == (name, "", 3)
     assert not record.orphaned_records(cluster.settings.cache_root, "127.0.0.1:1")
 
 
@@ -482,7 +483,7 @@ def test_while_another_node_is_replaced(cluster: Any, script: Callable[..., Scri
     one.begin(NUM_STEPS)
     one.start()
     go = hold(cluster, 15)
-    cluster.behaviour.on_stop["swarmx-0"] = go.set  # who is held could not stop
+    cluster.behaviour.on_stop["memoryx-0"] = go.set  # who is held could not stop
     one.run(10)
     cluster.kill(2)
     cluster.until(lambda: one.info().waiting_for)
@@ -513,7 +514,7 @@ def test_after_it_has_lost_a_wafer(
     go.set()
     one.finish(NUM_STEPS)
     assert cluster.behaviour.prepared["worker-0"].redivided
-    assert sorted(node.member for node in one.info().nodes) == ["memoryx-0", "swarmx-0", "wafer-0", "worker-0"]
+    assert sorted(node.member for node in one.info().nodes) == ["memoryx-0", "wafer-0", "worker-0"]
 
 
 def test_with_a_node_at_once(cluster: Any, script: Callable[..., Script]) -> None:

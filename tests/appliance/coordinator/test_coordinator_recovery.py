@@ -63,13 +63,17 @@ def replace(cluster: Any, role: str) -> None:
     cluster.add(**{role: 1})
 
 
-@pytest.mark.parametrize("role", ROLES)
-def test_outputs_are_those_of_a_run_in_which_nobody_dies(cluster: Any, client: Callable[..., Any], role: str) -> None:
-    cluster.add(**FULL)
-    one = client(max_num_restarts=3, run_ahead_steps=4)
+@pytest.mark.parametrize(
+    ("wafers", "role"), [(1, "memoryx"), (1, "wafer"), (1, "workers"), *((2, role) for role in ROLES)]
+)
+def test_outputs_are_those_of_a_run_in_which_nobody_dies(
+    cluster: Any, client: Callable[..., Any], wafers: int, role: str
+) -> None:
+    cluster.add(**{**FULL, "wafer": wafers, "workers": wafers})
+    one = client(num_csx=wafers, max_num_restarts=3, run_ahead_steps=4)
     one.compile()
     gate = Gate(15)
-    cluster.behaviour.on_step["swarmx-0"] = gate
+    cluster.behaviour.on_step["swarmx-0" if wafers > 1 else "wafer-0"] = gate
     one.begin(NUM_STEPS)
     one.start()
     got = all_outputs(one, 10)
@@ -93,7 +97,7 @@ def test_traces_and_reports_follow_a_recovery(
     one = client(max_num_restarts=3, run_ahead_steps=4)
     one.compile()
     sent = cluster.behaviour.sent
-    for name in ("memoryx-0", "wafer-0", "worker-0"):
+    for name in ("memoryx-0", "worker-0"):
         cluster.behaviour.may_begin[name] = lambda step: step <= 4 or bool(sent and sent[-1] + 4 >= step)
     one.begin(100_000)
     one.start()
@@ -116,7 +120,7 @@ def test_traces_and_reports_follow_a_recovery(
         time.sleep(0.002)
         one.receive_outputs()
         one.consumed(next(steps))
-    assert {span.node for span in traced} == {"memoryx-0", "swarmx-0", "wafer-0", "worker-0"}
+    assert {span.node for span in traced} == {"memoryx-0", "wafer-0", "worker-0"}
     watched = observation_pb2.WatchJobRequest(job=one.created.job, kinds=["scalar", "report"])
 
     def seen() -> list[observation_pb2.JobEvent]:
@@ -387,7 +391,7 @@ def test_a_lost_link_needs_no_replacement(cluster: Any, client: Callable[..., An
                 context, JobFailure(node_pb2.Failure.KIND_NODE, "the link to wafer-0 is lost: reset", peer="wafer-0")
             )
 
-    cluster.behaviour.on_step["swarmx-0"] = lose
+    cluster.behaviour.on_step["memoryx-0"] = lose
     one.begin(NUM_STEPS)
     one.start()
     assert losses(all_outputs(one, NUM_STEPS)) == [(step, float(step)) for step in range(1, NUM_STEPS + 1)]
@@ -426,7 +430,7 @@ def test_fewer_wafers_do_where_none_comes(
     got += all_outputs(one, NUM_STEPS, 10)
     assert losses(got) == [(step, float(step)) for step in range(1, NUM_STEPS + 1)]
     one.receive("finished")
-    members = ["memoryx-0", "memoryx-1", "swarmx-0", "wafer-0", "worker-0", "worker-1"]
+    members = ["memoryx-0", "memoryx-1", "wafer-0", "worker-0", "worker-1"]
     cluster.until(
         lambda: sorted(node.member for node in cluster.wait_for_nodes(10 - len(victims)) if node.job) == members
     )

@@ -39,7 +39,7 @@ class Running:
     """A client whose job runs steps as far as they are let go on."""
 
     def __init__(self, cluster: Any, client: Callable[..., Any], num_steps: int) -> None:
-        self.steps = {name: threading.Semaphore(0) for name in ("memoryx-0", "swarmx-0", "wafer-0", "worker-0")}
+        self.steps = {name: threading.Semaphore(0) for name in ("memoryx-0", "wafer-0", "worker-0")}
         for name in self.steps:
             cluster.behaviour.on_step[name] = self.wait
         self.client = client()
@@ -90,7 +90,7 @@ def test_a_watcher_sees_history_and_then_what_happens_until_the_end(cluster: Any
     assert all(value == step for (_, step), value in numbers.items())
     assert {event.scalar.execution for event in seen if event.HasField("scalar")} == {1}
     last = {event.report.node: event.report for event in seen if event.HasField("report")}
-    assert {"memoryx-0", "swarmx-0", "wafer-0", "worker-0"} <= last.keys()
+    assert {"memoryx-0", "wafer-0", "worker-0"} <= last.keys()
     assert (last["wafer-0"].step, last["wafer-0"].execution) == (6, 1)
     assert last["wafer-0"].memory_bytes > 2**20
     logs = {(event.log.node, event.log.message) for event in seen if event.HasField("log")}

@@ -223,7 +223,7 @@ def test_a_role_that_says_nothing_is_named(
     monkeypatch.setenv("WAFERBOX_HANG_SECONDS", "60")  # 20 ticks of silence
     monkeypatch.setattr(serving, "TICK_SECONDS", 0.05)
     report = RoleJob.report
-    monkeypatch.setattr(RoleJob, "report", lambda job: None if job.context.node == "swarmx-0" else report(job))
+    monkeypatch.setattr(RoleJob, "report", lambda job: None if job.context.node == "memoryx-0" else report(job))
     from waferbox.runtime import outbox
 
     monkeypatch.setattr(outbox, "BATCH_SECONDS", 0.02)
@@ -233,7 +233,7 @@ def test_a_role_that_says_nothing_is_named(
     one.begin(1000)
     one.start()
     failure = failure_of(one)
-    assert (failure.kind, failure.node) == (node_pb2.Failure.KIND_NODE, "swarmx-0")
+    assert (failure.kind, failure.node) == (node_pb2.Failure.KIND_NODE, "memoryx-0")
     assert "hangs" in failure.message
 
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import pytest
+
 from appliance.coordinator.nodes.topology import COORDINATOR, Topology
 from wsc.v1 import management_pb2, node_pb2
 
@@ -27,6 +29,36 @@ def test_in_layer_pipelined_mode_a_wafer_has_its_workers_and_the_coordinator() -
     }
     tokens = [spec.token for specs in links.values() for spec in specs]
     assert len(set(tokens)) == len(tokens) // 2
+
+
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_a_single_wafer_is_linked_to_each_shard_and_the_coordinator(num_shards: int) -> None:
+    numbers = {node_pb2.ROLE_WAFER: 1, node_pb2.ROLE_MEMORYX: num_shards, node_pb2.ROLE_SWARMX: 1}
+    nodes = [management_pb2.NodeInfo(role=role) for role, count in numbers.items() for _ in range(count)]
+    topology = Topology.build(nodes, 0)
+    shards = [f"memoryx-{i}" for i in range(num_shards)]
+    assert names_of(topology) == [*shards, "wafer-0"]
+    assert topology.trees_by_shard == ()
+    links = topology.links({name: node_pb2.LinkEndpoint() for name in (*names_of(topology), COORDINATOR)})
+    assert [(spec.purpose, spec.index, spec.peer) for spec in links["wafer-0"]] == [
+        *((node_pb2.LINK_PURPOSE_SHARD, index, name) for index, name in enumerate(shards)),
+        (node_pb2.LINK_PURPOSE_COORDINATOR, 0, COORDINATOR),
+    ]
+    for name in shards:
+        towards_wafers = [spec for spec in links[name] if spec.purpose == node_pb2.LINK_PURPOSE_WAFER]
+        assert [(spec.index, spec.peer) for spec in towards_wafers] == [(0, "wafer-0")]
+    assert [(spec.purpose, spec.peer) for spec in links[COORDINATOR]] == [
+        (node_pb2.LINK_PURPOSE_WAFER, "wafer-0"),
+        (node_pb2.LINK_PURPOSE_SHARD, "memoryx-0"),
+    ]
+
+
+def test_a_job_that_has_one_wafer_left_has_no_tree() -> None:
+    numbers = {node_pb2.ROLE_WAFER: 2, node_pb2.ROLE_WORKER: 2, node_pb2.ROLE_MEMORYX: 1, node_pb2.ROLE_SWARMX: 1}
+    nodes = [management_pb2.NodeInfo(role=role) for role, count in numbers.items() for _ in range(count)]
+    reduced = Topology.build(nodes, 1).reduced(1, ["wafer-0"])
+    assert names_of(reduced) == ["memoryx-0", "wafer-0", "worker-0"]
+    assert not reduced.trees
 
 
 def test_a_node_with_the_id_of_another_is_another_where_management_has_been_started_anew() -> None:
@@ -100,13 +132,14 @@ def test_the_trees_are_those_of_the_first_hosts() -> None:
         management_pb2.NodeInfo(role=role, host=host, member=member)
         for role, host, member in (
             (node_pb2.ROLE_WAFER, "a", "wafer-0"),
+            (node_pb2.ROLE_WAFER, "b", "wafer-1"),
             (node_pb2.ROLE_MEMORYX, "a", "memoryx-0"),
             (node_pb2.ROLE_MEMORYX, "b", "memoryx-1"),
             (node_pb2.ROLE_SWARMX, "b", "swarmx-0"),
             (node_pb2.ROLE_SWARMX, "a", "swarmx-1"),
         )
     ]
-    hosts = {"wafer-0": "a", "memoryx-0": "a", "memoryx-1": "b", "swarmx-0": "a", "swarmx-1": "b"}
+    hosts = {"wafer-0": "a", "wafer-1": "b", "memoryx-0": "a", "memoryx-1": "b", "swarmx-0": "a", "swarmx-1": "b"}
     assert (
         Topology.build(nodes, 0, hosts).trees
         == Topology.build(

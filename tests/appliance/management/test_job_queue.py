@@ -48,7 +48,7 @@ def test_a_job_gets_its_share_and_leaves_the_rest_to_others() -> None:
         "memoryx": 3,
         "swarmx": 1,
     }
-    assert counts(lease("two", wanted(1), Inventory(nodes))) == {"wafer": 1, "worker": 1, "memoryx": 1, "swarmx": 1}
+    assert counts(lease("two", wanted(1), Inventory(nodes))) == {"wafer": 1, "worker": 1, "memoryx": 1}
     # More than its share where it asks for it, and as many as are free.
     assert counts(lease("three", wanted(1, shards=5), Inventory(nodes)))["memoryx"] == 2
     assert {node.member for node in nodes if node.job == "one"} == {
@@ -131,9 +131,17 @@ def test_two_jobs_share_a_cluster_of_two_of_each() -> None:
     assert status is not None
     assert (status.position, status.length) == (1, 1)
     assert status.waiting_for == (
-        "1 wafer, held by one, three; 1 input worker, held by one, three; 1 MemoryX node, held by one, three; "
-        "1 SwarmX node, held by one, three"
+        "1 wafer, held by one, three; 1 input worker, held by one, three; 1 MemoryX node, held by one, three"
     )
+
+
+def test_a_single_wafer_waits_for_no_swarmx_node() -> None:
+    nodes = cluster(wafer=4, worker=4, memoryx=2, swarmx=1)
+    assert counts(lease("two", wanted(2, shards=1), Inventory(nodes)))["swarmx"] == 1
+    assert waiting_for(wanted(2), Inventory(nodes)) == ("1 SwarmX node, held by two", ["two"])
+    assert waiting_for(wanted(1), Inventory(nodes)) == ("", [])
+    assert "swarmx" not in counts(lease("one", wanted(1), Inventory(nodes)))
+    assert possible(wanted(1), Inventory(cluster(wafer=1, worker=1, memoryx=1)))
 
 
 def test_the_role_that_lacks_is_the_one_that_is_named() -> None:

@@ -34,7 +34,7 @@ def test_two_jobs_run_side_by_side_and_the_third_waits_visibly(cluster: Any, cli
         assert news_of(one).WhichOneof("kind") == "ready"  # nothing of a queue
     described = info(cluster, first)
     assert (described.user, described.host, described.priority, described.num_csx) == ("ada", "here", 2, 1)
-    assert {node.member for node in described.nodes} == {"wafer-0", "worker-0", "memoryx-0", "swarmx-0"}
+    assert {node.member for node in described.nodes} == {"wafer-0", "worker-0", "memoryx-0"}
     assert 0 < described.created <= described.started <= time.time()
     own, others = ({node.node_id for node in info(cluster, one).nodes} for one in (first, second))
     assert not own & others
@@ -54,7 +54,7 @@ def test_two_jobs_run_side_by_side_and_the_third_waits_visibly(cluster: Any, cli
     assert news_of(third).WhichOneof("kind") == "ready"
     assert third.compile().artifact == "artifact-good"
     ended = info(cluster, first)
-    assert len(ended.nodes) == 4
+    assert len(ended.nodes) == 3
     assert ended.created < ended.started < ended.ended <= time.time()
 
 
@@ -79,7 +79,7 @@ def test_priority_reorders_the_queue(cluster: Any, client: Callable[..., Any]) -
     early, late, urgent = client(), client(), client(priority=1)
     cluster.until(lambda: [position(cluster, one) for one in (urgent, early, late)] == [1, 2, 3])
     assert info(cluster, early).waiting_for == f"1 wafer, held by {running.created.job}; " + "; ".join(
-        f"1 {noun}, held by {running.created.job}" for noun in ("input worker", "MemoryX node", "SwarmX node")
+        f"1 {noun}, held by {running.created.job}" for noun in ("input worker", "MemoryX node")
     )
     cluster.stub.SetPriority(management_pb2.SetPriorityRequest(job=late.created.job, priority=1))
     cluster.stub.SetPriority(management_pb2.SetPriorityRequest(job=urgent.created.job, priority=3))

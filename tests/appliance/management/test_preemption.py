@@ -9,22 +9,22 @@ from waferbox import roles
 from waferbox.host.clock import SystemClock
 from wsc.v1 import management_pb2, node_pb2
 
-SHAPE = (node_pb2.ROLE_WAFER, node_pb2.ROLE_WORKER, node_pb2.ROLE_MEMORYX, node_pb2.ROLE_SWARMX)
+SHAPE = (node_pb2.ROLE_WAFER, node_pb2.ROLE_WORKER, node_pb2.ROLE_MEMORYX)
 
 
 class Jobs:
     """A registry, with jobs that record what they receive."""
 
     def __init__(self, size: int) -> None:
-        """size: nodes of each role."""
+        """size: nodes of each role, and one SwarmX node, which two wafers need."""
         self.registry = NodeRegistry(5.0, SystemClock(), lambda node, reason: None)
         self.given: dict[str, Sequence[management_pb2.NodeInfo]] = {}
         self.ids = {
             f"{roles.role_of(role).module}-{index}:1": self.registry.add(
                 management_pb2.RegisterRequest(role=role, address=f"{roles.role_of(role).module}-{index}:1", host="h")
             )
-            for role in SHAPE
-            for index in range(size)
+            for role in (*SHAPE, node_pb2.ROLE_SWARMX)
+            for index in range(size if role in SHAPE else 1)
         }
 
     def enqueue(self, job: str, wafers: int = 1, created: float = 0.0) -> None:

@@ -228,7 +228,7 @@ def test_a_node_that_was_given_up_is_nobodys_until_the_job_has_let_it_go(nodes: 
     told = nodes.start("one")
     nodes.replace("one", [of(told.given[0], "wafer-0")], told)
     assert (nodes.info(wafer).job, nodes.info(wafer).member) == ("one", "")
-    assert [node.member for node in nodes.registry.held("one")] == ["worker-0", "memoryx-0", "swarmx-0"]
+    assert [node.member for node in nodes.registry.held("one")] == ["worker-0", "memoryx-0"]
     assert nodes.registry.renew(wafer, "one")
     assert len(told.given) == 1
     # Its end concerns nobody; nor does it get its place back when it registers anew.

@@ -97,7 +97,7 @@ def test_leases_are_told_to_the_jobs_coordinator_alone(cluster: Any, client: Cal
     cluster.add(**ONE)
     client().compile()
     (job,) = cluster.jobs()
-    assert len(job.nodes) == 4
+    assert len(job.nodes) == 3
     assert not any(node.lease for node in job.nodes)
     assert not any(node.lease for node in cluster.stub.ListNodes(management_pb2.ListNodesRequest()).nodes)
 

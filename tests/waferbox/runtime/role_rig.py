@@ -149,7 +149,7 @@ class Topology:
     """The nodes of a job.
 
     The first SwarmX node is the root; without others, the wafers are its children. With `has_trees` each SwarmX node
-    is the root of a tree over all wafers, and the shards are divided among them.
+    is the root of a tree over all wafers, and the shards are divided among them. A single wafer needs no SwarmX node.
     """
 
     memoryx: list[AttachedNode]
@@ -204,7 +204,7 @@ class SmallJob:
             self._load(node, epoch, wafer_number=number, **plan)
         for key, pending in self._pending.items():
             self.links[key] = pending.wait(DEADLINE)
-        self.hub.add(self.links["swarmx", 0])
+        self.hub.add(self.links["outputs", 0])
         self.hub.add(self.links["memoryx", 0])
         for node in self.nodes.memoryx if self.recovery_point else ():
             kept = node.expect("recovery_point_kept").recovery_point_kept
@@ -223,13 +223,13 @@ class SmallJob:
 
     def outputs(self, step: int, *, ack: bool = True) -> tuple[float, float, torch.Tensor]:
         """Returns the loss, the count and the gathered y of a step of the epoch."""
-        swarmx, memoryx = self.links["swarmx", 0], self.links["memoryx", 0]
-        loss = self.hub.receive(swarmx, LOSS, step).tensor(torch.float32, (), 0).item()
+        wafers, memoryx = self.links["outputs", 0], self.links["memoryx", 0]
+        loss = self.hub.receive(wafers, LOSS, step).tensor(torch.float32, (), 0).item()
         rows = self.plan.num_wafers * ROWS
-        gathered = self.hub.receive(swarmx, GATHERED, step).tensor(torch.float32, (rows, OUTER), 0).clone()
+        gathered = self.hub.receive(wafers, GATHERED, step).tensor(torch.float32, (rows, OUTER), 0).clone()
         count = self.hub.receive(memoryx, COUNT, step).tensor(torch.float32, (), 0).item()
         if ack:
-            swarmx.ack(step)
+            wafers.ack(step)
             memoryx.ack(step)
         return loss, count, gathered
 
@@ -278,8 +278,9 @@ class SmallJob:
         for specs in self._specs.values():
             specs.clear()
         self._pending.clear()
-        root = self.nodes.swarmx[0]
-        if self.nodes.has_trees:
+        if not self.nodes.swarmx:
+            self._connect_wafer()
+        elif self.nodes.has_trees:
             self._connect_trees()
         else:
             self._connect_tree()
@@ -288,8 +289,14 @@ class SmallJob:
                 self._own_link(
                     wafer, node_pb2.LINK_PURPOSE_WORKER, worker, ("worker", index * self.num_workers + worker)
                 )
-        self._own_link(root, node_pb2.LINK_PURPOSE_COORDINATOR, 0, ("swarmx", 0))
+        sender = self.nodes.swarmx[0] if self.nodes.swarmx else self.nodes.wafers[0]
+        self._own_link(sender, node_pb2.LINK_PURPOSE_COORDINATOR, 0, ("outputs", 0))
         self._own_link(self.nodes.memoryx[0], node_pb2.LINK_PURPOSE_COORDINATOR, 0, ("memoryx", 0))
+
+    def _connect_wafer(self) -> None:
+        (wafer,) = self.nodes.wafers
+        for index, shard in enumerate(self.nodes.memoryx):
+            self._link(wafer, node_pb2.LINK_PURPOSE_SHARD, index, shard, node_pb2.LINK_PURPOSE_WAFER, 0)
 
     def _connect_tree(self) -> None:
         root, *leaves = self.nodes.swarmx

@@ -106,7 +106,7 @@ def make_nodes() -> Iterator[Callable[[int, int], Topology]]:
         def make(wafers: int, shards: int) -> Topology:
             return Topology(
                 [attach(memoryx_node(management.address, StateSettings()), f"memoryx-{i}", i) for i in range(shards)],
-                [attach(Node(roles.SWARMX, settings, SwarmXJob), "swarmx-0", 0)],
+                [attach(Node(roles.SWARMX, settings, SwarmXJob), "swarmx-0", 0)] if wafers > 1 else [],
                 [attach(wafer_node(settings), f"wafer-{i}", i) for i in range(wafers)],
             )
 
@@ -173,7 +173,7 @@ def run_epoch(plan: plan_pb2.Plan, nodes: Topology, states: States, num_steps: i
         )
         schedule = StepSchedule.from_start(start)
         links = {
-            node_pb2.LINK_PURPOSE_SWARMX: job.links["swarmx", 0],
+            node_pb2.LINK_PURPOSE_SWARMX if nodes.swarmx else node_pb2.LINK_PURPOSE_WAFER: job.links["outputs", 0],
             node_pb2.LINK_PURPOSE_SHARD: job.links["memoryx", 0],
         }
         outputs = Collected(plan, schedule, links)
@@ -202,7 +202,7 @@ def in_one_epoch() -> dict[tuple[int, int, int], tuple[plan_pb2.Plan, Outputs, S
 
 
 @pytest.mark.parametrize("done_steps", [3, 7, 11])
-@pytest.mark.parametrize(("wafers", "shards", "micro_batches"), [(1, 1, 1), (2, 2, 1), (2, 2, 3)])
+@pytest.mark.parametrize(("wafers", "shards", "micro_batches"), [(1, 1, 1), (1, 2, 3), (2, 2, 1), (2, 2, 3)])
 def test_two_epochs_are_one(
     traced: Traced,
     in_one_epoch: dict[tuple[int, int, int], tuple[plan_pb2.Plan, Outputs, States]],

@@ -63,7 +63,7 @@ def make_job(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
             lane: int, wafers: int = 1, shards: int = 1, leaves: int = 0, workers: int = 1, trees: int = 0
         ) -> SmallJob:
             settings = NodeSettings(management=management.address)
-            num_swarmx = trees or 1 + leaves
+            num_swarmx = trees or (0 if wafers == 1 else 1 + leaves)
             nodes = Topology(
                 [attach(memoryx_node(management.address, states), f"memoryx-{i}", i, lane) for i in range(shards)],
                 [attach(Node(roles.SWARMX, settings, SwarmXJob), f"swarmx-{i}", i, lane) for i in range(num_swarmx)],
@@ -89,7 +89,15 @@ def write_states(job: SmallJob) -> list[StateClient]:
 # Wafers, shards, leaves, workers and trees.
 @pytest.mark.parametrize(
     ("nodes", "lane", "make_job"),
-    by_pairs((1, 1, 0, 1, 0), (2, 1, 0, 2, 0), (2, 2, 0, 1, 0), (3, 2, 2, 1, 0), (1, 3, 0, 1, 3), (3, 3, 0, 1, 2)),
+    by_pairs(
+        (1, 1, 0, 1, 0),
+        (1, 3, 0, 2, 0),
+        (2, 1, 0, 2, 0),
+        (2, 2, 0, 1, 0),
+        (3, 2, 2, 1, 0),
+        (1, 3, 0, 1, 3),
+        (3, 3, 0, 1, 2),
+    ),
     indirect=["make_job"],
 )
 def test_training_equals_plain_torch(make_job: MakeJob, lane: int, nodes: tuple[int, int, int, int, int]) -> None:
@@ -343,7 +351,7 @@ def test_cluster_runs_ahead_only_up_to_the_bound(make_job: MakeJob, lane: int) -
     assert job.nodes.memoryx[0].says_nothing(0.3)
     assert not any(link.inbox for link in job.links.values())
     for step in (1, 2, 3):
-        for link in (job.links["swarmx", 0], job.links["memoryx", 0]):
+        for link in (job.links["outputs", 0], job.links["memoryx", 0]):
             link.ack(step)
     for step in range(4, 21):
         job.outputs(step)
