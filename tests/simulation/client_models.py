@@ -94,6 +94,7 @@ class ClientModel:
         self._cancels_after = random.uniform(0.0, 20.0) if random.random() < 0.1 else None
         self._begins_after = random.uniform(0.0, 5.0)
         self._think_seconds = random.choice([0.0, 0.0, 0.1, 2.0, 8.0])  # between executions
+        self._loop_begins_after = random.choice([0.0, 0.0, 0.1, 2.0, 8.0])  # since the input was prepared
         self.session: JobSession
         self._num_shards = 0
         self._states: States = {}  # as they must be on the cluster
@@ -184,6 +185,7 @@ class ClientModel:
         self._num_shards = 1 + max(state.shard for state in compiled.states)
         request = coordinator_pb2.PrepareInputRequest(token=self.session.token, input=prepared)
         await self.call(lambda stub: stub.PrepareInput(request), "preparing the input")
+        await asyncio.sleep(self._loop_begins_after)
         names = [name for shard in names_of(execution.step, self._num_shards) for name in shard]
         for name in names:
             is_changed = execution.changes and name.startswith("weight")

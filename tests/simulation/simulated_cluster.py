@@ -156,6 +156,7 @@ class SimulatedCluster:
         self.nodes = self.fabric.nodes
         self.clients: list[ClientModel] = []
         self.spawn_failures = 0.0
+        self._away_hosts: set[str] = set()
         self._is_over = False  # at the last event of management, of which there is always another
         self._numbers = itertools.count()
         self._cache_root = cache_root
@@ -263,6 +264,8 @@ class SimulatedCluster:
             self._stall(process, random)
 
     def kill_node(self, random: Random) -> None:
+        if not self.nodes:
+            return
         node = random.choice(self.nodes)
         node.process.kill()
         self.nodes.remove(node)
@@ -271,14 +274,22 @@ class SimulatedCluster:
 
     def lose_node(self, random: Random) -> None:
         """A node dies, and no launcher starts another."""
+        if not self.nodes:
+            return
         node = random.choice(self.nodes)
         if sum(other.role == node.role for other in self.nodes) > 1:
             node.process.kill()
             self.nodes.remove(node)
 
     def lose_host(self, random: Random) -> None:
-        """A host vanishes with all its processes, as by a power cut, and comes back with its disk."""
+        """A host vanishes with all its processes, as by a power cut, and comes back with its disk.
+
+        It is back before a client gives up, which cannot reach the cluster for about 18 s.
+        """
         host = f"host-{random.randrange(NUM_HOSTS)}"
+        if host in self._away_hosts:
+            return
+        self._away_hosts.add(host)
         lost = [process for process in self.world.processes if process.host == host and process.is_alive]
         self.world.note(f"{host} vanishes")
         for client in self.clients:
@@ -288,10 +299,11 @@ class SimulatedCluster:
             process.vanish()
         for node in nodes:
             self.nodes.remove(node)
-        self.world.after(random.uniform(5.0, 20.0), self._return_host, host, lost, nodes)
+        self.world.after(random.uniform(5.0, 17.0), self._return_host, host, lost, nodes)
 
     def _return_host(self, host: str, lost: Sequence[Process], nodes: Sequence[NodeModel]) -> None:
         self.world.note(f"{host} is back")
+        self._away_hosts.discard(host)
         self.network.return_host(host)
         if self.process in lost:
             self.start_management()
@@ -301,7 +313,8 @@ class SimulatedCluster:
             self.add_node(node.role, host)
 
     def stall_node(self, random: Random) -> None:
-        self._stall(random.choice(self.nodes).process, random)
+        if self.nodes:
+            self._stall(random.choice(self.nodes).process, random)
 
     def kill_management(self, random: Random) -> None:
         if self.process.is_alive:
@@ -354,6 +367,7 @@ class SimulatedCluster:
 
     def _allow_processes(self) -> None:
         self.spawn_failures = 0.0
+        self._away_hosts: set[str] = set()
 
     def _stall(self, process: Process, random: Random) -> None:
         process.stall(random.choice([0.5, 6.0, 9.0, 20.0]))
