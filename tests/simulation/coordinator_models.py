@@ -280,7 +280,7 @@ class SimulatedCoordinator:
     async def _run(self) -> int:
         record = JobRecord(StoredRecord(self._records, self.job, self.process))
         try:
-            return await serve_job(self._settings, compile_step, self._events, self, record)
+            return await serve_job(self._settings, compile_step, self._events, self, record)  # type: ignore[arg-type]
         except CutOff:
             return CUT_OFF_STATUS
 

@@ -429,7 +429,7 @@ class Call:
         assert self._status is not None
         code, details = self._status
         if code is not grpc.StatusCode.OK:
-            raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
+            raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details, None)
         return CLOSED
 
     async def __aiter__(self) -> AsyncIterator[Any]:

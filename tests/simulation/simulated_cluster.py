@@ -367,7 +367,6 @@ class SimulatedCluster:
 
     def _allow_processes(self) -> None:
         self.spawn_failures = 0.0
-        self._away_hosts: set[str] = set()
 
     def _stall(self, process: Process, random: Random) -> None:
         process.stall(random.choice([0.5, 6.0, 9.0, 20.0]))

@@ -25,8 +25,9 @@ from appliance.coordinator.recovery.recovery import Recovery
 from appliance.management import supervision
 from appliance.management.coordination import Coordination
 from appliance.management.jobs import JobEntry
+from appliance.management.nodes.job_queue import Admission
 from appliance.management.nodes.registry import NodeRegistry
-from appliance.management.nodes.replacements import Admission, Replacements
+from appliance.management.nodes.replacements import Replacements
 from appliance.management.service import ManagementService
 from appliance.management.supervision import Disconnected, Exited, Supervision
 from waferbox import settings
@@ -214,7 +215,7 @@ def test_a_fault_of_a_transition_is_found(name: str, tmp_path: Path, monkeypatch
     mutation = TRANSITION_MUTATIONS[name]
     for transitions in supervision.TRANSITIONS.values():
         if mutation.event in transitions:
-            monkeypatch.setitem(transitions, mutation.event, mutation.replacement)  # type: ignore[arg-type]
+            monkeypatch.setitem(transitions, mutation.event, mutation.replacement)
     assert _finds(tmp_path, [mutation.kind])
 
 

@@ -93,7 +93,7 @@ class Echo(management_pb2_grpc.ManagementServicer):
     def __init__(self) -> None:
         self.over = 0
 
-    async def Register(
+    async def Register(  # type: ignore[override]  # another context
         self, request_iterator: AsyncIterator[management_pb2.RegisterRequest], context: Context
     ) -> AsyncIterator[management_pb2.RegisterResponse]:
         def over(context: Context) -> None:
@@ -107,20 +107,20 @@ class Echo(management_pb2_grpc.ManagementServicer):
 
 
 async def echoed(channel: Channel, *texts: str, waits: float = 0.0) -> list[str]:
-    stub = management_pb2_grpc.ManagementStub(channel)  # type: ignore[arg-type]
+    stub = management_pb2_grpc.ManagementStub(channel)  # type: ignore[call-overload]
 
     async def requests() -> AsyncIterator[management_pb2.RegisterRequest]:
         for text in texts:
             yield management_pb2.RegisterRequest(address=text)
         await asyncio.sleep(waits)
 
-    return [response.node_id async for response in stub.Register(requests())]  # type: ignore[call-overload]
+    return [response.node_id async for response in stub.Register(requests())]
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_calls_keep_their_order_and_break_with_their_server(seed: int) -> None:
     world = World(seed)
-    network, echo = Network(world), Echo()
+    network, echo = Network(world), Echo()  # type: ignore[abstract]
     server, client = Process(world, "server"), Process(world, "client")
     management_pb2_grpc.add_ManagementServicer_to_server(echo, Server(network, server, "here:1"))  # type: ignore[arg-type]
 

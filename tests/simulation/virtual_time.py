@@ -74,7 +74,7 @@ class World:
             if handle.is_cancelled or (process is not None and not process.is_alive):
                 continue
             if process is not running:
-                asyncio._set_running_loop(process and process.loop)
+                asyncio._set_running_loop(None if process is None else process.loop)
                 running = process
             if process is None:
                 handle.call()
@@ -142,10 +142,10 @@ class Process:
         self.ended_at = 0.0
         self.stalled_until = 0.0
         self.stalled = 0.0  # seconds of all stalls
-        self.on_end: list[Callable[[], None]] = []  # called in the world, once
+        self.on_end: list[Callable[[], object]] = []  # called in the world, once
         self.defects: list[str] = []
         self._skew = Random(self.host).uniform(-5.0, 5.0)
-        self.loop = VirtualLoop(self)
+        self.loop = VirtualLoop(self)  # type: ignore[abstract]  # has what is called
         world.processes.append(self)
 
     def monotonic(self) -> float:
