@@ -23,6 +23,7 @@ from user_script import Script, step_of_cluster
 import cstorch
 from cstorch._internal.session.execution import program_check
 from cstorch.errors import TraceError
+from cstorch.utils.data import DataLoader
 
 counter = 0
 
@@ -696,3 +697,92 @@ def test_an_expensive_trace_waits_for_the_time_of_a_step(
     script = Planted(tmp_path, cluster, counted)
     with pytest.warns(UserWarning, match="call 5 of the step"):
         script.loop(script.step, num_steps=8, activation_steps=4)
+
+
+# --- Strings and other objects in the batches -------------------------------------------------------------------------
+
+OBJECTS: dict[str, tuple[Any, Any]] = {
+    "string": ("even", "odd"),
+    "strings": (["even", "x"], ["odd", "x"]),
+    "bytes": (b"even", b"odd"),
+    "none": ("even", None),
+    "set": (frozenset({0}), frozenset({1})),
+    "dtype": (torch.float32, torch.float64),
+    "slice": (slice(0, 3), slice(0, 6)),
+    "array": (np.array(["even", "x"]), np.array(["odd", "x"])),
+}
+
+
+def _batches(first: Any, later: Any, changes_at: int) -> list[Any]:
+    """Four batches whose objects change with this one."""
+    return [
+        {"x": torch.ones(4, 2), "kind": first if number < changes_at else later, "file": f"{number}.png"}
+        for number in range(1, 5)
+    ]
+
+
+def _key(kind: Any) -> str:
+    return str(kind)
+
+
+def _objects_are_used(cluster: FakeCluster, folder: Path, batches: list[Any], by_parts: bool) -> list[str]:
+    """Trains with a factor that depends on the objects. Returns the warnings."""
+    script = Planted(folder, cluster, plain)
+    factors = {_key(batches[0]["kind"]): 3.0}
+
+    @cstorch.trace
+    def step(x: torch.Tensor, kind: Any, file: str) -> torch.Tensor:
+        loss = script.net(x).mean() * factors.get(_key(kind), 1.0)
+        loss.backward()
+        script.optimizer.step()
+        return loss
+
+    @cstorch.trace
+    def step_of_batch(batch: Any) -> torch.Tensor:
+        loss = script.net(batch["x"]).mean() * factors.get(_key(batch["kind"]), 1.0)
+        loss.backward()
+        script.optimizer.step()
+        return loss
+
+    def body(batch: Any) -> None:
+        if by_parts:
+            step(batch["x"], batch["kind"], file=batch["file"])
+        else:
+            step_of_batch(batch)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        script.loop(body, batches, num_steps=4)
+    return [str(item.message) for item in caught if "traced once" in str(item.message)]
+
+
+@pytest.mark.parametrize("changes_at", [2, 3])
+@pytest.mark.parametrize("by_parts", [False, True])
+@pytest.mark.parametrize("name", OBJECTS)
+def test_objects_of_a_batch_that_change_the_step_are_named(
+    cluster: FakeCluster, tmp_path: Path, name: str, by_parts: bool, changes_at: int
+) -> None:
+    (message,) = _objects_are_used(cluster, tmp_path, _batches(*OBJECTS[name], changes_at), by_parts)
+    assert f"the step of batch {changes_at} would give `aten::mul` the number 1.0" in message
+    assert "['kind']" in message
+    assert "test_later_calls.py:" in message
+
+
+@pytest.mark.parametrize("by_parts", [False, True])
+def test_objects_that_the_step_does_not_use_may_change(cluster: FakeCluster, tmp_path: Path, by_parts: bool) -> None:
+    assert not _objects_are_used(cluster, tmp_path, _batches("even", "even", 2), by_parts)
+
+
+def test_with_objects_the_generators_are_as_with_tensors_alone() -> None:
+    states = []
+    for beside in ((), ("a",)):
+
+        class Drawn:
+            def __iter__(self, beside: tuple[str, ...] = beside) -> Any:
+                return ({"x": torch.rand(4, 2), "beside": beside} for _ in range(5))
+
+        torch.manual_seed(0)
+        batches = DataLoader(Drawn).first_batches(3)
+        assert len(batches) == (3 if beside else 1)
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)

@@ -3,13 +3,14 @@
 import io
 import itertools
 from collections import ChainMap
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from types import CodeType
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import cloudpickle
 
+from cstorch._internal.batch_objects import has_objects
 from cstorch._internal.check.private_files import PrivateFiles
 from cstorch._internal.check.run import checked_run
 from cstorch._internal.execution import current_execution
@@ -313,8 +314,24 @@ class DataLoader:
         Raises:
             InputError: The loader yields nothing.
         """
+        return self.first_batches(1, has_values=has_values)[0]
+
+    def first_batches(self, most: int, *, has_values: bool = True) -> Sequence[Any]:
+        """Returns the first batch, and those after it if it has strings or other objects beside its tensors.
+
+        Args:
+            most: The number of batches, at most.
+            has_values: As of `first_batch`.
+
+        Raises:
+            InputError: The loader yields nothing.
+        """
         with workers_in_process(), closing(self._batches(has_values=has_values)) as batches:
-            return next(batches)
+            found = [next(batches)]
+            if has_objects(found[0]):
+                with random_state_kept():  # as if only the first had been made
+                    found.extend(itertools.islice(batches, most - 1))
+        return found
 
     def passes(self) -> Iterator[Any]:
         """Yields batches without end: pass after pass over one loader.

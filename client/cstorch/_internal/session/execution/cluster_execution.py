@@ -18,6 +18,7 @@ from xdsl.dialects.builtin import ModuleOp
 from cstorch import backends
 from cstorch._internal import state, step_clock
 from cstorch._internal.batch import check_batch
+from cstorch._internal.batch_objects import LOOKED_AT, ChangedObjects, changed_objects
 from cstorch._internal.execution import Closure, Execution, Executor, Input
 from cstorch._internal.log import logged_if_slow
 from cstorch._internal.session.cluster_session import ClusterSession, Target, outcome
@@ -72,6 +73,7 @@ class ClusterExecution(Execution):
         self._target = target
         self._step = step
         self._rows = 0
+        self._changed_objects: Sequence[ChangedObjects] = ()  # in the batches after the first
         self._input: Future[None] | None = None  # done when the workers have the input_fn
         self._staged: Staged | None = None  # initial values that MemoryX makes during the compile
         self._stream: ExecutionStream | None = None  # None if the execution ends before its first step
@@ -116,8 +118,9 @@ class ClusterExecution(Execution):
                 self._input = session.prepare_input(prepared_input(builder, config, self.executor.artifact_dir))
                 self._staged = Staged(state.named_getters(), session.stage)
         with logged_if_slow("Reading the first batch"):
-            batch = loader.first_batch(has_values=runs)
+            batch, *later = loader.first_batches(min(LOOKED_AT, self.executor.num_steps), has_values=runs)
         self._rows = check_batch(batch, config.num_csx)
+        self._changed_objects = list(changed_objects([batch, *later]))
         return pytree.tree_map_only(torch.Tensor, _without_values, batch)
 
     def _launch(self) -> None:

@@ -7,7 +7,7 @@ import inspect
 import itertools
 import logging
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from cstorch import backends
 from cstorch._internal import state
+from cstorch._internal.batch_objects import ChangedObjects
 from cstorch._internal.execution import Executor
 from cstorch._internal.log import logged_if_slow
 from cstorch._internal.session.cluster_session import Target
@@ -137,6 +138,7 @@ class TracedFunction(TracedStep):
     def __init__(self, num_steps: int, checked: set[CheckedProgram]) -> None:
         super().__init__()
         self.step_seconds: float | None = None  # the time of a step on the cluster, once it is known
+        self.changed_objects: Sequence[ChangedObjects] = ()  # in the batches after the first
         self._num_steps = num_steps
         self._checked = checked
         self._calls_made = 0
@@ -209,6 +211,16 @@ class TracedFunction(TracedStep):
                     return self._trace_again(*first.with_tensors_of(args, kwargs))
 
                 self._check.check(self._calls_made, self._text, self.step_seconds, trace_again)
+                changed, self.changed_objects = self.changed_objects, ()
+                for objects in changed:
+
+                    def trace_with(objects: ChangedObjects = objects) -> Trace:
+                        given, by_name = first.with_tensors_of(args, kwargs)
+                        placed = {name: objects.placed(value) for name, value in by_name.items()}
+                        return self._trace_again(tuple(map(objects.placed, given)), placed)
+
+                    if self._check.check_objects(objects, trace_with, trace_again):
+                        break
         self.at_hand.phase = "after"
         for repeat in self.trace.repeats:
             repeat()
@@ -330,6 +342,7 @@ class FunctionExecution(ClusterExecution):
         enter_loop(self._function.at_hand)
         try:
             batch = self._begin()
+            self._function.changed_objects = self._changed_objects
             for step in range(1, self.executor.num_steps + 1):
                 try:
                     yield self._function.begin(batch)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from cstorch._internal import state
+from cstorch._internal.batch_objects import ChangedObjects
 from cstorch._internal.check.run import checked_run
 from cstorch._internal.random_state import random_state_kept
 from cstorch._internal.session.execution.python_state import Change, PythonState
@@ -258,6 +259,37 @@ class ProgramCheck:
             if not found:
                 return
         self._report(found, changes, call)
+
+    def check_objects(self, objects: ChangedObjects, trace_with: TraceAgain, trace_again: TraceAgain) -> bool:
+        """Reports that a later batch's strings or other objects make another program of the step; returns whether.
+
+        Args:
+            objects: Those that differ.
+            trace_with: Traces the function with them.
+            trace_again: Traces it with the arguments of its first call.
+
+        Raises:
+            TraceError: They do, and WAFERBOX_STRICT is 1.
+        """
+        if self._trace is None or self._seconds > _budget(None):
+            return False
+        kept = PythonState(self._function, self._arguments, keeps=True)
+        with random_state_kept(), random_counter.held(), _requirements_kept():
+            try:
+                found = findings(self._trace, _traced(trace_with), kept, kept)
+                # What differs with the first batch's objects as well has another cause.
+                if not found or findings(self._trace, _traced(trace_again), kept, kept):
+                    return False
+            finally:
+                kept.restore()
+        message = (
+            f"at {found[0].line} the step of batch {objects.number} {found[0].what}, as the batch has other objects "
+            f"than the first, which are no tensors: {objects}. The @cstorch.trace function is traced once, with those "
+            "of the first batch. What changes the step must be a tensor of the batch, with one row for each sample, "
+            "and torch.where for `if`"
+        )
+        report(message, found[0].line)
+        return True
 
     def _report(self, found: list[tuple[int, Finding]], changes: list[Change], call: int) -> None:
         if changes:
