@@ -2,21 +2,24 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 import grpc
 
 from appliance.coordinator.settings import CoordinatorHome
 from waferbox import deadlines
 from waferbox.launch.async_child import AsyncChild
-from waferbox.launch.spawn import Child
+from waferbox.launch.spawn import Child, ForkServerLost
 from waferbox.links.socket_names import host_id
 from waferbox.security.guard import bearer
 from waferbox.security.tokens import Kind, cluster_secret
 from wsc.v1 import ingress_pb2, ingress_pb2_grpc, management_pb2
 
 logger = logging.getLogger(__name__)
+
+RETRY_SECONDS: Final = 0.2  # between attempts to start a coordinator, while the fork server is replaced
 
 
 class ProcessLost(RuntimeError):
@@ -64,7 +67,14 @@ class HostProcesses:
     async def start(self, request: ingress_pb2.RunCoordinatorRequest, ingress: str) -> CoordinatorProcess:
         if ingress:
             return IngressProcess(ingress, self._open_channel(ingress), request)
-        return AsyncChild(await asyncio.to_thread(self._home.start, request))
+        until = time.monotonic() + deadlines.COORDINATION.spawn
+        while True:
+            try:
+                return AsyncChild(await asyncio.to_thread(self._home.start, request))
+            except ForkServerLost:
+                if time.monotonic() > until:
+                    raise
+            await asyncio.sleep(RETRY_SECONDS)
 
     def find(self, hello: management_pb2.CoordinatorHello) -> CoordinatorProcess | None:
         if hello.ingress or hello.host != host_id():

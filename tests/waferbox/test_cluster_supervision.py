@@ -319,6 +319,61 @@ def test_nobody_waits_for_a_management_service_that_has_ended(monkeypatch: pytes
     assert time.monotonic() - begin < WAIT_SECONDS
 
 
+class KillingLauncher(FakeLauncher):
+    """The first processes of one module are killed as soon as they are started; then the nodes register."""
+
+    def __init__(self, management: FakeManagement, module: str, kills: int) -> None:
+        super().__init__(management.address)
+        self._nodes, management.nodes = management.nodes, []
+        self._registry = management
+        self._module = module
+        self._kills = kills
+
+    def start(self, module: str, arguments: Sequence[str], fds: Sequence[int] = ()) -> FakeProcess:
+        if module == self._module and len(self.of(module)) == self._kills:
+            self._registry.nodes = self._nodes
+        if module != self._module or len(self.of(module)) >= self._kills:
+            return super().start(module, arguments, fds)
+        process = FakeProcess(module, 100 + len(self.started))
+        process.end(-9)
+        self.started.append((process, arguments))
+        return process
+
+
+def _start(management: FakeManagement, module: str, kills: int) -> KillingLauncher:
+    """Starts and ends a cluster of which this many processes of the module are killed."""
+    launcher = KillingLauncher(management, module, kills)
+    with Cluster(ClusterSettings(swarmx=1, listen="127.0.0.1:0"), launcher):
+        return launcher
+
+
+@pytest.fixture
+def short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervised_process, "DELAY_SECONDS", 0.001)
+    monkeypatch.setattr(deadlines, "END", replace(deadlines.END, jobs=0.01))
+
+
+@pytest.mark.usefixtures("short_delays")
+@pytest.mark.parametrize("kills", [1, 3])
+@pytest.mark.parametrize("module", ["appliance", "wafer"])
+def test_a_process_that_is_killed_while_the_cluster_starts_is_started_again(
+    management: FakeManagement, module: str, kills: int
+) -> None:
+    launcher = _start(management, module, kills)
+    started = launcher.of(module)
+    assert len(started) == kills + 1
+    assert len({tuple(arguments) for _, arguments in started}) == 1
+
+
+@pytest.mark.usefixtures("short_delays")
+@pytest.mark.parametrize("module", ["appliance", "wafer"])
+def test_a_cluster_does_not_start_whose_process_is_killed_again_and_again(
+    management: FakeManagement, module: str
+) -> None:
+    with pytest.raises(ClusterError, match="ended with status -9, 5 times in a row"):
+        _start(management, module, 1_000_000)
+
+
 def test_what_died_with_the_fork_server_is_started_by_another(supervised: Supervised) -> None:
     launcher = supervised.launcher
     launcher.fail("the fork server (pid 7) was killed by signal 9")

@@ -215,17 +215,22 @@ class Cluster:
                 compile_root=settings.compile_root,
             ),
         )
-        if not readable(
-            [*management.event_sources(), self._launcher, *self._stop_requests], deadlines.START.management
-        ):
-            raise ClusterError(f"the management service did not start within {deadlines.START.management:g} s")
-        self._check_not_stopped()
-        management.read_announcements()
-        if not management.address:
-            raise ClusterError(
-                f"the management service did not start at {settings.listen}; its messages have the cause"
-            )
-        return management
+        deadline = time.monotonic() + deadlines.START.management
+        while True:
+            seconds = min(self._seconds_to_restart(), max(0.0, deadline - time.monotonic()))
+            readable([*management.event_sources(), self._launcher, *self._stop_requests], seconds)
+            self._check_not_stopped()
+            management.read_announcements()
+            if management.address:
+                return management
+            status = None if management.supervised.process is None else management.supervised.process.poll()
+            if status is not None and status >= 0:
+                raise ClusterError(
+                    f"the management service did not start at {settings.listen}; its messages have the cause"
+                )
+            if time.monotonic() > deadline:
+                raise ClusterError(f"the management service did not start within {deadlines.START.management:g} s")
+            self._restart_killed()
 
     def _start_vendor_gateway(self, interpreter: str) -> None:
         """Starts the vendor gateway and waits until it listens."""
@@ -259,20 +264,37 @@ class Cluster:
             stub = management_pb2_grpc.ManagementStub(channel)
             while True:
                 self._check_not_stopped()
+                self._restart_killed()
+                nodes: Sequence[management_pb2.NodeInfo] = []
                 try:
                     nodes = stub.ListNodes(request, timeout=deadlines.QUERIES.nodes, wait_for_ready=True).nodes
                 except grpc.RpcError as error:
-                    raise ClusterError("the management service does not answer; see its messages") from error
+                    if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                        raise ClusterError("the management service does not answer; see its messages") from error
                 if len(nodes) >= count:
                     return
-                for supervised in self._supervised:
-                    if supervised.process is not None and (status := supervised.process.poll()) is not None:
-                        name = f"{supervised.module} ({described(supervised.process)})"
-                        raise ClusterError(f"{name} ended with status {status} while the cluster started")
                 if time.monotonic() > deadline:
                     raise ClusterError(
                         f"only {len(nodes)} of {count} nodes registered within {deadlines.START.nodes:g} s"
                     )
+
+    def _restart_killed(self) -> None:
+        """Restarts processes that a signal has ended while the cluster starts.
+
+        Raises:
+            ClusterError: a process has ended by itself, or too often.
+        """
+        assert self._management is not None
+        for supervised in (self._management.supervised, *self._supervised):
+            process = supervised.process
+            if process is not None and (status := process.poll()) is not None and status >= 0:
+                name = f"{supervised.module} ({described(process)})"
+                raise ClusterError(f"{name} ended with status {status} while the cluster started")
+        restarts = (self._management.restart_if_ended, *(one.restart_if_ended for one in self._supervised))
+        messages = [message for restart in restarts for message in restart()]
+        if self._management.supervised.given_up or any(supervised.given_up for supervised in self._supervised):
+            raise ClusterError(*messages)
+        print_messages(messages)
 
 
 def print_messages(messages: Sequence[str]) -> None:

@@ -208,6 +208,10 @@ class SpawnError(RuntimeError):
     """Raised where a process cannot be started."""
 
 
+class ForkServerLost(SpawnError):
+    """Raised where the fork server of a launcher does not answer, which the launcher restarts if it has ended."""
+
+
 def spawn(module: str, argv: Sequence[str], fds: Sequence[int] = (), *, outlives: bool = False) -> Child:
     """Starts main(argv) of one of MODULES in a new process, by the fork server or else as a Python of its own.
 
@@ -255,7 +259,7 @@ def _spawn_forked(name: str, module: str, argv: Sequence[str], fds: Sequence[int
         answer, received, _, _ = socket.recv_fds(connection, MAX_MESSAGE_BYTES, 1)
     except OSError as error:
         connection.close()
-        raise SpawnError(
+        raise ForkServerLost(
             f"the fork server does not answer ({error}); if a launcher started it, that must still be there"
         ) from error
     except SpawnError:
@@ -263,7 +267,9 @@ def _spawn_forked(name: str, module: str, argv: Sequence[str], fds: Sequence[int
         raise
     if not answer or not received:
         connection.close()
-        raise SpawnError("the fork server ended, or refused: " + (answer.decode() or "see its messages"))
+        if not answer:
+            raise ForkServerLost("the fork server ended; see its messages")
+        raise SpawnError("the fork server refused: " + answer.decode())
     started, pidfd = json.loads(answer), received[0]
     pid = int(started["pid"])
     return Child(module, pid, pidfd, ForkServerStatus(connection, pid, pidfd, int(started["server"])))
