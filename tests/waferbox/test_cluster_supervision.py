@@ -21,6 +21,7 @@ from waferbox.cluster.launcher import ClusterSettings
 from waferbox.commands.cli import app
 from waferbox.host.descriptors import readable
 from waferbox.launch.local_clusters import ClusterError, Starter, recorded
+from waferbox.launch.spawn import ForkServerLost
 from wsc.v1 import node_pb2
 
 WAIT_SECONDS = 30.0
@@ -64,6 +65,7 @@ class FakeLauncher:
         self._changed = threading.Condition()
         self._announce = -1
         self.restarts = 0
+        self.was_killed = False
         self.started: list[tuple[FakeProcess, Sequence[str]]] = []
 
     def start(self, module: str, arguments: Sequence[str], fds: Sequence[int] = ()) -> FakeProcess:
@@ -300,6 +302,35 @@ def test_a_cluster_whose_management_does_not_stay_ends(supervised: Supervised) -
         launcher.of("appliance")[-1][0].end(1)
     supervised.wait()
     assert "ended with status 1, 5 times in a row" in str(supervised.error)
+
+
+class DyingLauncher(FakeLauncher):
+    """It is killed as it starts a process, this many times."""
+
+    def __init__(self, management: str, deaths: int) -> None:
+        super().__init__(management)
+        self._deaths = deaths
+
+    def start(self, module: str, arguments: Sequence[str], fds: Sequence[int] = ()) -> FakeProcess:
+        if module == "wafer" and self.restarts < self._deaths:
+            self.was_killed = True
+            if not self.end():
+                self.fail("the fork server (pid 7) was killed by signal 9")
+            raise ForkServerLost("the fork server does not answer")
+        return super().start(module, arguments, fds)
+
+
+@pytest.mark.parametrize("deaths", [1, 3])
+def test_a_cluster_starts_although_its_fork_server_is_killed(
+    management: FakeManagement, monkeypatch: pytest.MonkeyPatch, deaths: int
+) -> None:
+    monkeypatch.setattr(supervised_process, "DELAY_SECONDS", 0.001)
+    monkeypatch.setattr(deadlines, "END", replace(deadlines.END, jobs=0.01))
+    launcher = DyingLauncher(management.address, deaths)
+    with Cluster(ClusterSettings(swarmx=1, listen="127.0.0.1:0"), launcher):
+        assert launcher.restarts == deaths
+        for module in ("appliance", "memoryx", "swarmx", "wafer", "workers"):
+            assert launcher.of(module)[-1][0].poll() is None
 
 
 class FailingLauncher(FakeLauncher):

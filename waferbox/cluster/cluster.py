@@ -17,7 +17,7 @@ from waferbox.cluster.supervised_process import EXITED_TOO_OFTEN, RestartBackoff
 from waferbox.host.descriptors import readable
 from waferbox.input_process.temporary_folder import remove_abandoned_folders
 from waferbox.launch.local_clusters import ClusterError
-from waferbox.launch.spawn import SpawnError
+from waferbox.launch.spawn import ForkServerLost, SpawnError
 from waferbox.roles import MEMORYX, WAFER
 from waferbox.rpc.address import split_address
 from waferbox.rpc.server import make_channel
@@ -84,8 +84,7 @@ class Cluster:
             self.management, self.page = management.address, management.page
             modules = [module for module, count in settings.roles.items() for _ in range(count)]
             listen = launcher.listen(settings.listen.rpartition(":")[0])
-            with ThreadPoolExecutor(max_workers=len(modules)) as pool:
-                self._supervised += pool.map(lambda module: self._start_supervised(module, listen, settings), modules)
+            self._start_all(modules, listen, settings)
             self._check_not_stopped()
             self._wait_until_registered(len(modules))
             if settings.vendor_python is not None:
@@ -241,10 +240,30 @@ class Cluster:
         self._supervised.append(gateway.supervised)
 
     def _check_not_stopped(self) -> None:
-        if readable(self._stop_requests, 0.0):
-            raise ClusterError("the cluster was stopped while it started")
-        if cause := self._launcher.end():
+        """Restarts the launcher if it was killed. Raises ClusterError: it has ended by itself, or a stop request."""
+        cause = self._launcher.end()
+        if cause and not self._launcher.was_killed:
             raise ClusterError(cause)
+        if (cause and not self._restart_launcher(cause)) or readable(self._stop_requests, 0.0):
+            raise ClusterError("the cluster was stopped while it started")
+
+    def _start_all(self, modules: Sequence[str], listen: str, settings: ClusterSettings) -> None:
+        """Starts all processes of nodes; once more after a death of the fork server."""
+        with ThreadPoolExecutor(max_workers=len(modules)) as pool:
+            while True:
+                try:
+                    self._supervised += pool.map(
+                        lambda module: self._start_supervised(module, listen, settings), modules
+                    )
+                except ForkServerLost:
+                    if not readable([self._launcher], deadlines.FORK_SERVER.own_end):
+                        raise
+                else:
+                    return
+                for supervised in self._supervised:
+                    supervised.close()
+                self._supervised.clear()
+                self._check_not_stopped()
 
     def _start_supervised(self, module: str, listen: str, settings: ClusterSettings) -> SupervisedProcess:
         arguments = ["--management", self.management, "--listen", listen, *_metrics_arguments(settings)]

@@ -94,6 +94,10 @@ class Launcher(Protocol):
     def end(self) -> str:
         """The cause of the launcher's end, for the user; empty while it runs."""
 
+    @property
+    def was_killed(self) -> bool:
+        """Whether a signal has ended the launcher."""
+
     def restart(self) -> int:
         """Restarts the launcher after its end; it can start processes afterwards. Raises SpawnError.
 
@@ -131,6 +135,10 @@ class ForkingLauncher:
 
     def end(self) -> str:
         return self._fork_server.end()
+
+    @property
+    def was_killed(self) -> bool:
+        return (self._fork_server.poll() or 0) < 0
 
     def restart(self) -> int:
         try:

@@ -7,7 +7,8 @@ those of --when-idle while no request waits.
 
 Each connection requests one process, in one message of JSON. The server answers with the process's id at once, and with
 its exit status at the end. The server ends a process whose connection closes, unless the request had `outlives`. The
-server ends all processes when standard input ends, or on SIGTERM.
+server ends all processes when standard input ends. On SIGTERM it kills them, since the one that has started it did not
+end it: for them it is the death of the server, after which jobs go on.
 
 With --own the server acts for the process that has started it. It then kills a process whose connection closes, as the
 kernel kills a child with its parent. When standard input ends, processes with `outlives` stay, and the server stays
@@ -98,6 +99,8 @@ class ForkServer:
 
     def _terminated(self) -> None:
         self._selector.unregister(self._signals)
+        for child in self._children.values():
+            self._signal(child, signal.SIGKILL)
         self._close(all_children=True)
 
     def _close(self, *, all_children: bool) -> None:

@@ -220,6 +220,10 @@ class RayLauncher:
     def end(self) -> str:
         return ""
 
+    @property
+    def was_killed(self) -> bool:
+        return False
+
     def restart(self) -> int:
         raise SpawnError("Ray cannot be restarted from here")
 

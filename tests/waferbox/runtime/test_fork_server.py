@@ -227,6 +227,16 @@ def test_the_exit_status_is_known_while_the_fork_server_is_suspended(server: For
         one.close()
 
 
+def test_a_fork_server_that_is_terminated_kills_what_it_forked(server: ForkServerProcess) -> None:
+    child, (end,) = run(["stay"])
+    assert end.recv(100) == b"here"
+    os.kill(server.pid, signal.SIGTERM)
+    assert child.wait(10) == -signal.SIGKILL
+    assert readable([server], 10.0)
+    child.close()
+    end.close()
+
+
 def test_a_suspended_fork_server_is_ended_with_all_that_it_forked(
     server: ForkServerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
