@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 import contextlib
+import os
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
@@ -27,6 +28,7 @@ class LoopThread:
         """
         self._loop = SteadyEventLoop(clock or SteadyClock())
         self._thread = GuardedThread(self._run_until_stopped, name=name, on_defect=on_defect)
+        self._process = os.getpid()
         self._submitted: set[concurrent.futures.Future[Any]] = set()  # those that are not done
 
     def start(self) -> None:
@@ -67,9 +69,14 @@ class LoopThread:
         """Whether the thread runs the loop."""
         return self._thread.is_alive()
 
+    @property
+    def is_parents(self) -> bool:
+        """Whether this process was forked from the one with the loop, which does not run here."""
+        return os.getpid() != self._process
+
     def stop(self) -> None:
-        """Ends the thread and all tasks of the loop. Further calls have no effect."""
-        if self._loop.is_closed():
+        """Ends the thread and all tasks of the loop. No effect in a forked process, nor in further calls."""
+        if self._loop.is_closed() or self.is_parents:
             return
         if self._thread.is_alive():
             self.call_soon(self._loop.stop)

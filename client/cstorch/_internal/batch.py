@@ -24,7 +24,10 @@ def infer_batch_size(data: Any, batch_size: int | None = None) -> int | None:
         if not isinstance(tensor, torch.Tensor):
             continue
         if tensor.dim() == 0:
-            raise InputError("a tensor of the batch has no dimensions: dimension 0 is the batch dimension")
+            raise InputError(
+                "a tensor of the batch that the input_fn yields has no dimensions: dimension 0 is the batch dimension. "
+                "Give it one row for each sample: `value.expand(batch_size)`"
+            )
         if batch_size is not None and tensor.shape[0] != batch_size:
             raise InputError(
                 f"the tensors of a batch have different sizes in dimension 0: {batch_size} and {tensor.shape[0]}; "
@@ -45,18 +48,37 @@ def num_samples(batch: Any) -> int:
     return 1 if len(sizes) > 1 else sizes.pop() if sizes else 0  # type: ignore[return-value]
 
 
+def _check_kind(path: str, tensor: torch.Tensor) -> None:
+    where = f"the batch that the input_fn yields has {f'at {path} ' if path else ''}a"
+    if tensor.layout is not torch.strided:
+        raise InputError(f"{where} sparse tensor: wafers take dense ones, `tensor.to_dense()`")
+    if tensor.is_complex():
+        raise InputError(
+            f"{where} tensor of {tensor.dtype}: wafers compute with real numbers; `torch.view_as_real(tensor)` has "
+            "them in a last dimension of two"
+        )
+
+
 def check_batch(batch: Any, num_csx: int) -> int:
     """Checks that a batch can be divided over num_csx systems; returns the batch size.
 
     Raises:
-        InputError: The batch has no tensors, or its tensors have no common batch dimension and num_csx is above 1.
+        InputError: The batch has no tensors, or sparse or complex ones, or its tensors have no common batch dimension
+            and num_csx is above 1.
         ConfigurationError: The rows cannot be spread evenly over num_csx systems.
     """
     if num_csx > 1:
         infer_batch_size(batch)
+    for path, leaf in pytree.tree_flatten_with_path(batch)[0]:
+        if isinstance(leaf, torch.Tensor):
+            _check_kind(pytree.keystr(path), leaf)
     rows = num_samples(batch)
     if not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(batch)):
-        raise InputError(f"the loader yields {type(batch).__name__} without a tensor: a batch is a nest of tensors")
+        raise InputError(
+            f"the loader of the input_fn yields {type(batch).__name__}, in which no tensor is found: a batch is a "
+            "tensor, or a dict, list, tuple or namedtuple of such. Turn NumPy arrays into tensors "
+            "(`torch.as_tensor(array)`), and an object with fields, such as a dataclass, into a dict or namedtuple"
+        )
     if rows == 0 or rows % num_csx != 0:
         raise ConfigurationError(
             f"a batch of {rows} rows cannot be spread evenly over num_csx={num_csx} systems: choose a batch size that "

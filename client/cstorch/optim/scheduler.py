@@ -602,6 +602,12 @@ class LambdaScheduler(Scheduler):
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, initial_val: float, param_group_tags: Tags = None) -> None:
+        if not isinstance(initial_val, int | float | torch.Tensor):
+            raise TypeError(
+                f"{type(self).__name__} takes the first value as a number, not {initial_val!r}, and its functions from "
+                "`set_value_lambda`: derive a class whose `set_value_lambda(self)` returns a list such as "
+                "`[lambda epoch: 0.95**epoch]`"
+            )
         self.initial_val = initial_val
         super().__init__(optimizer, None, param_group_tags=param_group_tags)
 

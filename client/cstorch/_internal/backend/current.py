@@ -29,6 +29,7 @@ Make = Callable[..., Backend]
 
 _replacement: Callable[[BackendType, Make], Make] | None = None
 _current: Backend | None = None
+_made_in = 0  # the process that has made it
 _made_with: tuple[Any, ...] = ()
 
 
@@ -115,7 +116,7 @@ def use_backend(kind: BackendType, make: Callable[..., Backend], *args: Any, **s
     Raises:
         UsageError: There is another backend.
     """
-    global _current, _made_with
+    global _current, _made_in, _made_with
     if _current is not None:
         is_same_kind = _current.backend_type is kind or (kind.is_csx and _current.stands_for_csx)
         if is_same_kind and ((args, settings) == _made_with or not (args or settings)):
@@ -127,6 +128,7 @@ def use_backend(kind: BackendType, make: Callable[..., Backend], *args: Any, **s
         )
     log.configure()
     _current = (make if _replacement is None else _replacement(kind, make))(*args, **settings)
+    _made_in = os.getpid()
     _current.on_exit = functools.partial(_close_if_current, _current)
     _made_with = (args, settings)
     return _current
@@ -238,7 +240,7 @@ def is_on_csx() -> bool:
 
 def _close_at_exit() -> None:
     closing = _current
-    if closing is not None:
+    if closing is not None and _made_in == os.getpid():  # a forked process has not made it
         # A second Ctrl-C leaves no processes: they end when this process closes its end of their pipe.
         with contextlib.suppress(KeyboardInterrupt):
             closing.close()

@@ -10,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 
+from cstorch._internal.artifacts import make_artifact_dir
 from cstorch.distributed.cluster_config import ClusterConfig, check_address
 from cstorch.errors import ClusterError
 from waferbox import deadlines, settings
@@ -49,7 +50,7 @@ class EmbeddedCluster:
     """
 
     def __init__(self, config: ClusterConfig, log: Path) -> None:
-        log.parent.mkdir(parents=True, exist_ok=True)
+        make_artifact_dir(log.parent)
         self.log = log
         self._management: str | None = None
         self._reading = threading.Lock()

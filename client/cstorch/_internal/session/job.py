@@ -15,7 +15,7 @@ from cstorch._internal.session.connecting import connect
 from cstorch._internal.session.job_session import JobSession, create_job
 from cstorch.distributed.cluster_config import LANES, ClusterConfig
 from cstorch.distributed.run_settings import max_num_restarts, min_num_csx
-from cstorch.errors import CstorchError, JobCancelledError
+from cstorch.errors import CstorchError, JobCancelledError, UsageError
 from waferbox import __version__, deadlines
 from waferbox.host.threads import SerialThread
 from waferbox.launch.spawn import process_started
@@ -217,9 +217,15 @@ class ClientJob:
 
         Raises:
             JobCancelledError: The job is closed, or another thread has closed it meanwhile.
+            UsageError: This process was forked from that of the job.
         """
         if not self._loop.is_running:
             coroutine.close()
+            if self._loop.is_parents:
+                raise UsageError(
+                    "this process was forked from the one whose job this is, and cannot use the job: start it by "
+                    "`multiprocessing.get_context('spawn')`, or before the first step runs"
+                )
             raise JobCancelledError("the job is closed")
         future = self._loop.submit(coroutine)
         try:

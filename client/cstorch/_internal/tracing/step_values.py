@@ -187,7 +187,7 @@ _READ_VALUE = """\
 A step runs when the script has left the body of its loop. To read a value of it, pass it to a step closure:
 
     @cstorch.step_closure
-    def add_call(loss, labels):
+    def note(loss, labels):
         losses.append(loss.item())
 
     for inputs, labels in executor:

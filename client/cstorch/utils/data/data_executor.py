@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cstorch import backends
+from cstorch._internal.artifacts import make_artifact_dir
 from cstorch._internal.batch import num_samples
 from cstorch._internal.check.run import checked_run
 from cstorch._internal.execution import Execution, enter
@@ -222,6 +223,8 @@ class DataExecutor:
                 raise ConfigurationError(
                     f"the loader of the input_fn does not know its length ({error}): give the executor num_steps"
                 ) from error
+            if num_steps < 1:
+                raise ConfigurationError("the loader of the input_fn is empty: its length, the number of steps, is 0")
         elif not _is_count(num_steps):
             raise TypeError(f"num_steps must be an int, not {type(num_steps).__name__}")
         if num_steps < 1:
@@ -278,7 +281,7 @@ def _is_count(value: object) -> bool:
 def new_artifact_dir(root: Path) -> Path:
     """Makes the next of root/executors/000001, 000002, ... and points root/executors/latest to it."""
     executors = root / EXECUTIONS
-    executors.mkdir(parents=True, exist_ok=True)
+    make_artifact_dir(executors)
     number = 1 + max((int(path.name) for path in executors.iterdir() if path.name.isdecimal()), default=0)
     while True:
         folder = executors / f"{number:06d}"

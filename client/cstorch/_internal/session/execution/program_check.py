@@ -353,7 +353,7 @@ def loop_change(change: str, call: int) -> str:
         f"at {user_line()}, before call {call} of the @cstorch.trace function, the script has changed a setting: "
         f"{change}. The function was traced in the first call, and every step runs with the settings of that time. A "
         "learning rate that changes is a schedule of cstorch.optim "
-        "(`cstorch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: ...)`, with its step() in the traced function); "
+        "(`cstorch.optim.lr_scheduler.LinearLR(optimizer, 0.1, 0.01, 1000)`, with its step() in the traced function); "
         "other modes, and other layers that learn, take another DataExecutor"
     )
 
