@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import os
 
 import pytest
 
@@ -75,3 +76,20 @@ def test_what_comes_too_late_is_cancelled() -> None:
     for future in late:
         with pytest.raises(concurrent.futures.CancelledError):
             future.result(10)
+
+
+def test_a_forked_process_leaves_the_loop_of_its_parent_alone() -> None:
+    loop = loop_thread()
+    loop.start()
+    child = os.fork()
+    if child == 0:
+        try:
+            is_left = loop.is_parents and not loop.is_running
+            loop.stop()
+            os._exit(0 if is_left else 1)
+        finally:
+            os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    assert not loop.is_parents
+    assert loop.is_running
+    loop.stop()

@@ -1,0 +1,56 @@
+"""Batches that wafers cannot take are refused with a way out."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from user_script import Script
+
+import cstorch
+from cstorch._internal.artifacts import make_artifact_dir
+from cstorch.errors import ConfigurationError, InputError
+from cstorch.utils.data import DataExecutor, DataLoader
+
+
+@dataclass
+class Fields:
+    x: torch.Tensor
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "an object with fields": (Fields(torch.ones(4, 2)), "yields Fields, in which no tensor is found.*namedtuple"),
+    "arrays": ({"x": np.ones((4, 2))}, r"yields dict, in which no tensor is found.*torch\.as_tensor"),
+    "a scalar": (torch.tensor(1.0), "has no dimensions"),
+    "complex": ({"x": torch.ones(4, 2), "y": torch.ones(4, dtype=torch.complex64)}, r"at \['y'\] .*view_as_real"),
+    "sparse": ([torch.ones(4, 2).to_sparse()], r"at \[0\] a sparse tensor.*to_dense"),
+}
+
+
+@pytest.mark.parametrize("num_csx", [1, 2])
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_batch_that_cannot_be_taken_is_refused(tmp_path: Path, kind: str, num_csx: int) -> None:
+    batch, message = REFUSED[kind]
+    script = Script(tmp_path, num_csx=num_csx)
+    with pytest.raises(InputError, match=message):
+        script.loop(lambda _: None, [batch])
+
+
+def test_an_empty_loader_is_named_as_the_cause(tmp_path: Path) -> None:
+    Script(tmp_path)
+    with pytest.raises(ConfigurationError, match="the loader of the input_fn is empty"):
+        DataExecutor(DataLoader(list))
+
+
+def test_a_folder_that_cannot_be_made_is_named_with_a_way_out(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match=r"file/folder.*: Not a directory\. Name another .*artifact_dir"):
+        make_artifact_dir(tmp_path / "file/folder")
+
+
+def test_a_schedule_of_functions_refuses_one_as_its_first_value(tmp_path: Path) -> None:
+    script = Script(tmp_path)
+    with pytest.raises(TypeError, match=r"LambdaLR takes the first value as a number.*`set_value_lambda`"):
+        cstorch.optim.lr_scheduler.LambdaLR(script.optimizer, lambda epoch: 0.9**epoch)
