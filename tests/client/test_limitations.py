@@ -243,7 +243,7 @@ AROUND_THE_STEP: dict[str, tuple[Callable[[Script], Any], type[Exception], str]]
         r"cstorch.utils.data.DataLoader\(input_fn",
     ),
     "3.3: no function": (lambda s: DataLoader([torch.ones(1)]), TypeError, "hand over the function itself"),
-    "3.3: no tensors": (lambda s: s.loop(s.step, ["text"]), InputError, "a batch is a nest of tensors"),
+    "3.3: no tensors": (lambda s: s.loop(s.step, ["text"]), InputError, "in which no tensor is found"),
     "3.3: nothing": (lambda s: s.loop(s.step, []), InputError, "ran dry after 0 batches"),
     "3.3: unknown length": (
         lambda s: DataExecutor(DataLoader(lambda: iter([torch.ones(4, 2)]))),
