@@ -37,3 +37,18 @@ def test_all_reads_are_reported(refusals):
 def test_reads_are_errors_without_a_report():
     with pytest.raises(TraceError, match="the value of a traced tensor is needed"):
         trace_behind_linear(lambda y: y * y.max().item())
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_a_number_of_the_step_as_an_index_has_its_own_way_out(writes):
+    def step(y):
+        index = y.argmax()
+        if writes:
+            y = y.clone()
+            y[index % 2] = 0.0
+            return y
+        return y[:, index % 2]
+
+    with pytest.raises(TraceError, match="without dimensions is an index.*index_copy_") as caught:
+        trace_behind_linear(step)
+    assert "alpha" not in str(caught.value)

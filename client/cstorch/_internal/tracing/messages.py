@@ -1,5 +1,6 @@
 """The errors for steps that cannot be traced."""
 
+import sys
 from typing import Any
 
 import torch
@@ -20,7 +21,14 @@ def value_read(func: OpOverload, error: type[TraceError] = TraceError) -> TraceE
     """Returns the error for an operation that needs the value of a traced tensor."""
     function = context.functions[-1] if context.functions else None
     name = getattr(function, "__name__", "")
-    if func._schema.name == "aten::_local_scalar_dense" and name and name not in _SCALAR_READS:
+    is_number = func._schema.name == "aten::_local_scalar_dense"
+    if is_number and name in ("__getitem__", "__setitem__"):
+        return error(
+            f"SyncTensor called outside of MarkStep: at {user_line()} a traced tensor without dimensions is an index. "
+            f"Its value is not known while the step is traced. Give the index a dimension: `x[i.reshape(1)]` reads a row, "
+            f"and `x.index_copy_(0, i.reshape(1), row[None])` writes one."
+        )
+    if is_number and name and name not in _SCALAR_READS:
         return error(
             f"SyncTensor called outside of MarkStep: at {user_line()} a traced tensor was passed to `{name}` where a "
             f"Python scalar is expected. Its value is not known while the step is traced. Use a tensor expression "
@@ -35,11 +43,28 @@ def value_read(func: OpOverload, error: type[TraceError] = TraceError) -> TraceE
             f"experts multiply with the chosen experts' weights as a batch (in transformers, "
             f'experts_implementation="batched_mm").'
         )
+    if (optimizer := _optimizer_of_torch()) is not None:
+        return error(
+            f"The Cerebras backend does not yet support `{func._schema}`\n"
+            f"At {user_line()} {optimizer.__module__}.{optimizer.__name__} decides by the value of a tensor, but the "
+            f"step is traced before it runs. Use an optimizer of cstorch.optim."
+        )
     return error(
         f"The Cerebras backend does not yet support `{func._schema}`\n"
         f"At {user_line()} the value of a traced tensor is needed, but the step is traced before it runs. Read values "
         f"in a @cstorch.step_closure, and write conditions on tensors with torch.where."
     )
+
+
+def _optimizer_of_torch() -> type[torch.optim.Optimizer] | None:
+    """Returns the class of torch.optim whose step is under way, if there is one."""
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        optimizer = frame.f_locals.get("self") if frame.f_code.co_name == "step" else None
+        if isinstance(optimizer, torch.optim.Optimizer) and type(optimizer).__module__.startswith("torch.optim."):
+            return type(optimizer)
+    return None
 
 
 def mixed_devices(func: OpOverload, device: str) -> TraceError:
