@@ -49,6 +49,6 @@ def test_a_number_of_the_step_as_an_index_has_its_own_way_out(writes):
             return y
         return y[:, index % 2]
 
-    with pytest.raises(TraceError, match="without dimensions is an index.*index_copy_") as caught:
+    with pytest.raises(TraceError, match=r"without dimensions is an index.*index_copy_") as caught:
         trace_behind_linear(step)
     assert "alpha" not in str(caught.value)

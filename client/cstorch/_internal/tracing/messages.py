@@ -25,8 +25,8 @@ def value_read(func: OpOverload, error: type[TraceError] = TraceError) -> TraceE
     if is_number and name in ("__getitem__", "__setitem__"):
         return error(
             f"SyncTensor called outside of MarkStep: at {user_line()} a traced tensor without dimensions is an index. "
-            f"Its value is not known while the step is traced. Give the index a dimension: `x[i.reshape(1)]` reads a row, "
-            f"and `x.index_copy_(0, i.reshape(1), row[None])` writes one."
+            f"Its value is not known while the step is traced. Give the index a dimension: `x[i.reshape(1)]` reads a "
+            f"row, and `x.index_copy_(0, i.reshape(1), row[None])` writes one."
         )
     if is_number and name and name not in _SCALAR_READS:
         return error(
