@@ -1,6 +1,5 @@
 """Text that no client of ours would send, straight to the compile service of a real coordinator."""
 
-import time
 from collections.abc import Iterator
 
 import grpc
@@ -71,15 +70,21 @@ def job(cluster: RunningCluster) -> Iterator[Job]:
     job.close()
 
 
+def busy_seconds(process: psutil.Process) -> float:
+    """Returns the processor time of a process, which other load does not lengthen."""
+    times = process.cpu_times()
+    return times.user + times.system
+
+
 @pytest.mark.parametrize("name", HOSTILE)
 def test_it_is_refused_in_bounded_time_and_memory(job: Job, name: str) -> None:
     before = job.process.memory_info().rss
-    start = time.perf_counter()
+    start = busy_seconds(job.process)
     with pytest.raises(grpc.RpcError) as raised:
         job.compile(HOSTILE[name])
     assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert len(raised.value.details() or "") < 5_000
-    assert time.perf_counter() - start < 10
+    assert busy_seconds(job.process) - start < 10
     assert job.process.memory_info().rss - before < 400 << 20
     assert job.process.status() != psutil.STATUS_ZOMBIE
 
