@@ -248,7 +248,7 @@ class Cluster:
             raise ClusterError("the cluster was stopped while it started")
 
     def _start_all(self, modules: Sequence[str], listen: str, settings: ClusterSettings) -> None:
-        """Starts all processes of nodes; once more after a death of the fork server."""
+        """Starts all processes of nodes, and again after a death of the fork server."""
         with ThreadPoolExecutor(max_workers=len(modules)) as pool:
             while True:
                 try:
@@ -312,7 +312,7 @@ class Cluster:
         restarts = (self._management.restart_if_ended, *(one.restart_if_ended for one in self._supervised))
         messages = [message for restart in restarts for message in restart()]
         if self._management.supervised.given_up or any(supervised.given_up for supervised in self._supervised):
-            raise ClusterError(*messages)
+            raise ClusterError("; ".join(messages))
         print_messages(messages)
 
 
