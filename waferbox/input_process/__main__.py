@@ -40,14 +40,20 @@ def serve(channel: Channel) -> None:
         except InputFailure as failure:
             _fail_when_requested(channel, failure, position)
         except Exception as error:  # noqa: BLE001 - the user's code; it is reported
-            message = f"the loader of the input_fn {source} raised {summary(error)}"
-            killed = names_killed_process(error)
-            _fail_when_requested(channel, InputFailure(message, user_traceback(error), killed=killed), position)
+            _fail_when_requested(channel, _failure(f"the input_fn {source}", error), position)
         fill, _ = channel.receive(Fill)
         position.state_steps, position.recovery_step = list(fill.state_steps), fill.recovery_step
         ring.write(fill.slot, tensors)
         channel.send(Filled(slot=fill.slot, digests=tuple(selection.digests)))
         selection.digests = []
+
+
+def _failure(source: str, error: Exception) -> InputFailure:
+    message = f"the loader of {source} raised {summary(error)}"
+    killed = names_killed_process(error)
+    if killed:
+        message += "; a process of the loader was killed: was it out of memory?"
+    return InputFailure(message, user_traceback(error), killed=killed)
 
 
 def _fail_when_requested(channel: Channel, failure: InputFailure, position: Position) -> None:
@@ -88,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             except RuntimeError as error:
                 if not names_killed_process(error):
                     raise
-                raise InputFailure(f"the loader of the input_fn raised {summary(error)}", killed=True) from error
+                raise _failure("the input_fn", error) from error
         except InputFailure as failure:
             channel.send(Failed(message=str(failure), traceback=failure.trace, killed=failure.killed))
             channel.wait_for_end()

@@ -1,5 +1,8 @@
 """Errors of the user's input, and their texts."""
 
+import concurrent.futures
+import multiprocessing.connection
+import multiprocessing.process
 import os
 import re
 import traceback
@@ -8,6 +11,8 @@ TRACEBACK_CHARACTERS = 20_000
 
 _KILLED = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal")
 _EXITED = re.compile(r"DataLoader worker \(pid\(s\) [\d, ]+\) exited unexpectedly")
+_CLOSED = (OSError, EOFError, concurrent.futures.BrokenExecutor)
+_STATUS_SECONDS = 1.0
 
 _HERE = os.path.dirname(__file__)
 
@@ -23,26 +28,33 @@ class InputFailure(Exception):
 
 
 def names_killed_process(error: BaseException | None) -> bool:
-    """Whether torch raised the error, or a cause of it, since a process of a DataLoader was killed.
+    """Whether the error, or a cause of it, is what the death of a killed process of the loader looks like.
 
-    torch raises it from a signal handler, and so anywhere in the code, or where it has waited in vain for a batch.
+    torch raises its errors from a signal handler, and so anywhere in the code, or where it has waited in vain for a
+    batch. What reads from the process at that moment finds a closed connection.
     """
     while error is not None:
-        if isinstance(error, RuntimeError):
-            text = str(error)
-            if _KILLED.match(text) or (_EXITED.match(text) and _killed_processes(error)):
-                return True
+        if isinstance(error, RuntimeError) and _KILLED.match(str(error)):
+            return True
+        is_closed = isinstance(error, _CLOSED) or (isinstance(error, RuntimeError) and _EXITED.match(str(error)))
+        if is_closed and _has_killed_process():
+            return True
         error = error.__cause__ or error.__context__
     return False
 
 
-def _killed_processes(error: RuntimeError) -> bool:
-    """Whether a signal ended one of the processes that torch found ended; the text of its error lists only numbers."""
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        processes = frame.f_locals.get("failed_workers")
-        if isinstance(processes, list):
-            return any((process.exitcode or 0) < 0 for process in processes)
-    return False
+def _has_killed_process() -> bool:
+    """Whether a signal has ended a process that multiprocessing has started here, and that is still referred to."""
+    started = [
+        process
+        for process in list(multiprocessing.process._dangling)  # type: ignore[attr-defined]  # the ended ones too
+        if process._popen is not None and process._parent_pid == os.getpid()
+    ]
+    living = {process.sentinel: process for process in started if process.exitcode is None}
+    if living and not any((process.exitcode or 0) < 0 for process in started):
+        for sentinel in multiprocessing.connection.wait(list(living), _STATUS_SECONDS):
+            living[sentinel].join()  # A process closes its connections shortly before its status can be read.
+    return any((process.exitcode or 0) < 0 for process in started)
 
 
 def summary(error: BaseException) -> str:
