@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
@@ -19,7 +18,7 @@ from wsc.v1 import ingress_pb2, ingress_pb2_grpc, management_pb2
 
 logger = logging.getLogger(__name__)
 
-RETRY_SECONDS: Final = 0.2  # between attempts to start a coordinator, while the fork server is replaced
+SPAWN_RETRY_SECONDS: Final = 0.2  # between attempts to start a coordinator, while the fork server is replaced
 
 
 class ProcessLost(RuntimeError):
@@ -67,14 +66,15 @@ class HostProcesses:
     async def start(self, request: ingress_pb2.RunCoordinatorRequest, ingress: str) -> CoordinatorProcess:
         if ingress:
             return IngressProcess(ingress, self._open_channel(ingress), request)
-        until = time.monotonic() + deadlines.COORDINATION.spawn
+        now = asyncio.get_running_loop().time  # which stands still while this process is stopped
+        until = now() + deadlines.COORDINATION.spawn
         while True:
             try:
                 return AsyncChild(await asyncio.to_thread(self._home.start, request))
             except ForkServerLost:
-                if time.monotonic() > until:
+                if now() > until:
                     raise
-            await asyncio.sleep(RETRY_SECONDS)
+            await asyncio.sleep(SPAWN_RETRY_SECONDS)
 
     def find(self, hello: management_pb2.CoordinatorHello) -> CoordinatorProcess | None:
         if hello.ingress or hello.host != host_id():

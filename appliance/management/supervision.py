@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from appliance.coordinator.processes import CoordinatorProcess, CoordinatorProcesses, ProcessLost
+from appliance.coordinator.processes import SPAWN_RETRY_SECONDS, CoordinatorProcess, CoordinatorProcesses, ProcessLost
 from appliance.coordinator.settings import TAKEN_STATUS
 from appliance.management.coordination import Coordination
 from appliance.management.jobs import ENDED, JobEntry
@@ -24,7 +24,6 @@ from wsc.v1 import ingress_pb2, management_pb2
 
 logger = logging.getLogger(__name__)
 
-SPAWN_RETRY_SECONDS: Final = 0.2
 INGRESS_RETRY_SECONDS: Final = 0.5
 
 # --- States and events ------------------------------------------------------------------------------------------------

@@ -136,6 +136,12 @@ def management() -> Iterator[FakeManagement]:
     server.stop(0).wait()
 
 
+@pytest.fixture
+def short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervised_process, "DELAY_SECONDS", 0.001)
+    monkeypatch.setattr(deadlines, "END", replace(deadlines.END, jobs=0.01))
+
+
 class Supervised:
     """A cluster that is supervised in a thread, as by `waferbox up`."""
 
@@ -178,12 +184,11 @@ class Supervised:
 @pytest.fixture
 def supervised(
     management: FakeManagement,
+    short_delays: None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Supervised]:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr(supervised_process, "DELAY_SECONDS", 0.001)
-    monkeypatch.setattr(deadlines, "END", replace(deadlines.END, jobs=0.01))
     told: list[str] = []
     monkeypatch.setattr(cluster_module, "print_messages", told.extend)
     supervised = Supervised(FakeLauncher(management.address), told)
@@ -320,12 +325,9 @@ class DyingLauncher(FakeLauncher):
         return super().start(module, arguments, fds)
 
 
+@pytest.mark.usefixtures("short_delays")
 @pytest.mark.parametrize("deaths", [1, 3])
-def test_a_cluster_starts_although_its_fork_server_is_killed(
-    management: FakeManagement, monkeypatch: pytest.MonkeyPatch, deaths: int
-) -> None:
-    monkeypatch.setattr(supervised_process, "DELAY_SECONDS", 0.001)
-    monkeypatch.setattr(deadlines, "END", replace(deadlines.END, jobs=0.01))
+def test_a_cluster_starts_although_its_fork_server_is_killed(management: FakeManagement, deaths: int) -> None:
     launcher = DyingLauncher(management.address, deaths)
     with Cluster(ClusterSettings(swarmx=1, listen="127.0.0.1:0"), launcher):
         assert launcher.restarts == deaths
@@ -376,12 +378,6 @@ def _start(management: FakeManagement, module: str, kills: int) -> KillingLaunch
     launcher = KillingLauncher(management, module, kills)
     with Cluster(ClusterSettings(swarmx=1, listen="127.0.0.1:0"), launcher):
         return launcher
-
-
-@pytest.fixture
-def short_delays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervised_process, "DELAY_SECONDS", 0.001)
-    monkeypatch.setattr(deadlines, "END", replace(deadlines.END, jobs=0.01))
 
 
 @pytest.mark.usefixtures("short_delays")

@@ -240,11 +240,7 @@ class Cluster:
         self._supervised.append(gateway.supervised)
 
     def _check_not_stopped(self) -> None:
-        """Restarts the launcher if it was killed. Raises ClusterError: it has ended by itself, or a stop request."""
-        cause = self._launcher.end()
-        if cause and not self._launcher.was_killed:
-            raise ClusterError(cause)
-        if (cause and not self._restart_launcher(cause)) or readable(self._stop_requests, 0.0):
+        if readable(self._stop_requests, 0.0):
             raise ClusterError("the cluster was stopped while it started")
 
     def _start_all(self, modules: Sequence[str], listen: str, settings: ClusterSettings) -> None:
@@ -264,6 +260,7 @@ class Cluster:
                     supervised.close()
                 self._supervised.clear()
                 self._check_not_stopped()
+                self._restart_killed()
 
     def _start_supervised(self, module: str, listen: str, settings: ClusterSettings) -> SupervisedProcess:
         arguments = ["--management", self.management, "--listen", listen, *_metrics_arguments(settings)]
@@ -298,12 +295,17 @@ class Cluster:
                     )
 
     def _restart_killed(self) -> None:
-        """Restarts processes that a signal has ended while the cluster starts.
+        """Restarts the launcher and processes that a signal has ended while the cluster starts.
 
         Raises:
-            ClusterError: a process has ended by itself, or too often.
+            ClusterError: one has ended by itself, or too often; or the cluster was stopped meanwhile.
         """
         assert self._management is not None
+        cause = self._launcher.end()
+        if cause and not self._launcher.was_killed:
+            raise ClusterError(cause)
+        if cause and not self._restart_launcher(cause):
+            raise ClusterError("the cluster was stopped while it started")
         for supervised in (self._management.supervised, *self._supervised):
             process = supervised.process
             if process is not None and (status := process.poll()) is not None and status >= 0:

@@ -69,11 +69,12 @@ def check_batch(batch: Any, num_csx: int) -> int:
     """
     if num_csx > 1:
         infer_batch_size(batch)
-    for path, leaf in pytree.tree_flatten_with_path(batch)[0]:
-        if isinstance(leaf, torch.Tensor):
-            _check_kind(pytree.keystr(path), leaf)
+    leaves, _ = pytree.tree_flatten_with_path(batch)
+    tensors = {pytree.keystr(path): leaf for path, leaf in leaves if isinstance(leaf, torch.Tensor)}
+    for path, tensor in tensors.items():
+        _check_kind(path, tensor)
     rows = num_samples(batch)
-    if not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(batch)):
+    if not tensors:
         raise InputError(
             f"the loader of the input_fn yields {type(batch).__name__}, in which no tensor is found: a batch is a "
             "tensor, or a dict, list, tuple or namedtuple of such. Turn NumPy arrays into tensors "

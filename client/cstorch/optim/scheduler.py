@@ -5,6 +5,7 @@ the class that writes the learning rate, or the weight decay. e is the epoch, `l
 """
 
 import math
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -602,7 +603,7 @@ class LambdaScheduler(Scheduler):
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, initial_val: float, param_group_tags: Tags = None) -> None:
-        if not isinstance(initial_val, int | float | torch.Tensor):
+        if not isinstance(initial_val, numbers.Number | torch.Tensor):
             raise TypeError(
                 f"{type(self).__name__} takes the first value as a number, not {initial_val!r}, and its functions from "
                 "`set_value_lambda`: derive a class whose `set_value_lambda(self)` returns a list such as "

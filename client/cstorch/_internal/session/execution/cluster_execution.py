@@ -18,7 +18,7 @@ from xdsl.dialects.builtin import ModuleOp
 from cstorch import backends
 from cstorch._internal import state, step_clock
 from cstorch._internal.batch import check_batch
-from cstorch._internal.batch_objects import LOOKED_AT, ChangedObjects, changed_objects
+from cstorch._internal.batch_objects import ChangedObjects, changed_objects
 from cstorch._internal.execution import Closure, Execution, Executor, Input
 from cstorch._internal.log import logged_if_slow
 from cstorch._internal.session.cluster_session import ClusterSession, Target, outcome
@@ -102,8 +102,10 @@ class ClusterExecution(Execution):
         assert self._target.session is not None
         return self._target.session
 
-    def _begin(self) -> Any:
+    def _begin(self, looked_at: int = 1) -> Any:
         """Sends the input to the workers, and returns the first batch with tensors on the meta device.
+
+        looked_at: The number of first batches whose objects are compared, at most.
 
         The values, which may take gigabytes, are freed before the compile.
         """
@@ -118,7 +120,7 @@ class ClusterExecution(Execution):
                 self._input = session.prepare_input(prepared_input(builder, config, self.executor.artifact_dir))
                 self._staged = Staged(state.named_getters(), session.stage)
         with logged_if_slow("Reading the first batch"):
-            batch, *later = loader.first_batches(min(LOOKED_AT, self.executor.num_steps), has_values=runs)
+            batch, *later = loader.first_batches(min(looked_at, self.executor.num_steps), has_values=runs)
         self._rows = check_batch(batch, config.num_csx)
         self._changed_objects = list(changed_objects([batch, *later]))
         return pytree.tree_map_only(torch.Tensor, _without_values, batch)

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from cstorch import backends
 from cstorch._internal import state
-from cstorch._internal.batch_objects import ChangedObjects
+from cstorch._internal.batch_objects import LOOKED_AT, ChangedObjects
 from cstorch._internal.execution import Executor
 from cstorch._internal.log import logged_if_slow
 from cstorch._internal.session.cluster_session import Target
@@ -341,7 +341,7 @@ class FunctionExecution(ClusterExecution):
     def batches(self) -> Generator[Any]:
         enter_loop(self._function.at_hand)
         try:
-            batch = self._begin()
+            batch = self._begin(LOOKED_AT)
             self._function.changed_objects = self._changed_objects
             for step in range(1, self.executor.num_steps + 1):
                 try:
