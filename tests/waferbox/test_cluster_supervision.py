@@ -51,7 +51,9 @@ class FakeProcess:
 
     def close(self) -> int:
         os.close(self._ended)
-        return self._status or 0
+        if self._status is None:
+            self._status = -9
+        return self._status
 
 
 class FakeLauncher:

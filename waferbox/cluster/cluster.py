@@ -215,21 +215,20 @@ class Cluster:
             ),
         )
         deadline = time.monotonic() + deadlines.START.management
-        while True:
+        while not management.address:
+            if time.monotonic() > deadline:
+                raise ClusterError(f"the management service did not start within {deadlines.START.management:g} s")
             seconds = min(self._seconds_to_restart(), max(0.0, deadline - time.monotonic()))
             readable([*management.event_sources(), self._launcher, *self._stop_requests], seconds)
             self._check_not_stopped()
-            management.read_announcements()
-            if management.address:
-                return management
             status = None if management.supervised.process is None else management.supervised.process.poll()
-            if status is not None and status >= 0:
+            management.read_announcements()
+            if not management.address and status is not None and status >= 0:
                 raise ClusterError(
                     f"the management service did not start at {settings.listen}; its messages have the cause"
                 )
-            if time.monotonic() > deadline:
-                raise ClusterError(f"the management service did not start within {deadlines.START.management:g} s")
             self._restart_killed()
+        return management
 
     def _start_vendor_gateway(self, interpreter: str) -> None:
         """Starts the vendor gateway and waits until it listens."""
