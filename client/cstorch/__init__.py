@@ -1,5 +1,9 @@
 """The Cerebras PyTorch API on a Waferbox cluster: `import cerebras.pytorch as cstorch`, or `import cstorch`."""
 
+import cstorch._internal.torch_release  # noqa: F401 - first, since it names what a release of torch lacks
+
+# isort: split
+
 from cstorch import (
     amp,
     backends,
