@@ -1,8 +1,12 @@
-"""How fast the links are: goodput of a weight stream on each lane, beside memcpy and a bare gRPC stream; and one hop.
+"""How fast the links are: goodput of a weight stream on each lane, beside memcpy and gRPC streams; and one hop.
 
 Two processes, the sender as MemoryX has it and the receiver as a wafer has it, with the wafer's credit window. The
 receiver copies every group out into memory of its own, on either lane, so that shared memory has to move its bytes too.
 All kinds take turns in one run: what counts are the ratios of their medians.
+
+A bare gRPC stream sends one message again and again, which nobody reads. What a stream of weights adds to it in any
+Python program is measured one after the other: the message is made of a header and a weight, since grpcio takes `bytes`
+alone; both ends compute the checksum; the receiver copies the weight out. The rest is the lane's own.
 
     python -m benchmarks.streams
 """
@@ -21,9 +25,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import grpc
 import torch
+import xxhash
 
 from waferbox.host.memory import keep_large_blocks
 from waferbox.links.dialling import dial
+from waferbox.links.frame import HEADER_BYTES
 from waferbox.links.hub import Hub
 from waferbox.links.link import Link
 from waferbox.links.listener import LinkListener
@@ -37,17 +43,20 @@ GROUP_BYTES = 1024 * 1024  # as the compiler coalesces
 NUM_GROUPS = 256
 HOPS = 2000
 REPEATS = 7
+# Streams of gRPC without the lane, by what they do with a message; each does what the one before does, too.
+BARE_STREAMS = ("bare gRPC", "+ joined", "+ checksums", "+ copied out")
 START_SECONDS = 60.0
 BARE = "bench.Bare"
 
 
 def measure(repeats: int = REPEATS) -> dict[str, list[float]]:
-    """GB/s, `repeats` times each: "memcpy", "bare gRPC", "shared memory", "gRPC"."""
-    found: dict[str, list[float]] = {"memcpy": [], "shared memory": [], "bare gRPC": [], "gRPC": []}
+    """GB/s, `repeats` times each: "memcpy", "shared memory", those of BARE_STREAMS, "gRPC"."""
+    found: dict[str, list[float]] = {kind: [] for kind in ("memcpy", "shared memory", *BARE_STREAMS, "gRPC")}
     with _Sender() as sender:
         for _ in range(repeats):
             found["memcpy"].append(_memcpy())
-            found["bare gRPC"].append(sender.bare())
+            for kind in BARE_STREAMS:
+                found[kind].append(sender.bare(kind))
             for lane in LANES:
                 found[lane].append(sender.stream(lane))
     return found
@@ -64,7 +73,12 @@ def main() -> None:
     found = measure()
     for kind, values in found.items():
         print(f"  {kind:16s} {statistics.median(values):6.2f} GB/s   ({min(values):.2f} to {max(values):.2f})")
-    for lane, against in (("shared memory", "memcpy"), ("gRPC", "bare gRPC")):
+    for lane, against in (
+        ("shared memory", "memcpy"),
+        ("gRPC", "bare gRPC"),
+        (BARE_STREAMS[-1], "bare gRPC"),
+        ("gRPC", BARE_STREAMS[-1]),
+    ):
         ratio = statistics.median(a / b for a, b in zip(found[lane], found[against], strict=True))
         print(f"  {lane} / {against}: {ratio:.2f}")
     print("one hop, there and back halved (a reference to 1 MiB; over gRPC 64 bytes)")
@@ -97,7 +111,9 @@ class _Sender:
         address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         self._listener = LinkListener(address, _raise_defect)
         self._listener.add_to_server(self._server)
-        handler = grpc.unary_stream_rpc_method_handler(_bare)
+        self._memory = SharedMemory.create(NUM_GROUPS * GROUP_BYTES)
+        self._memory.tensor(torch.uint8, (self._memory.nbytes,), 0).fill_(1)
+        handler = grpc.unary_stream_rpc_method_handler(self._bare_messages)
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(BARE, {"Stream": handler}),))
         self._server.start()
         pending = {lane: self._listener.expect(lane, "receiver") for lane in LANES}
@@ -114,8 +130,6 @@ class _Sender:
         for link in self._links.values():
             link.limit_credit(WEIGHTS_WINDOW)
             self._hub.add(link)
-        self._memory = SharedMemory.create(NUM_GROUPS * GROUP_BYTES)
-        self._memory.tensor(torch.uint8, (self._memory.nbytes,), 0).fill_(1)
         self._step = 0
         for lane in LANES:
             self.stream(lane)  # shared memory mapped, pages and buffers there
@@ -145,9 +159,9 @@ class _Sender:
         self._hub.wait_acked(link, self._step)
         return NUM_GROUPS * GROUP_BYTES / (time.perf_counter() - begin) / 1e9
 
-    def bare(self) -> float:
-        """GB/s of a gRPC stream with nothing around it."""
-        self._order("bare", "", 0)
+    def bare(self, kind: str) -> float:
+        """GB/s of a gRPC stream without the lane, of BARE_STREAMS."""
+        self._order("bare", kind, 0)
         return NUM_GROUPS * GROUP_BYTES / self._answer() / 1e9
 
     def hop(self, lane: str) -> tuple[float, float]:
@@ -166,6 +180,16 @@ class _Sender:
         busy = time.process_time() - busy + self._answer()
         return statistics.median(latencies), busy / (2 * HOPS) * 1e6
 
+    def _bare_messages(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        level = BARE_STREAMS.index(request.decode())
+        message = bytes(HEADER_BYTES + GROUP_BYTES)
+        for group in range(NUM_GROUPS):
+            if level:
+                weight = Slice(self._memory, group * GROUP_BYTES, GROUP_BYTES).view
+                checksum = xxhash.xxh3_64_intdigest(weight) if level > 1 else 0
+                message = b"".join((checksum.to_bytes(HEADER_BYTES, "little"), weight))
+            yield message
+
     def _order(self, kind: str, lane: str, step: int) -> None:
         pipe = _pipe(self._receiver.stdin)
         pipe.write(json.dumps([kind, lane, step]) + "\n")
@@ -173,12 +197,6 @@ class _Sender:
 
     def _answer(self) -> float:
         return float(_pipe(self._receiver.stdout).readline())
-
-
-def _bare(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-    message = bytes(GROUP_BYTES)
-    for _ in range(NUM_GROUPS):
-        yield message
 
 
 class _Receiver:
@@ -213,11 +231,16 @@ class _Receiver:
             self._hub.forward(link, self._hub.receive(link, 0, step))
         print(time.process_time() - busy, flush=True)
 
-    def bare(self, lane: str, step: int) -> None:
+    def bare(self, kind: str, step: int) -> None:
         stream = self._channel.unary_stream(f"/{BARE}/Stream", request_serializer=None, response_deserializer=None)
+        level = BARE_STREAMS.index(kind)
         begin = time.perf_counter()
-        for _ in stream(b""):
-            pass
+        for message in stream(kind.encode()):
+            weight = memoryview(message)[HEADER_BYTES:]
+            if level > 1:
+                assert xxhash.xxh3_64_intdigest(weight) == int.from_bytes(message[:HEADER_BYTES], "little")
+            if level > 2:
+                self._target.copy_(torch.frombuffer(weight, dtype=torch.uint8))
         print(time.perf_counter() - begin, flush=True)
 
     def close(self) -> None:
