@@ -11,12 +11,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from waferbox import deadlines, settings
 from waferbox.host.descriptors import readable
 from waferbox.input_process import foreign
+from waferbox.input_process.batch_digest import BATCH_DIGEST_BYTES
 from waferbox.input_process.confinement import DROPPED_VARIABLES
 from waferbox.input_process.messages import (
     DIGEST_BYTES,
@@ -44,6 +46,17 @@ from waferbox.links.hub import Stopped
 from waferbox.runtime.node_job import JobFailure
 from workers.output import ConsoleReader
 from wsc.v1 import node_pb2, plan_pb2
+
+# --- What is known of the first batch ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstBatch:
+    """The digests of a worker's first batch, as in InputDigests (node.proto); empty with all later batches."""
+
+    digests: Sequence[bytes]
+    whole: bytes
+
 
 # --- The end of a process group ---------------------------------------------------------------------------------------
 
@@ -175,8 +188,8 @@ class InputProcess:
         """
         self._send(Fill(slot=slot, state_steps=tuple(state_steps), recovery_step=recovery_step))
 
-    def wait_filled(self, slot: int, stop: int, on_state: Callable[[int, bytes], None]) -> list[bytes]:
-        """Waits until a slot is filled, and returns the digests of the first batch (InputDigests in node.proto).
+    def wait_filled(self, slot: int, stop: int, on_state: Callable[[int, bytes], None]) -> FirstBatch:
+        """Waits until a slot is filled; returns what InputDigests in node.proto has, or nothing, of the first batch.
 
         Args:
             slot: the slot of the oldest request.
@@ -190,7 +203,10 @@ class InputProcess:
         if message.slot != slot:
             raise _unexpected(message)
         try:
-            return [bytes.fromhex(text)[:DIGEST_BYTES] for text in message.digests[:MOST_DIGESTS]]
+            return FirstBatch(
+                digests=[bytes.fromhex(text)[:DIGEST_BYTES] for text in message.digests[:MOST_DIGESTS]],
+                whole=bytes.fromhex(message.first_batch)[:BATCH_DIGEST_BYTES],
+            )
         except ValueError as error:
             raise _unexpected(message) from error
 

@@ -19,7 +19,7 @@ from waferbox.runtime.node_job import JobContext, JobFailure, LinkKey
 from waferbox.runtime.progress import Progress
 from waferbox.runtime.role_job import RoleJob, report_failure
 from waferbox.runtime.schedule import BATCH_SLOTS, StepSchedule, steps_of_worker
-from workers.input_process import InputProcess
+from workers.input_process import FirstBatch, InputProcess
 from wsc.v1 import node_pb2, plan_pb2
 
 PAGE_BYTES = 4096
@@ -39,7 +39,7 @@ class WorkerProgram:
         hub: Hub,
         link: Link,
         on_state: Callable[[int, bytes], None],
-        on_digests: Callable[[list[bytes]], None],
+        on_digests: Callable[[FirstBatch], None],
     ) -> None:
         """
         Args:
@@ -118,8 +118,9 @@ class WorkerProgram:
             self._request_batch(slot, step)
         requested = now()
         progress.waits = True
-        if digests := self._process.wait_filled(slot, self._stop, self._receive_state):
-            self._on_digests(digests)
+        first = self._process.wait_filled(slot, self._stop, self._receive_state)
+        if first.digests or first.whole:
+            self._on_digests(first)
         progress.waits = False
         filled = now()
         self._hub.send(self._link, self._group, step, Slice(self._ring, slot * self._slot_bytes, self._nbytes))
@@ -214,8 +215,8 @@ class WorkerJob(RoleJob):
             response = node_pb2.InputState(epoch=request.epoch, step=step, state=state)
             self.context.emit(node_pb2.AttachResponse(input_state=response))
 
-        def emit_digests(digests: list[bytes]) -> None:
-            response = node_pb2.InputDigests(epoch=request.epoch, digests=digests)
+        def emit_digests(first: FirstBatch) -> None:
+            response = node_pb2.InputDigests(epoch=request.epoch, digests=first.digests, first_batch=first.whole)
             self.context.emit(node_pb2.AttachResponse(input_digests=response))
 
         process = self._waiting[request.loader]

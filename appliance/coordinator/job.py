@@ -165,7 +165,7 @@ class CoordinatedJob:
         self._terminated = False
         self.is_finished = False  # the script has announced its end
         self._is_cancelled = False
-        self._advised: set[str] = set()  # advice that is not repeated
+        self._findings: set[str] = set()  # which are not repeated
         self._succeeded = False
 
     def start(self) -> None:
@@ -429,11 +429,11 @@ class CoordinatedJob:
         """Adds sampled outputs to the observations."""
         self.observation.scalars(step, values)
 
-    def advise(self, advice: str) -> None:
-        """Sends advice to the client, once."""
-        if advice not in self._advised:
-            self._advised.add(advice)
-            self._send_advice(advice)
+    def found(self, finding: str) -> None:
+        """Sends what the script does otherwise than it says to the client, once."""
+        if finding not in self._findings:
+            self._findings.add(finding)
+            self.session.send(coordinator_pb2.SessionResponse(finding=finding))
 
     def _send_advice(self, advice: str) -> None:
         self.session.send(coordinator_pb2.SessionResponse(advice=advice))

@@ -51,7 +51,14 @@ def prepare() -> Callable[..., node_pb2.PrepareInput]:
             "numpy": np.random.get_state(),
             "python": random.getstate(),
         }
-        recipe = {"input_fn": input_fn, "args": args, "kwargs": {}, "random_state": state, "position": None}
+        recipe = {
+            "input_fn": input_fn,
+            "args": args,
+            "kwargs": {},
+            "random_state": state,
+            "default_dtype": "",
+            "position": None,
+        }
         if position is not None:
             recipe["position"] = dict(zip(("state", "strict"), position, strict=True))
         request = {

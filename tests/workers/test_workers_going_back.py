@@ -49,9 +49,8 @@ def supply(
     labels = [wafer.receive(step) for step in steps]
     states = []
     while not (response := wafer.response()).HasField("finished"):
-        if not response.HasField("input_digests"):
-            assert response.HasField("input_state"), response
-            states.append(response.input_state)
+        assert response.HasField("input_state"), response
+        states.append(response.input_state)
     return labels, states
 
 

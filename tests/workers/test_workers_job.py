@@ -8,6 +8,7 @@ import input_functions
 import pytest
 from worker_rig import ROWS, Wafer, start, worker_plan
 
+from waferbox.input_process.batch_digest import batch_digest
 from waferbox.runtime.node_job import JobFailure
 from waferbox.runtime.schedule import BATCH_SLOTS
 from workers.worker_program import WorkerJob
@@ -136,3 +137,21 @@ def test_a_position_that_is_wanted_comes_with_its_execution(wafer: Wafer, job: W
 def test_input_that_nobody_prepared(wafer: Wafer, job: WorkerJob, prepare: Prepare) -> None:
     with pytest.raises(Exception, match="no input was prepared as 'train'"):
         wafer.load(job, worker_plan(3, 1))
+
+
+@pytest.mark.parametrize("done_steps", [0, 2])
+def test_the_first_batch_is_reported_where_the_execution_begins(
+    wafer: Wafer, job: WorkerJob, prepare: Prepare, done_steps: int
+) -> None:
+    job.prepare_input(prepare(input_functions.counting, ROWS, loader="train"))
+    wafer.load(job, worker_plan(3, 1), done_steps=done_steps)
+    start(job, 4, done_steps=done_steps)
+    for step in range(1, 5 - done_steps):
+        wafer.receive(step)
+    response = wafer.emitted.get(timeout=20)
+    if done_steps:
+        assert response.HasField("finished")
+        return
+    values, labels = next(iter(input_functions.counting(ROWS)))
+    assert response.input_digests.first_batch == batch_digest([values, labels])
+    assert wafer.response().HasField("finished")

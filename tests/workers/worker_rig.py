@@ -85,7 +85,9 @@ class Wafer:
         return labels
 
     def response(self) -> node_pb2.AttachResponse:
-        return self.emitted.get(timeout=20)
+        """The next one, without that with the digests of the first batch."""
+        response = self.emitted.get(timeout=20)
+        return self.emitted.get(timeout=20) if response.HasField("input_digests") else response
 
     def close(self) -> None:
         if self.link is not None:

@@ -32,7 +32,7 @@ def serve(channel: Channel) -> None:
     position = Position(loader, channel, prepare, load.state_steps, first_step)
     # A pass may have no batch for this worker: if its batches are dealt out, or if it is resumed at its end.
     passes = endless(loader, prepare.settings.num_workers)
-    selection = Selection(prepare, load.layout, source)
+    selection = Selection(prepare, load.layout, source, begins=not load.done_steps)
     batches = selection.own(passes, position, num_skipped)
     while True:
         try:
@@ -44,8 +44,8 @@ def serve(channel: Channel) -> None:
         fill, _ = channel.receive(Fill)
         position.state_steps, position.recovery_step = list(fill.state_steps), fill.recovery_step
         ring.write(fill.slot, tensors)
-        channel.send(Filled(slot=fill.slot, digests=tuple(selection.digests)))
-        selection.digests = []
+        channel.send(Filled(slot=fill.slot, digests=tuple(selection.digests), first_batch=selection.first_batch))
+        selection.digests, selection.first_batch = [], ""
 
 
 def _failure(source: str, error: Exception) -> InputFailure:

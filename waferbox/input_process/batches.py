@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from .batch_digest import batch_digest
 from .failures import InputFailure
 from .loader import Position
 from .messages import DIGEST_BYTES, MOST_DIGESTS, BatchLayout, Prepare, TensorLayout
@@ -77,9 +78,16 @@ class Selection:
     step that is too small. On a single wafer both have the same rows, and the input_fn shards if it has read its rank.
     """
 
-    def __init__(self, prepare: Prepare, layout: BatchLayout, source: str) -> None:
-        """source: the name of the input_fn, and its place in the code."""
+    def __init__(self, prepare: Prepare, layout: BatchLayout, source: str, *, begins: bool = True) -> None:
+        """
+        Args:
+            prepare: the request for the input_fn.
+            layout: the batches of the step.
+            source: the name of the input_fn, and its place in the code.
+            begins: whether the loader's first batch is the first of the execution.
+        """
         self._source = source
+        self._begins = begins
         self._constants = Constants(source)
         self._wafer = prepare.settings.wafer
         self._worker = prepare.settings.worker
@@ -94,6 +102,7 @@ class Selection:
         self._structure = _Structure()
         self._is_sharded = False  # set by the first batch
         self.digests: list[str] = []  # the first batch's, if it is a wafer's part
+        self.first_batch = ""  # its digest in hex, of the first worker, until it is sent
         # Tensors that differ in their first dimension, as those of graphs, are one row, which is not divided.
         self._is_one_row = len({member.shape[0] for member in self._members}) > 1
 
@@ -124,6 +133,8 @@ class Selection:
             rows = self._rows(number, tensors)
             if number == 0:
                 self._is_sharded = self._shards(rows)
+                if self._begins and self._wafer == self._worker == 0:
+                    self.first_batch = batch_digest(_tensor_leaves(leaves)).hex()
             self._check_rows(number, rows)
             is_sharded = self._is_sharded
             if number == 0 and is_sharded and rows < self._global_rows:
@@ -238,6 +249,12 @@ class Selection:
                 f"{list(member.shape)[first:]}: every batch must be like the first"
                 + ("; fill up the tensors of each batch to the same sizes" if self._is_one_row else "")
             )
+
+
+def _tensor_leaves(leaves: Sequence[Any]) -> list[Any]:
+    """Returns the tensors among the leaves of a batch, in their order."""
+    torch = sys.modules["torch"]
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 def _digests(tensors: Sequence[Any]) -> list[str]:

@@ -204,7 +204,7 @@ def plain(value: Any) -> Any:
 
 
 def build(prepare: Prepare, builder: bytes) -> tuple[Any, str]:
-    """Calls the user's input_fn with the random generators in the state that they had on the client.
+    """Calls the user's input_fn with the random generators and the default type that torch has on the client.
 
     Returns the loader, at the position that the client has loaded, and the name and place of the input_fn. Raises
     InputFailure.
@@ -216,7 +216,7 @@ def build(prepare: Prepare, builder: bytes) -> tuple[Any, str]:
     os.environ[INPUT_VARIABLE] = encode(prepare.settings).decode()
     read = _read_vendor_builder if prepare.vendor_builder else _read_builder
     try:
-        import torch  # noqa: F401 - the functions below find it in sys.modules
+        import torch
 
         recipe = read(builder)
     except ModuleNotFoundError as error:
@@ -228,6 +228,8 @@ def build(prepare: Prepare, builder: bytes) -> tuple[Any, str]:
     try:
         if recipe["random_state"] is not None:
             _set_random_state(recipe["random_state"])
+        if recipe["default_dtype"]:
+            torch.set_default_dtype(getattr(torch, recipe["default_dtype"]))
         loader = recipe["input_fn"](*recipe["args"], **recipe["kwargs"])
         if (position := recipe["position"]) is not None:
             strict = {} if position["strict"] else {"strict": False}
@@ -259,7 +261,14 @@ def _read_vendor_builder(builder: bytes) -> dict[str, Any]:
     if texts["position"]:
         state, options = dill.loads(bytes.fromhex(texts["position"]))  # noqa: S301 - only here, as above
         position = {"state": state, "strict": options.get("strict", True)}
-    return {"random_state": None, "input_fn": input_fn, "args": args, "kwargs": kwargs, "position": position}
+    return {
+        "random_state": None,
+        "default_dtype": "",
+        "input_fn": input_fn,
+        "args": args,
+        "kwargs": kwargs,
+        "position": position,
+    }
 
 
 def _source(function: Any) -> str:

@@ -151,10 +151,17 @@ class Fill:
 
 @dataclass(frozen=True, kw_only=True)
 class Filled:
-    """A slot has its batch. Digests of tensors of the first batch, in hex, show whether wafers get the same samples."""
+    """A slot has its batch. All digests are in hex.
+
+    Attributes:
+        slot: the number of the slot.
+        digests: of tensors of the first batch: they show whether wafers get the same samples.
+        first_batch: of the whole first batch of the execution, by the first worker, once; empty otherwise.
+    """
 
     slot: int
     digests: tuple[str, ...]
+    first_batch: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from appliance.coordinator.execution.waiting import EpochOver, Waiting
 from appliance.coordinator.nodes.job_nodes import JobMembers
 from appliance.coordinator.nodes.topology import COORDINATOR, Member
 from waferbox import deadlines
+from waferbox.input_process.batch_digest import is_other_batch
 from waferbox.links.link import LinkLost
 from waferbox.runtime.schedule import StepSchedule
 from wsc.v1 import coordinator_pb2, node_pb2, plan_pb2
@@ -21,6 +22,14 @@ SAME_NUMBERS = (
     "(`torch.arange(len(part))`) point to the first wafer's. Count on from the samples of the wafers before: "
     "`torch.arange(n) + cstorch.distributed.get_streaming_rank() // cstorch.distributed.num_workers_per_csx() * n`; or "
     "let the input_fn return whole batches, which are divided for it"
+)
+OTHER_FIRST_BATCH = (
+    "the first batch that the input_fn makes for the cluster is not the one that it makes in the script, so that the "
+    "cluster trains on other data. The input_fn runs in the processes of the workers, which import its modules anew: "
+    "what the script sets in a module, a class or os.environ does not reach it there. Pass it as an argument, "
+    "`cstorch.utils.data.DataLoader(input_fn, config)`, or put variables into "
+    "`cstorch.distributed.appliance_environ`. If the input_fn draws from a generator of its own, seed it: its batches "
+    "are others in each run"
 )
 
 
@@ -48,7 +57,7 @@ class Epoch:
         on_outputs: Callable[[float], None],
         on_failure: Callable[[node_pb2.Failure], None],
         on_scalars: OnScalars,
-        on_advice: Callable[[str], None],
+        on_finding: Callable[[str], None],
     ) -> None:
         """Prepares an epoch; load begins it.
 
@@ -64,7 +73,7 @@ class Epoch:
             on_outputs: called with the seconds after which outputs can be taken.
             on_failure: called when a link of the coordinator fails.
             on_scalars: called with sampled outputs.
-            on_advice: called with a warning for the user.
+            on_finding: called with what the script does otherwise than it says.
         """
         self.number = start.epoch
         self.over = False  # from now on the end of a link is no failure
@@ -88,7 +97,7 @@ class Epoch:
         self._on_outputs = on_outputs
         self._on_failure = on_failure
         self._on_scalars = on_scalars
-        self._on_advice = on_advice
+        self._on_finding = on_finding
         self._digests: dict[str, set[bytes]] = {}  # by worker
         self.schedule = StepSchedule.from_start(start)
         self.results: Outputs | None = None
@@ -194,6 +203,8 @@ class Epoch:
             case "input_digests" if response.input_digests.epoch == self.number:
                 self._digests[member.name] = set(response.input_digests.digests)
                 self._compare_parts()
+                if is_other_batch(response.input_digests.first_batch, self._begin.first_batch):
+                    self._on_finding(OTHER_FIRST_BATCH)
             case "stopped" if response.stopped.epoch == self.number:
                 self._stopped.add(member.name)
 
@@ -204,7 +215,7 @@ class Epoch:
         if not all(name in self._digests for name in first) or not _works_over_samples(self._plan):
             return
         if set.intersection(*(self._digests.pop(name) for name in first)):
-            self._on_advice(SAME_NUMBERS.format(num_csx=self._plan.num_csx))
+            self._on_finding(SAME_NUMBERS.format(num_csx=self._plan.num_csx))
 
     def reporting(self) -> list[str]:
         """The members that run steps, and so send a report about once a second."""

@@ -61,8 +61,8 @@ class ExecutionOwner(Protocol):
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Called with sampled outputs; see Results."""
 
-    def advise(self, advice: str) -> None:
-        """Called with a warning for the user, possibly several times with the same one."""
+    def found(self, finding: str) -> None:
+        """Called with what the script does otherwise than it says, possibly several times with the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +141,7 @@ class CoordinatedExecution:
         self._waiting = Waiting(parts.changes, parts.verdict, lambda: parts.owner.is_interrupted)
         self._epoch: Epoch | None = None
         self._is_ending = self.is_abandoned_by_client = False
+        self._findings: list[str] = []  # what the script does otherwise than it says
         self._has_all = False  # whether all outputs and checkpoints were sent to the client
         self.is_stopped = False  # whether all steps are done, and the nodes have stopped
         self._keeps_nothing = loses_states  # state keepers may have lost the states of the previous execution
@@ -193,7 +194,9 @@ class CoordinatedExecution:
         epoch = self._current()
         # A worker sends the state of its loader after the last step before it sends Finished.
         states = epoch.input_states(self._schedule.num_steps) if self._begin.wants_input_states else ()
-        finished = coordinator_pb2.ExecutionFinished(seconds=epoch.seconds, input_states=states)
+        finished = coordinator_pb2.ExecutionFinished(
+            seconds=epoch.seconds, input_states=states, findings=self._findings
+        )
         yield coordinator_pb2.ExecuteResponse(finished=finished)
 
     async def _results(self) -> AsyncIterator[coordinator_pb2.ExecuteResponse]:
@@ -442,6 +445,11 @@ class CoordinatedExecution:
             self._points.input_state(member.name, state.step, state.state)
         self._changes.notify()
 
+    def _found(self, finding: str) -> None:
+        if finding not in self._findings:
+            self._findings.append(finding)
+            self._owner.found(finding)
+
     def settle_point(self) -> None:
         """Completes recovery points that lack nothing; after a point share or a message of the client."""
         if self._points is not None:
@@ -493,7 +501,7 @@ class CoordinatedExecution:
             on_outputs=on_outputs,
             on_failure=self._owner.link_failed,
             on_scalars=on_scalars,
-            on_advice=self._owner.advise,
+            on_finding=self._found,
         )
         return self._epoch
 

@@ -89,8 +89,11 @@ class SessionResponse(_message.Message):
     READY_FIELD_NUMBER: _builtins.int
     ADVICE_FIELD_NUMBER: _builtins.int
     OPENED_FIELD_NUMBER: _builtins.int
+    FINDING_FIELD_NUMBER: _builtins.int
     advice: _builtins.str
     """a warning for the user; the job continues"""
+    finding: _builtins.str
+    """what the script does otherwise than it says, a warning for the user; the job continues"""
     @_builtins.property
     def failure(self) -> _node_pb2.Failure:
         """the last message"""
@@ -109,12 +112,13 @@ class SessionResponse(_message.Message):
         ready: Global___JobReady | None = ...,
         advice: _builtins.str = ...,
         opened: Global___SessionOpened | None = ...,
+        finding: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["advice", b"advice", "failure", b"failure", "kind", b"kind", "opened", b"opened", "queue", b"queue", "ready", b"ready"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["advice", b"advice", "failure", b"failure", "finding", b"finding", "kind", b"kind", "opened", b"opened", "queue", b"queue", "ready", b"ready"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["advice", b"advice", "failure", b"failure", "kind", b"kind", "opened", b"opened", "queue", b"queue", "ready", b"ready"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advice", b"advice", "failure", b"failure", "finding", b"finding", "kind", b"kind", "opened", b"opened", "queue", b"queue", "ready", b"ready"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["failure", "queue", "ready", "advice", "opened"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["failure", "queue", "ready", "advice", "opened", "finding"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -418,6 +422,7 @@ class Begin(_message.Message):
     WANTS_INPUT_STATES_FIELD_NUMBER: _builtins.int
     ID_FIELD_NUMBER: _builtins.int
     RESUMPTION_FIELD_NUMBER: _builtins.int
+    FIRST_BATCH_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
     token: _builtins.str
     artifact: _builtins.str
@@ -428,6 +433,8 @@ class Begin(_message.Message):
     """with every checkpoint, and after the last step"""
     id: _builtins.str
     """identifies the execution within the job"""
+    first_batch: _builtins.bytes
+    """the digest of the first batch that the client has made (waferbox/input_process/batch_digest.py)"""
     @_builtins.property
     def checkpoint_steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -450,11 +457,12 @@ class Begin(_message.Message):
         wants_input_states: _builtins.bool = ...,
         id: _builtins.str = ...,
         resumption: Global___Resumption | None = ...,
+        first_batch: _builtins.bytes = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["resumption", b"resumption"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_steps", b"activation_steps", "artifact", b"artifact", "checkpoint_steps", b"checkpoint_steps", "id", b"id", "labels", b"labels", "loader", b"loader", "num_steps", b"num_steps", "resumption", b"resumption", "token", b"token", "wants_input_states", b"wants_input_states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_steps", b"activation_steps", "artifact", b"artifact", "checkpoint_steps", b"checkpoint_steps", "first_batch", b"first_batch", "id", b"id", "labels", b"labels", "loader", b"loader", "num_steps", b"num_steps", "resumption", b"resumption", "token", b"token", "wants_input_states", b"wants_input_states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -741,6 +749,7 @@ class ExecutionFinished(_message.Message):
 
     SECONDS_FIELD_NUMBER: _builtins.int
     INPUT_STATES_FIELD_NUMBER: _builtins.int
+    FINDINGS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def seconds(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """"<node>.<what>" """
@@ -749,15 +758,20 @@ class ExecutionFinished(_message.Message):
     def input_states(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """after the last step, as in CheckpointReady"""
 
+    @_builtins.property
+    def findings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of the execution, as in SessionResponse, whose messages may come later than this"""
+
     def __init__(
         self,
         *,
         seconds: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         input_states: _abc.Iterable[_builtins.bytes] | None = ...,
+        findings: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["input_states", b"input_states", "seconds", b"seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["findings", b"findings", "input_states", b"input_states", "seconds", b"seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -746,7 +746,10 @@ class InputDigests(_message.Message):
 
     EPOCH_FIELD_NUMBER: _builtins.int
     DIGESTS_FIELD_NUMBER: _builtins.int
+    FIRST_BATCH_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
+    first_batch: _builtins.bytes
+    """by the first worker: as in Begin; empty: its first batch is not that of the execution"""
     @_builtins.property
     def digests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
     def __init__(
@@ -754,10 +757,11 @@ class InputDigests(_message.Message):
         *,
         epoch: _builtins.int = ...,
         digests: _abc.Iterable[_builtins.bytes] | None = ...,
+        first_batch: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "epoch", b"epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "epoch", b"epoch", "first_batch", b"first_batch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -4,7 +4,7 @@ import concurrent.futures
 import logging
 import os
 import socket
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -62,6 +62,7 @@ class ClientJob:
         self.config = config
         self.strategy = strategy
         self._is_closed = False
+        self._findings: set[str] = set()  # which new_findings has returned
         self._defect: CstorchError | None = None
         self._loop = LoopThread(name="cstorch session", on_defect=self._failed)
         self._loop.start()
@@ -203,6 +204,18 @@ class ClientJob:
     def failure(self) -> CstorchError | None:
         """The cause of the job's end, if the session has reported one: a new error each time, to be raised."""
         return self._defect or self._session.failure
+
+    def new_findings(self, findings: Iterable[str]) -> list[str]:
+        """Returns what the script does otherwise than it says, each once in the job: of these, and of the session.
+
+        Used by one thread.
+        """
+        found = dict.fromkeys(findings)
+        while self._session.findings:
+            found[self._session.findings.popleft()] = None
+        new = [finding for finding in found if finding not in self._findings]
+        self._findings.update(new)
+        return new
 
     def wait_for_failure(self) -> CstorchError | None:
         """Returns the cause of the job's end, after a call that failed with it: the session reports the cause soon."""

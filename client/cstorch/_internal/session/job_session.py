@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import logging
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, TypeAlias, TypeVar
@@ -75,6 +76,7 @@ class JobSession:
         self._connect_to = connect
         self._may_be_replaced = may_be_replaced  # False once no other coordinator will take over
         self._log = log
+        self.findings: deque[str] = deque()  # what the script does otherwise than it says; taken by its thread
         self._changes = Changes()  # of the connection, of whether it may be replaced, and of the next three
         self._failure: CstorchError | None = None
         self._is_ready = False  # the job has its nodes, or has ended
@@ -184,6 +186,8 @@ class JobSession:
                 self._is_ready = True
             case "advice":
                 self._log.warning("%s", response.advice)
+            case "finding":
+                self.findings.append(response.finding)
         self._changes.notify()
 
     def _log_queue(self, status: management_pb2.QueueStatus) -> None:

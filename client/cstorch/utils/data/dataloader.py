@@ -9,6 +9,7 @@ from types import CodeType
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import cloudpickle
+import torch
 
 from cstorch._internal.batch_objects import has_objects
 from cstorch._internal.check.private_files import PrivateFiles
@@ -281,7 +282,8 @@ class DataLoader:
     def builder(self) -> bytes:
         """Returns the pickled recipe for the workers of an execution.
 
-        It has the input_fn, its arguments, the state of the random generators, and the position to begin at.
+        It has the input_fn, its arguments, the state of the random generators, torch's default type, and the position
+        to begin at.
 
         Raises:
             InputError: The input_fn, an argument or a loaded state cannot be pickled.
@@ -294,6 +296,7 @@ class DataLoader:
             "args": self.args,
             "kwargs": self.kwargs,
             "random_state": random_state(),
+            "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
             "position": self._position,
         }
         self._is_between = False

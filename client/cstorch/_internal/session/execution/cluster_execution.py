@@ -3,7 +3,7 @@
 import logging
 import time
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import cache
@@ -25,6 +25,7 @@ from cstorch._internal.session.cluster_session import ClusterSession, Target, ou
 from cstorch._internal.session.execution.compiling import compile_step
 from cstorch._internal.session.execution.input import loader_name, prepared_input, read_state
 from cstorch._internal.session.execution.outputs import takes_values, unpack
+from cstorch._internal.session.execution.program_check import report
 from cstorch._internal.session.execution.stream import ExecutionStream
 from cstorch._internal.session.execution.traced_step import TracedStep
 from cstorch._internal.session.job import ClientJob
@@ -38,6 +39,7 @@ from cstorch.errors import ClusterError, UsageError
 from waferbox import execution_folders
 from waferbox.cirh.modules.verify import verify
 from waferbox.execution_folders import ExecutionRecord, Stage
+from waferbox.input_process.batch_digest import batch_digest
 from wsc.v1 import coordinator_pb2, plan_pb2
 
 logger = logging.getLogger("cstorch.execution")
@@ -73,6 +75,7 @@ class ClusterExecution(Execution):
         self._target = target
         self._step = step
         self._rows = 0
+        self._first_batch = b""  # its digest; empty if the execution ends before its first step
         self._changed_objects: Sequence[ChangedObjects] = ()  # in the batches after the first
         self._input: Future[None] | None = None  # done when the workers have the input_fn
         self._staged: Staged | None = None  # initial values that MemoryX makes during the compile
@@ -121,6 +124,7 @@ class ClusterExecution(Execution):
                 self._staged = Staged(state.named_getters(), session.stage)
         with logged_if_slow("Reading the first batch"):
             batch, *later = loader.first_batches(min(looked_at, self.executor.num_steps), has_values=runs)
+        self._first_batch = batch_digest(_tensors(batch)) if runs else b""
         self._rows = check_batch(batch, config.num_csx)
         self._changed_objects = list(changed_objects([batch, *later]))
         return pytree.tree_map_only(torch.Tensor, _without_values, batch)
@@ -191,6 +195,7 @@ class ClusterExecution(Execution):
             checkpoint_steps=self.snapshot_steps,
             wants_input_states=executor.dataloader.is_restartable,
             labels=self._step.labels,
+            first_batch=self._first_batch,
         )
         self._job, self._stream = job, ExecutionStream(job, begin)
         stream = self._stream
@@ -232,6 +237,7 @@ class ClusterExecution(Execution):
         has_snapshot = step in self.snapshot_steps
         values = self._receive_outputs(stream) if executor.on_activation_step else {}
         self._done = step
+        self._warn_of_findings()
         if not executor.on_activation_step and not has_snapshot:
             return
         if values:
@@ -282,12 +288,23 @@ class ClusterExecution(Execution):
         finally:
             self._is_in_closure = False
 
+    def _warn_of_findings(self, findings: Iterable[str] = ()) -> None:
+        """Warns of what the cluster has found that the script does otherwise than it says.
+
+        findings: All of the execution, at its end; those that came before are known.
+        """
+        if self._job is not None:
+            line = line_of_function(self.executor.dataloader.input_fn)
+            for finding in self._job.new_findings(findings):
+                report(f"at {line} {finding}" if line else finding, line)
+
     def _finish(self) -> None:
         if self._stream is not None:
-            input_states = self._stream.finish()
+            finished = self._stream.finish()
+            self._warn_of_findings(finished.findings)
             self._settle()
-            if input_states:
-                self.executor.dataloader.completed([read_state(each) for each in input_states])
+            if finished.input_states:
+                self.executor.dataloader.completed([read_state(each) for each in finished.input_states])
             kind = "Training" if self._step.trains else "Evaluation"
             logger.info("%s of %d steps completed successfully!", kind, self.executor.num_steps)
 
@@ -354,6 +371,10 @@ class ClusterExecution(Execution):
 @cache
 def _warn_once(text: str) -> None:
     logger.warning("%s", text)
+
+
+def _tensors(batch: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
 
 
 def _without_values(tensor: torch.Tensor) -> torch.Tensor:

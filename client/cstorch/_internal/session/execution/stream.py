@@ -218,12 +218,12 @@ class ExecutionStream:
         while not self.receive("finished", "outputs", "checkpoint").HasField("finished"):
             pass  # was on its way
 
-    def finish(self) -> list[bytes]:
-        """Waits for the end of the last step; returns the states of the workers' loaders, if there are any."""
+    def finish(self) -> coordinator_pb2.ExecutionFinished:
+        """Waits for the end of the last step, and returns what is known then."""
         finished = self.receive("finished").finished
         for name, seconds in sorted(finished.seconds.items()):
             logger.debug("%s: %.3f s", name, seconds)
-        return list(finished.input_states)
+        return finished
 
     def close(self) -> None:
         """Ends the call; before the last step this cancels the execution."""
