@@ -112,7 +112,7 @@ class CoordinatedJob:
         self._host = host
         cut_off = self._client_cut_off if request.max_num_restarts else None
         is_up = (lambda: host.is_listening(settings.ingress)) if settings.ingress else None
-        self.session = ClientSession(self._cancelled, record.session_seconds, is_up, cut_off)
+        self.session = ClientSession(self._script_is_missing, record.session_seconds, is_up, cut_off)
         self.plans = Plans(settings.cache, compile_step, record)
         self._reporter = JobReporter(management.report)
         self._nodes = JobMembers(
@@ -188,6 +188,8 @@ class CoordinatedJob:
 
     def tick(self) -> None:
         """Does periodic work; to be called once a second."""
+        if not self.session.is_open and not self._over and self._has_script_ended():
+            self._cancelled(f"the script (pid {self.request.process_id}) has ended")
         self.observation.tick()
         self._record.touch()
         if (status := self._recovery.long_wait()) is not None:
@@ -262,6 +264,15 @@ class CoordinatedJob:
         if request.host_id not in ("", self._host.identity.host):
             return True  # a script on another host cannot be distinguished from a broken connection
         return bool(request.process_id) and self._host.is_running(request.process_id, request.process_started)
+
+    def _has_script_ended(self) -> bool:
+        """Whether a script that was cut off has ended since: a kill breaks its connections before it is over."""
+        # The coordinator before found the process on this host, so that its number means the same here.
+        return self._record.was_cut_off and not self._may_script_run()
+
+    def _script_is_missing(self) -> None:
+        did = "come back" if self._record.was_cut_off else "open a session"
+        self._cancelled(f"the client did not {did} within {self._record.session_seconds:g} s")
 
     async def wait_for_nodes(self) -> JobMembers:
         """Returns the nodes, once all are attached. Raises JobFailed."""

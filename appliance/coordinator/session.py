@@ -13,7 +13,7 @@ class ClientSession:
 
     def __init__(
         self,
-        on_missing: Callable[[str], None],
+        on_missing: Callable[[], None],
         seconds: float,
         is_ingress_up: Callable[[], Awaitable[bool]] | None = None,
         on_cut_off: Callable[[], bool] | None = None,
@@ -21,7 +21,7 @@ class ClientSession:
         """Makes a session that is not open.
 
         Args:
-            on_missing: called with a message if no client has connected within `seconds`.
+            on_missing: called if no client has connected within `seconds`.
             seconds: until the client must open the session.
             is_ingress_up: whether the ingress that runs this process lives; None: no ingress runs it.
             on_cut_off: called when the connection to a client broke. Returns True if the client may be alive: then this
@@ -40,8 +40,7 @@ class ClientSession:
 
     def expect(self) -> None:
         """Starts the client's time."""
-        message = f"the client did not open a session within {self._seconds:g} s"
-        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._on_missing, message)
+        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._on_missing)
 
     def open(self) -> bool:
         """Opens the session; False if it was opened before."""

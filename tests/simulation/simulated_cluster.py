@@ -527,6 +527,7 @@ EXPLANATIONS: dict[str, set[str]] = {
     # A script on another host that is stopped again, or cut off, before it has come back; or that gets the address of
     # the coordinator from a management service that is stopped meanwhile.
     "the client did not open a session within": {"stall a client", "stall management", "partition"},
+    "the client did not come back within": {"stall a client", "stall management", "partition"},
     # The job has ended for want of its script, and management has been killed since.
     "started again after the end of the job": {"stall a client", "partition"},
     "no recovery point has the states": {"fill a disk"},

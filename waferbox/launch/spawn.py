@@ -106,6 +106,14 @@ def process_started(pid: int) -> int:
         raise ProcessLookupError(f"there is no process {pid}") from error
 
 
+def is_zombie(pid: int) -> bool:
+    """Whether a process has ended, and its parent has not waited for it. Raises ProcessLookupError."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except FileNotFoundError as error:
+        raise ProcessLookupError(f"there is no process {pid}") from error
+
+
 def zombie_status(pid: int, pidfd: int) -> int | None:
     """The exit status of a process that has ended and for which its parent has not waited; else None."""
     try:

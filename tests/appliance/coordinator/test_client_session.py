@@ -13,7 +13,7 @@ from waferbox import deadlines
 
 def session_behind(port: socket.socket) -> ClientSession:
     address = f"127.0.0.1:{port.getsockname()[1]}"
-    return ClientSession(lambda message: None, 60.0, lambda: ProcessHost.is_listening(address))
+    return ClientSession(lambda: None, 60.0, lambda: ProcessHost.is_listening(address))
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """A job goes on when its coordinator dies: another takes it up, and the script has what it has when nobody dies."""
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -11,6 +12,7 @@ import numpy
 import pytest
 
 from appliance.coordinator import record, serving
+from appliance.coordinator.process_host import ProcessHost
 from appliance.coordinator.session import ClientSession
 from appliance.ingress.process import Ingress, IngressSettings
 from appliance.management import supervision
@@ -397,7 +399,24 @@ def test_a_script_on_another_host_that_does_not_come_back_ends_its_job(
     one.job.run(one.job.session.connection.channel.close(None))
     cluster.until(lambda: cluster.jobs()[0].ended)
     assert cluster.jobs()[0].phase == management_pb2.JOB_PHASE_CANCELLED
-    assert "the client did not open a session within 0.5 s" in cluster.jobs()[0].message
+    assert "the client did not come back within 0.5 s" in cluster.jobs()[0].message
+    cluster.until(lambda: cluster.free_nodes() == 4)
+
+
+def test_a_script_that_ends_while_its_coordinator_waits_for_it_ends_its_job_at_once(
+    cluster: Any, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connections of a process that is killed are closed a moment before it is gone."""
+    one = script()
+    one.begin(NUM_STEPS)
+    one.start()
+    one.job.session._may_be_replaced = False
+    runs = iter([True])  # as the first coordinator looks
+    monkeypatch.setattr(ProcessHost, "is_running", lambda self, process_id, process_started: next(runs, False))
+    one.job.run(one.job.session.connection.channel.close(None))
+    cluster.until(lambda: cluster.jobs()[0].ended)
+    assert cluster.jobs()[0].phase == management_pb2.JOB_PHASE_CANCELLED
+    assert f"the script (pid {os.getpid()}) has ended" in cluster.jobs()[0].message
     cluster.until(lambda: cluster.free_nodes() == 4)
 
 
