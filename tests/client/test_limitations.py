@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 from fake_cluster import FakeCluster, StartCluster
+from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.nn.utils import rnn
 from user_script import Script, step_of_cluster
 
 import cstorch
@@ -74,6 +76,19 @@ def rate_as_a_scalar(script: Script) -> Callable[[Any], Any]:
     return function
 
 
+def packed_rows(script: Script) -> Callable[[Any], Any]:
+    lengths = torch.tensor([1, 1, 1, 1])
+    return lambda batch: script.train(rnn.pack_padded_sequence(batch[:, None], lengths, batch_first=True).data)
+
+
+def anomaly_detection(script: Script) -> Callable[[Any], Any]:
+    def step(batch: torch.Tensor) -> torch.Tensor:
+        with torch.autograd.detect_anomaly(check_nan=True):
+            return script.train(batch)
+
+    return step
+
+
 # What a traced step must not do: the function of the step, made from the script; the error; what its text has.
 IN_THE_STEP: dict[str, tuple[Callable[[Script], Callable[[Any], Any]], type[Exception], str]] = {
     "seed 000: if on a tensor": (raise_if_negative, TraceError, f"(?s){ITEM}.*torch.where"),
@@ -87,6 +102,8 @@ IN_THE_STEP: dict[str, tuple[Callable[[Script], Callable[[Any], Any]], type[Exce
     "seed 000: state made in the step": (optimizer_that_makes_state_in_its_step, TraceError, "preinitialize"),
     "seed 000: a schedule of torch": (torch_schedule, UsageError, "attached to SGD.*cstorch.optim.lr_scheduler"),
     "3.3: CPU and device tensors": (lambda s: lambda b: s.train(b + torch.ones(2)), TraceError, r"aten::add.*\.to\("),
+    "packed sequences": (packed_rows, TraceError, r"sequences are packed.*padded sequences.*lengths - 1"),
+    "anomaly detection": (anomaly_detection, TraceError, "anomaly detection reads the gradients.*out of the step"),
     "3.3: two compiled models": (two_models, UsageError, "two compiled models.*one torch.nn.Module"),
 }
 
@@ -99,6 +116,15 @@ def test_in_the_step(tmp_path: Path, row: tuple[Any, type[Exception], str]) -> N
     with pytest.raises(error, match=text) as raised:
         script.loop(step)
     assert isinstance(raised.value, RuntimeError)
+
+
+def test_anomaly_detection_of_the_script_is_off_in_its_steps(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    script = Script(tmp_path)
+    with torch.autograd.set_detect_anomaly(True, check_nan=True):
+        script.loop(script.step)
+        assert torch.is_anomaly_enabled()
+        assert torch.is_anomaly_check_nan_enabled()
+    assert "has no effect in a traced step" in caplog.text
 
 
 def test_a_scalar_and_a_tensor_from_outside_are_no_limitation(tmp_path: Path) -> None:
@@ -308,3 +334,12 @@ def test_a_batch_for_fewer_systems_than_there_are(cluster: FakeCluster, tmp_path
     script = Script(tmp_path, cluster, num_csx=3)
     with pytest.raises(ConfigurationError, match=rf"{rows} rows.*num_csx=3 systems: choose a batch size"):
         script.loop(script.step, [torch.ones(rows, 2)])
+
+
+def test_tensors_without_storage_are_written_by_safetensors(tmp_path: Path) -> None:
+    script = Script(tmp_path)
+    save_file(script.model.state_dict(), tmp_path / "model.safetensors")
+    read = load_file(tmp_path / "model.safetensors")
+    assert {name: value.tolist() for name, value in read.items()} == {
+        name: value.cpu().tolist() for name, value in script.model.state_dict().items()
+    }

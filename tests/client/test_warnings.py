@@ -1,5 +1,6 @@
 """Warnings: what a script may do, and what it may not know of it."""
 
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from user_script import Script
 
 import cstorch
 from cstorch.utils.data import DataExecutor, DataLoader
+from waferbox import execution_folders
 
 
 def test_a_python_value_that_changes_is_warned_of_once(cluster: FakeCluster, tmp_path: Path) -> None:
@@ -52,6 +54,26 @@ def test_an_evaluation_in_training_mode_is_warned_of(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         script.loop(evaluate)
+
+
+def test_parameters_that_a_step_updates_by_itself_are_trained(cluster: FakeCluster, tmp_path: Path) -> None:
+    script = Script(tmp_path, cluster)
+
+    @cstorch.trace
+    def step(batch: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = script.compiled(batch).mean()
+        loss.backward()
+        with torch.no_grad():
+            for parameter in script.model.parameters():
+                parameter.sub_(0.1 * parameter.grad)
+                parameter.grad = None
+        return loss
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        script.loop(step)
+    (record,) = tmp_path.rglob(execution_folders.RECORD)
+    assert json.loads(record.read_text())["stage"] == "train"
 
 
 def test_an_optimizer_of_torch_is_warned_of(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ PRIVATE_NAMES: Final = (
     "torch._C._dispatch_has_kernel_for_dispatch_key",
     "torch._C._only_lift_cpu_tensors",
     "torch._C._set_only_lift_cpu_tensors",
+    "torch._VF",
     "torch._debug_has_internal_overlap",
     "torch._decomp.decomposition_table",
     "torch._decomp.meta_table",

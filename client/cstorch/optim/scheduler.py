@@ -419,7 +419,10 @@ class CosineAnnealingWarmRestartsScheduler(Scheduler):
     ) -> None:
         check_positive("T_0", T_0)
         if T_mult != 1:
-            raise ValueError(f"T_mult must be 1, not {T_mult}: all cycles are of one length")
+            raise ValueError(
+                f"T_mult must be 1, not {T_mult}: all cycles are of one length. For cycles that become longer put one "
+                "CosineAnnealingLR after the other into a SequentialLR"
+            )
         self.initial_val = initial_val
         self.T_0 = T_0
         self.T_mult = T_mult

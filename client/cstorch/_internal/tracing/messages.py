@@ -28,6 +28,12 @@ def value_read(func: OpOverload, error: type[TraceError] = TraceError) -> TraceE
             f"Its value is not known while the step is traced. Give the index a dimension: `x[i.reshape(1)]` reads a "
             f"row, and `x.index_copy_(0, i.reshape(1), row[None])` writes one."
         )
+    if is_number and torch.is_anomaly_enabled():
+        return error(
+            f"SyncTensor called outside of MarkStep: at {user_line()} anomaly detection reads the gradients, whose "
+            f"values are not known while the step is traced. Leave torch.autograd.detect_anomaly() out of the step; "
+            f"`waferbox check` names the first value that is wrong."
+        )
     if is_number and name and name not in _SCALAR_READS:
         return error(
             f"SyncTensor called outside of MarkStep: at {user_line()} a traced tensor was passed to `{name}` where a "
@@ -101,6 +107,16 @@ def complex_numbers(name: str) -> TraceError:
     return TraceError(
         f"At {user_line()} `{name}` makes complex numbers, which the Cerebras backend does not support. Compute with "
         f"real and imaginary parts as tensors of their own (a rotation by cos and sin), or in the input_fn."
+    )
+
+
+def packed_sequence() -> TraceError:
+    return TraceError(
+        f"At {user_line()} sequences are packed: the shape of the result depends on their lengths, but the step is "
+        f"compiled for fixed shapes before it runs. Give the LSTM or GRU the padded sequences, in which padding comes "
+        f"after all steps that count, and take what is at the last of them: "
+        f"`output[torch.arange(len(lengths)), lengths - 1]` with batch_first=True; leave padding out of a loss with "
+        f"ignore_index or a mask."
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias, cast
+from typing import Any, ClassVar, NoReturn, TypeAlias, cast
 
 import torch
 from torch import nn
@@ -218,6 +218,10 @@ class LazyTensor(torch.Tensor):
 
     def data_ptr(self) -> int:
         raise RuntimeError("a tensor on the Cerebras device has no data pointer; use tensor.cpu() outside the step")
+
+    def storage(self) -> NoReturn:
+        # Not a RuntimeError: what asks for the pointers of storages goes on without, as safetensors does.
+        raise NotImplementedError("a tensor on the Cerebras device has no storage; use tensor.cpu() outside the step")
 
     def backward(self, *args: Any, **kwargs: Any) -> None:
         if context.recorder is None and self._handle.deferred is not None:

@@ -57,13 +57,19 @@ def check_step(trace: Trace, model: nn.Module | None, traceable: Sequence[torch.
             CstorchWarning,
             stacklevel=2,
         )
-    if model is not None and model.training and not trace.optimizers:
+    if model is not None and model.training and not _trains(trace):
         warnings.warn(
             "the model is in training mode, and the traced step steps no optimizer, which makes it an evaluation. Call "
             "model.eval() for one, or optimizer.step() in the traced function",
             CstorchWarning,
             stacklevel=2,
         )
+
+
+def _trains(trace: Trace) -> bool:
+    getters = state.named_getters()
+    changed = (info.name for info in trace.states if info.changed and info.name in getters)
+    return bool(trace.optimizers) or any(isinstance(getters[name](), nn.Parameter) for name in changed)
 
 
 class TracedStep(ABC):
@@ -112,8 +118,8 @@ class TracedStep(ABC):
 
     @property
     def trains(self) -> bool:
-        """Whether an optimizer steps in the step."""
-        return self._trace is not None and bool(self._trace.optimizers)
+        """Whether the step changes parameters: by an optimizer, or by itself."""
+        return self._trace is not None and _trains(self._trace)
 
     def _begin_recording(self) -> None:
         self.outputs, self._calls_in_trace, self._is_open = Outputs(), [], True

@@ -1,7 +1,9 @@
 """The trace of one step of training or evaluation: `trace_step`, and OpenTrace for the body of a loop."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import functools
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +26,8 @@ from cstorch._internal.tracing.recording.trace import Argument, InputInfo, Outpu
 from cstorch._internal.tracing.rewrites.patches import patched
 from cstorch._internal.tracing.tensor import Handle, LazyTensor
 from cstorch.errors import TraceError
+
+logger = logging.getLogger("cstorch")
 
 Getter = Callable[[], torch.Tensor]
 
@@ -54,6 +58,29 @@ def trace_step(
         return recording.finish(function(recording.batch), collect_outputs)
     finally:
         recording.close()
+
+
+@contextlib.contextmanager
+def _no_anomaly_detection() -> Iterator[None]:
+    """Context without anomaly detection, which reads the values of gradients."""
+    if not torch.is_anomaly_enabled():
+        yield
+        return
+    _warn_of_anomaly_detection()
+    checks_nan = torch.is_anomaly_check_nan_enabled()
+    torch.autograd.set_detect_anomaly(False)
+    try:
+        yield
+    finally:
+        torch.autograd.set_detect_anomaly(True, checks_nan)
+
+
+@functools.cache
+def _warn_of_anomaly_detection() -> None:
+    logger.warning(
+        "torch.autograd.set_detect_anomaly(True) has no effect in a traced step, whose values are on the cluster. "
+        "`waferbox check` names the first value that is wrong"
+    )
 
 
 class OpenTrace:
@@ -94,6 +121,7 @@ class OpenTrace:
         self._modes.enter_context(captured())
         self._modes.enter_context(patched())
         self._modes.enter_context(device_modes())
+        self._modes.enter_context(_no_anomaly_detection())
         self._is_open = True
 
     def _add_input(self, leaf: Any) -> Any:

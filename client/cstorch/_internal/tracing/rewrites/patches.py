@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import _VF, nn
 from torch.nn.modules import transformer
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import clip_grad
 from torch.optim.swa_utils import AveragedModel, get_swa_avg_fn
 
+from cstorch._internal.tracing import messages
 from cstorch._internal.tracing.context import is_tracing
+from cstorch._internal.tracing.tensor import LazyTensor
 
 Function = Callable[..., Any]
 
@@ -94,6 +96,12 @@ def _is_causal_mask(
     return is_causal is True
 
 
+def _pack(original: Function, input: Any, *args: Any, **kwargs: Any) -> Any:
+    if isinstance(input, LazyTensor) or any(isinstance(value, LazyTensor) for value in (*args, *kwargs.values())):
+        raise messages.packed_sequence()
+    return original(input, *args, **kwargs)
+
+
 def _has_foreach(original: Function, device: torch.device) -> bool:
     """True, since `foreach` traces operations on lists of tensors."""
     return True
@@ -117,6 +125,7 @@ _PATCHES: tuple[tuple[Any, str, Function], ...] = (
     (_BatchNorm, "forward", _batch_norm),
     (nn.SyncBatchNorm, "forward", _sync_batch_norm),
     (AveragedModel, "update_parameters", _update_parameters),
+    (_VF, "_pack_padded_sequence", _pack),
     (clip_grad, "_device_has_foreach_support", _has_foreach),
     (transformer, "_detect_is_causal_mask", _is_causal_mask),
 )
