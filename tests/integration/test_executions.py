@@ -19,7 +19,7 @@ from cstorch.errors import UsageError
 STEPS = 3
 
 
-def input_fn(steps: int = STEPS) -> DataLoader:
+def input_fn(steps: int = STEPS) -> DataLoader[Any]:
     rows = torch.randn(8 * steps, 6, generator=torch.Generator().manual_seed(0))
     return DataLoader(TensorDataset(rows, rows.sum(1, keepdim=True)), batch_size=8)
 
@@ -37,14 +37,14 @@ def training_step(compiled: Any, optimizer: Any) -> Any:
     return train
 
 
-def expected(model: nn.Module) -> list[float]:
+def expected(model: nn.Sequential) -> list[float]:
     """What plain PyTorch gives for the same script."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     losses = []
     for kind in ("train", "eval", "train", "change", "train"):
         if kind == "change":
             with torch.no_grad():
-                model[0].weight.mul_(0.5)
+                model.get_parameter("0.weight").mul_(0.5)
             continue
         for rows, wanted in input_fn():
             loss = (model(rows) - wanted).pow(2).mean()
@@ -90,7 +90,7 @@ def test_weights_stay_on_the_cluster_from_execution_to_execution(
     loop(evaluate)
     model.train()
     loop(train, checkpoint_steps=STEPS)
-    model[0].weight.data.mul_(0.5)
+    model.get_parameter("0.weight").data.mul_(0.5)
     loop(train)
     torch.testing.assert_close(torch.tensor(losses), torch.tensor(plain), rtol=1e-5, atol=1e-7)
     sent = [message.split(" state")[0] for message in caplog.messages if message.startswith("Sent")]
