@@ -62,7 +62,7 @@ def make_nodes(wafers: int = 2, memoryx: int = 2, workers: int = 2) -> list[mana
     return [
         management_pb2.NodeInfo(
             node_id=f"{ROLES[role]}-{number:04x}",
-            role=role,  # type: ignore[arg-type]
+            role=role,
             address=f"127.0.0.1:{40000 + 100 * role + number}",
             host="rack-1" if number % 2 == 0 else "rack-2",
             lease_left_seconds=4.5,
