@@ -52,6 +52,14 @@ class FakeManagement(
 ):
     """Both services of the management port."""
 
+    # No test calls these, which the stubs call abstract.
+    Register = management_pb2_grpc.ManagementServicer.Register
+    CreateJob = management_pb2_grpc.ManagementServicer.CreateJob
+    Coordinate = management_pb2_grpc.ManagementServicer.Coordinate
+    AdoptJob = management_pb2_grpc.ManagementServicer.AdoptJob
+    Shutdown = management_pb2_grpc.ManagementServicer.Shutdown
+    TraceJob = observation_pb2_grpc.ObservationServicer.TraceJob
+
     jobs: list[management_pb2.JobInfo] = field(default_factory=list)
     nodes: list[management_pb2.NodeInfo] = field(default_factory=list)
     events: list[observation_pb2.JobEvent] = field(default_factory=list)  # the events of every job

@@ -11,7 +11,7 @@ from link_pairs import LANES, End, connect, filled, listening
 
 from waferbox import deadlines
 from waferbox.links import grpc_lane
-from waferbox.links.frame import INLINE_BYTES, parse
+from waferbox.links.frame import HEADER_BYTES, INLINE_BYTES, parse
 from waferbox.links.grpc_lane import GrpcLink
 from waferbox.links.hub import Hub, Stopped
 from waferbox.links.link import LinkLost
@@ -204,7 +204,7 @@ def test_a_link_that_nobody_drains_fills_no_memory(monkeypatch: pytest.MonkeyPat
     sender.join(10)
     assert not sender.is_alive()
     assert received == payload.view
-    assert most <= 3 * MIB + grpc_lane.HEADER_BYTES
+    assert most <= 3 * MIB + HEADER_BYTES
     link.close()
     hub.close()
 
@@ -291,7 +291,12 @@ def test_the_end_of_one_link_does_not_disturb_the_others(listener: LinkListener,
     hub.add(b.link)
     hub.add(d.link)
     a.link.close()
-    thread = in_thread(lambda: [c.hub.send(c.link, 1, step, filled(8)) for step in range(100)])
+
+    def send_all() -> None:
+        for step in range(100):
+            c.hub.send(c.link, 1, step, filled(8))
+
+    thread = in_thread(send_all)
     for step in range(100):
         assert hub.receive(d.link, 1, step).step == step
     thread.join()

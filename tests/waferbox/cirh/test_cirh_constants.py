@@ -87,7 +87,7 @@ def test_plain_attributes_come_back(value: bool | int | str | list[int]) -> None
 
 @given(st.floats(allow_nan=False))
 def test_float_attributes_come_back(value: float) -> None:
-    assert struct.pack("<d", plain(attribute(value))) == struct.pack("<d", value)  # type: ignore[arg-type]
+    assert struct.pack("<d", plain(attribute(value))) == struct.pack("<d", value)
 
 
 def test_attributes_of_other_kinds() -> None:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from module_examples import F32, F64, adamw, mlp_step
 from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import SSAValue
 
 import waferbox.cirh.execution.elementwise as elementwise
 from waferbox.cirh.dialect.types import tensor_type
@@ -154,7 +155,7 @@ def programs(draw: st.DrawFn) -> tuple[ModuleOp, list[torch.Tensor], list[int]]:
     inputs += [torch.rand((), generator=generator, dtype=F64) + 0.5 for _ in scalars]
     made = []
 
-    def spread() -> object:
+    def spread() -> SSAValue:
         if draw(st.booleans()):
             return builder.splat(draw(st.sampled_from([0.5, 2.0, -1.0, 0.25])), (50,), F64)
         return builder.op(

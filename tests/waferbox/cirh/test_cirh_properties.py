@@ -11,6 +11,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import SSAValue
 
 from waferbox.cirh import CirhError
+from waferbox.cirh.dialect.attributes import AttrValue
 from waferbox.cirh.dialect.operations import Const, body_ops, func_of, return_of
 from waferbox.cirh.dialect.source import Source
 from waferbox.cirh.dialect.types import shape, tensor_type
@@ -51,7 +52,7 @@ def modules(draw: st.DrawFn) -> ModuleOp:
             made = builder.op("cirh.Transpose", [x, builder.dense(torch.tensor([1, 0]))], loc=loc)
         elif kind == "reduce":
             dimensions = draw(st.sampled_from([[0], [1], [0, 1]]))
-            attributes = {
+            attributes: dict[str, AttrValue] = {
                 "dimensions": dimensions,
                 "keep_dims": dimensions,
                 "reduce_kind": draw(st.sampled_from(["ADD", "MAX"])),
