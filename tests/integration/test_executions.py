@@ -3,6 +3,7 @@
 import copy
 import itertools
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +81,10 @@ def test_weights_stay_on_the_cluster_from_execution_to_execution(
         rows, wanted = batch
         return (compiled(rows) - wanted).pow(2).mean()
 
-    def loop(step: object, checkpoint_steps: int = 0) -> None:
+    def loop(step: Callable[[list[torch.Tensor]], torch.Tensor], checkpoint_steps: int = 0) -> None:
         loader = cstorch.utils.data.DataLoader(input_fn)
         for batch in DataExecutor(loader, num_steps=STEPS, checkpoint_steps=checkpoint_steps):
-            report(step(batch))  # type: ignore[operator]
+            report(step(batch))
 
     loop(train)
     model.eval()

@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from appliance.drawing.pages import template_environment
 from waferbox import roles
@@ -82,9 +83,9 @@ def lease(nodes: Sequence[management_pb2.NodeInfo], job: str) -> list[management
     return list(nodes)
 
 
-def make_job(name: str, phase: "management_pb2.JobPhase.ValueType", **fields: object) -> management_pb2.JobInfo:
+def make_job(name: str, phase: "management_pb2.JobPhase.ValueType", **fields: Any) -> management_pb2.JobInfo:
     now = time.time()
-    values: dict[str, object] = {
+    values: dict[str, Any] = {
         "user": "ada",
         "host": "desk",
         "priority": 2,
@@ -93,7 +94,7 @@ def make_job(name: str, phase: "management_pb2.JobPhase.ValueType", **fields: ob
         "started": now - 190,
         "age_seconds": 200.0,
     }
-    return management_pb2.JobInfo(job=name, phase=phase, **{**values, **fields})  # type: ignore[arg-type]
+    return management_pb2.JobInfo(job=name, phase=phase, **{**values, **fields})
 
 
 def scalar(step: int, value: float, name: str = "loss", execution: int = 1) -> observation_pb2.JobEvent:

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 
@@ -27,7 +28,7 @@ def node(index: int, role: "node_pb2.Role.ValueType", job: str = "", member: str
     )
 
 
-def job(name: str, phase: str, **fields: object) -> management_pb2.JobInfo:
+def job(name: str, phase: str, **fields: Any) -> management_pb2.JobInfo:
     return management_pb2.JobInfo(
         job=name,
         phase=PHASE(f"JOB_PHASE_{phase}"),
@@ -36,7 +37,7 @@ def job(name: str, phase: str, **fields: object) -> management_pb2.JobInfo:
         priority=2,
         num_csx=1,
         created=1e9,
-        **fields,  # type: ignore[arg-type]
+        **fields,
     )
 
 

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from waferbox.links import grpc_lane
 from waferbox.links.frame import HEADER_BYTES, INLINE_BYTES, parse
 from waferbox.links.grpc_lane import GrpcLink
 from waferbox.links.hub import Hub, Stopped
-from waferbox.links.link import LinkLost
+from waferbox.links.link import LinkLost, Message
 from waferbox.links.listener import LinkListener
 from waferbox.links.shared_memory import SharedMemory, Slice
 
@@ -173,7 +174,7 @@ def test_both_can_send_much_at_once(pair: Pair) -> None:
             end.hub.send(end.link, 1, step, payload, as_bytes=True)
             assert end.hub.receive(end.link, 1, step).nbytes == payload.nbytes
 
-    threads = [in_thread(lambda end=end: exchange(end)) for end in (a, b)]  # type: ignore[misc]
+    threads = [in_thread(partial(exchange, end)) for end in (a, b)]
     for thread in threads:
         thread.join(60)
         assert not thread.is_alive()
@@ -328,13 +329,13 @@ def test_messages_are_passed_on(listener: LinkListener, first: str, second: str,
     (a, b), (c, d), (e, f) = connect(listener, first), connect(listener, second), connect(listener, second)
     for step in range(3):
         payload = filled(nbytes, seed=step)
-        thread = in_thread(lambda payload=payload, step=step: a.hub.send(a.link, 4, step, payload, as_bytes=as_bytes))  # type: ignore[misc]
+        thread = in_thread(partial(a.hub.send, a.link, 4, step, payload, as_bytes=as_bytes))
         message = b.hub.receive(b.link, 4, step)
         thread.join()
 
-        def pass_on(message: object = message) -> None:
+        def pass_on(message: Message = message) -> None:
             for end in (c, e):
-                end.hub.forward(end.link, message)  # type: ignore[arg-type]
+                end.hub.forward(end.link, message)
 
         thread = in_thread(pass_on)
         arrived = [end.hub.receive(end.link, 4, step) for end in (d, f)]

@@ -61,7 +61,7 @@ def methods() -> dict[str, MethodDescriptor | None]:
     return {**found, METHOD: None}
 
 
-class EveryMethod(grpc.GenericRpcHandler):  # type: ignore[type-arg]
+class EveryMethod(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic for mypy only
     """Serves whatever is called, as its service says, and answers OPENED."""
 
     def __init__(self, *, is_async: bool) -> None:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from module_examples import F32, mlp_step
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import ArrayAttr, ModuleOp
 from xdsl.ir import SSAValue
 
 from waferbox.cirh import CirhError
@@ -128,9 +128,11 @@ def _damaged(damage: str) -> ModuleOp:
         relu.attributes["alpha"] = next(iter(next(op for op in ops if op.name == "cirh.Reduce").attributes.values()))
     elif damage == "two results for a state":
         function = func_of(module)
-        attributes = list(function.attributes["arg_attrs"].data)  # type: ignore[attr-defined]
+        given = function.attributes["arg_attrs"]
+        assert isinstance(given, ArrayAttr)
+        attributes = list(given.data)
         attributes[3] = attributes[2]
-        function.attributes["arg_attrs"] = type(function.attributes["arg_attrs"])(attributes)  # type: ignore[call-arg]
+        function.attributes["arg_attrs"] = ArrayAttr(attributes)
     return module
 
 
