@@ -39,7 +39,7 @@ def main() -> None:
             begin = time.perf_counter()
         optimizer.zero_grad()
         loss = F.mse_loss(model(batch), batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         loss.item()
     dist.barrier()

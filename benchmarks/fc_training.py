@@ -60,7 +60,7 @@ def run_eager(num_steps: int, threads: int) -> float:
     for _, (images, labels) in zip(range(num_steps), input_fn(), strict=False):
         loss = F.cross_entropy(model(images), labels)
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         loss.item()
         times.append(time.perf_counter())
@@ -84,7 +84,7 @@ def run_cluster(num_steps: int, threads: int) -> float:
             images, labels = batch
             loss = F.cross_entropy(compiled(images), labels)
             optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
             return loss
 

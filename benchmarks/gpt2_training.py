@@ -95,7 +95,7 @@ def _run_pytorch(num_steps: int, threads: int, *, compiled: bool) -> dict[str, f
         with torch.autocast("cpu", torch.bfloat16):
             loss_tensor = forward(tokens, targets)
         optimizer.zero_grad()
-        loss_tensor.backward()  # type: ignore[no-untyped-call]
+        loss_tensor.backward()
         optimizer.step()
         loss = loss_tensor.item()
         times.append(time.perf_counter())
@@ -159,7 +159,7 @@ def _run_cluster(num_steps: int, threads: int, *, kernel_library: str) -> dict[s
             tokens, targets = batch
             loss = token_loss(compiled(tokens), targets)
             optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
             return loss
 

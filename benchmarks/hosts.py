@@ -136,7 +136,7 @@ def train(folder: Path, count: int) -> None:
     def training_step(batch: list[torch.Tensor]) -> torch.Tensor:
         loss = F.mse_loss(compiled(batch[0]), batch[0])
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         return loss
 

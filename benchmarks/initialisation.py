@@ -55,7 +55,7 @@ def run(side: str, layers: int, folder: Path) -> dict[str, float]:
     @cstorch.trace
     def step(batch: torch.Tensor) -> torch.Tensor:
         loss: torch.Tensor = compiled(batch).square().mean()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         return loss
 

@@ -41,7 +41,7 @@ def trace_training(
     def step(inputs: Any) -> torch.Tensor:
         loss = loss_of(model, inputs)
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         return loss
 

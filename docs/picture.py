@@ -56,7 +56,9 @@ _SERVICES: Final = {
 
 # What the coordinator says on an Attach stream, as the picture shows it.
 COMMANDS: Final = [
-    node_pb2.AttachRequest.DESCRIPTOR.fields_by_name[name].message_type.name for name in ("load", "start", "stop")
+    message.name
+    for name in ("load", "start", "stop")
+    if (message := node_pb2.AttachRequest.DESCRIPTOR.fields_by_name[name].message_type) is not None
 ]
 
 # Between which members of a job there are links, and what each end calls the other.
@@ -159,8 +161,8 @@ def _cards() -> Iterator[str]:
         (WAFER, (4,), "forward, backward"),
         (WORKER, (1,), "a batch"),
     ):
-        for position, number in enumerate(numbers):
-            yield _number(x + 24 + 24 * position, ROW + TALL - 22, number)
+        for position, step in enumerate(numbers):
+            yield _number(x + 24 + 24 * position, ROW + TALL - 22, step)
         yield _text(x + 18 + 24 * len(numbers), ROW + TALL - 17, what, "ink")
 
 

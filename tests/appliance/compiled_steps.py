@@ -167,6 +167,7 @@ class RandomTraced(Traced):
 
         def counted(model: Any) -> Any:
             step = build(model)
+            assert not isinstance(step, tuple)
 
             def run(batch: Any) -> Any:
                 with mode:

@@ -12,12 +12,12 @@ from waferbox.cirh.calls.random_numbers import Numbers, bernoulli, draw, integer
 aten = torch.ops.aten
 
 
-class CountedRandom(TorchDispatchMode):
+class CountedRandom(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types of it
     """Within it, random operations on the CPU draw what those of a traced step draw: in its first step, and after each
     call of `next_step` in the one that follows. The counter is that of a step traced now, or given."""
 
     def __init__(self, counter: int | None = None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # likewise
         self._counter = int(random_counter.tensor().cpu()) if counter is None else counter
         self._place = 0
 

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -212,5 +213,5 @@ def assert_equal(ours: Run, expected: Run, losses: float, states: float) -> None
     for key, value in expected.states.items():
         largest = float(value.abs().max())
         torch.testing.assert_close(
-            ours.states[key], value, rtol=0, atol=states * largest, msg=lambda text, key=key: f"{key}: {text}"
+            ours.states[key], value, rtol=0, atol=states * largest, msg=partial("{}: {}".format, key)
         )

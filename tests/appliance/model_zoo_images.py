@@ -108,9 +108,12 @@ class ViT(nn.Module):
 class DLRM(nn.Module):
     """Dense features and bags of categories; every pair of their vectors interacts; scores of 5 classes."""
 
+    pairs: torch.Tensor
+
     def __init__(self, sizes: tuple[int, ...] = (11, 7, 5), width: int = 4) -> None:
         super().__init__()
         modes = zip(sizes, ("sum", "mean", "max"), strict=True)
+        self.sizes = sizes
         self.tables = nn.ModuleList([nn.EmbeddingBag(size, width, mode=mode) for size, mode in modes])
         self.single = nn.Embedding(6, width, padding_idx=0)
         self.bottom = nn.Sequential(nn.Linear(9, 8), nn.ReLU(), nn.Linear(8, width))
@@ -120,8 +123,8 @@ class DLRM(nn.Module):
 
     def forward(self, dense: torch.Tensor, categories: torch.Tensor) -> torch.Tensor:
         bottom = self.bottom(dense)
-        vectors = [table(categories[:, :3] % table.num_embeddings) for table in self.tables]
-        vectors = torch.stack([bottom, *vectors, self.single(categories[:, 3] % 6)], 1)
+        bags = [table(categories[:, :3] % size) for table, size in zip(self.tables, self.sizes, strict=True)]
+        vectors = torch.stack([bottom, *bags, self.single(categories[:, 3] % 6)], 1)
         products = torch.bmm(vectors, vectors.transpose(1, 2))
         rows, columns = self.pairs
         return self.top(torch.cat([bottom, products[:, rows, columns]], 1))

@@ -270,6 +270,8 @@ class LlamaBlock(nn.Module):
 
 
 class Llama(nn.Module):
+    frequencies: torch.Tensor
+
     def __init__(self, neighbours: bool = False, built_in: bool = False) -> None:
         super().__init__()
         self.embed = nn.Embedding(VOCABULARY, WIDTH)

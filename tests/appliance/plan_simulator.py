@@ -90,13 +90,13 @@ class Simulation:
             frames[group.id] = memoryview(data)
         found = {}
         for output in self.plan.coordinator.outputs:
-            raw = bytearray(
+            read = bytearray(
                 OutputDecoder(output, groups, self.plan.num_csx * self.plan.wafer.micro_batches).read(
                     frames[output.group]
                 )
             )
             dtype = torch_dtype(output.type.element_type)
-            flat = torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype)
+            flat = torch.frombuffer(read, dtype=dtype) if read else torch.empty(0, dtype=dtype)
             found[output.name] = flat.reshape(tuple(output.type.shape))
         return found
 

@@ -83,6 +83,8 @@ class Role:
 class Wafer(Role):
     """One wafer."""
 
+    plan: plan_pb2.WaferPlan
+
     def __init__(
         self,
         index: int,
@@ -222,6 +224,8 @@ class ShardMemory:
 
 class Shard(Role):
     """One MemoryX shard."""
+
+    plan: plan_pb2.MemoryXPlan
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
@@ -49,8 +49,12 @@ FAULTY = {
 }
 
 
+class CheckScript(Protocol):
+    def __call__(self, script: Path, *, wafers: Sequence[int] = (1,), full_size: bool = False) -> Verdict: ...
+
+
 @pytest.fixture
-def checked(tmp_path, monkeypatch, forked_scripts):
+def checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_scripts: None) -> CheckScript:
     """Returns a function that returns the verdict of a script, which runs in its folder."""
 
     def check(script: Path, *, wafers: Sequence[int] = (1,), full_size: bool = False) -> Verdict:
@@ -89,12 +93,12 @@ def faults(script: Path) -> set[str]:
     return {f"{script.name}:{number}" for number, line in enumerate(lines, 1) if "# fault" in line}
 
 
-def test_every_script_is_named():
+def test_every_script_is_named() -> None:
     assert {path.stem for path in (SCRIPTS / "faulty").glob("*.py")} == FAULTY.keys()
 
 
 @pytest.mark.parametrize("name", FAULTY)
-def test_fault_is_found(name, checked):
+def test_fault_is_found(name: str, checked: CheckScript) -> None:
     script = SCRIPTS / "faulty" / f"{name}.py"
     question = FAULTY[name]
     is_traced = question in TRACED or name in TRACED_TOO
@@ -105,13 +109,13 @@ def test_fault_is_found(name, checked):
     assert found.keys() == {question}  # nothing else is wrong
 
 
-def test_other_program_computes_other_values(checked):
+def test_other_program_computes_other_values(checked: CheckScript) -> None:
     verdict = checked(SCRIPTS / "faulty" / "every_second_call.py")
     assert findings(verdict).keys() == {Question.PROGRAM, Question.VALUES}
 
 
 @pytest.mark.parametrize("script", RIGHT, ids=lambda path: path.stem)
-def test_no_false_alarm(script, checked):
+def test_no_false_alarm(script: Path, checked: CheckScript) -> None:
     verdict = checked(script)
     assert findings(verdict) == {}
     assert verdict.status == 0
@@ -121,13 +125,13 @@ def test_no_false_alarm(script, checked):
     assert not (script.parent / "out").exists()
 
 
-def test_command_starts_a_cluster_and_processes_of_its_own():
+def test_command_starts_a_cluster_and_processes_of_its_own() -> None:
     status, verdict = printed(SCRIPTS / "right", "mlp.py")
     assert status == verdict["status"] == 0
     assert {answer["state"] for answer in verdict["answers"]} == {"good"}
 
 
-def test_script_that_fails_before_its_first_step(tmp_path):
+def test_script_that_fails_before_its_first_step(tmp_path: Path) -> None:
     script = tmp_path / "fails.py"
     lines = ("import cerebras.pytorch as cstorch", 'backend = cstorch.backend("CSX")', 'raise ValueError("no data")')
     script.write_text("\n".join(lines))
@@ -137,7 +141,7 @@ def test_script_that_fails_before_its_first_step(tmp_path):
     assert answer["summary"] == "the script ended at fails.py:3 with ValueError: no data"
 
 
-def test_script_without_a_step(tmp_path):
+def test_script_without_a_step(tmp_path: Path) -> None:
     module = tmp_path / "package" / "empty.py"
     module.parent.mkdir()
     lines = (

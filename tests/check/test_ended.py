@@ -1,5 +1,8 @@
 """Scripts that end otherwise than with exit status 0, and the sentence that a verdict ends with."""
 
+from pathlib import Path
+from typing import Protocol
+
 import pytest
 
 from waferbox.check.check import trace_answers
@@ -30,8 +33,12 @@ ERROR = RunFailed(
 )
 
 
+class MakeRun(Protocol):
+    def __call__(self, *, status: int = 0, failed: bool = False, way: Way = Way.CLUSTER) -> Run: ...
+
+
 @pytest.fixture
-def run(tmp_path):
+def run(tmp_path: Path) -> MakeRun:
     """Returns a function that returns a run that has ended."""
 
     def make(*, status: int = 0, failed: bool = False, way: Way = Way.CLUSTER) -> Run:
@@ -41,19 +48,19 @@ def run(tmp_path):
     return make
 
 
-def test_error_of_the_script_itself_is_said(run):
+def test_error_of_the_script_itself_is_said(run: MakeRun) -> None:
     for eager in (None, run(status=1, failed=True, way=Way.TORCH)):
         trace, program = trace_answers(run(status=1, failed=True), eager, [PROGRAM])
         assert (trace.state, program.state) == (State.GOOD, State.GOOD)
         assert trace.summary.endswith("Then the script ended at train.py:60 with ValueError: after training.")
 
 
-def test_exit_status_is_said(run):
+def test_exit_status_is_said(run: MakeRun) -> None:
     trace, _ = trace_answers(run(status=3), None, [PROGRAM])
     assert trace.summary.endswith("Then the script ended with status 3.")
 
 
-def test_error_on_the_cluster_alone_is_a_finding(run):
+def test_error_on_the_cluster_alone_is_a_finding(run: MakeRun) -> None:
     trace, _ = trace_answers(run(status=1, failed=True), run(way=Way.TORCH), [PROGRAM])
     assert trace.state is State.FOUND
     (finding,) = trace.findings
@@ -61,7 +68,7 @@ def test_error_on_the_cluster_alone_is_a_finding(run):
     assert finding.message.endswith("after training. By plain PyTorch it goes on")
 
 
-def test_end_before_the_first_step(run):
+def test_end_before_the_first_step(run: MakeRun) -> None:
     (trace,) = trace_answers(run(status=1), run(status=1, way=Way.TORCH), [])
     assert trace.state is State.OPEN
     assert "with status 1; it wrote last:\nTraceback" in trace.summary
@@ -69,7 +76,7 @@ def test_end_before_the_first_step(run):
     assert "ran no step on CSX" in trace.summary
 
 
-def test_commands(tmp_path):
+def test_commands(tmp_path: Path) -> None:
     assert command_of("package.train", ["--lr", "1"], is_module=True)[1:] == ["-m", "package.train", "--lr", "1"]
     with pytest.raises(NoScript, match="nbconvert"):
         command_of("train.ipynb", [])
@@ -87,7 +94,7 @@ def test_commands(tmp_path):
         ((State.OPEN,), "The script could not be checked."),
     ],
 )
-def test_conclusion(states, sentence):
+def test_conclusion(states: tuple[State, ...], sentence: str) -> None:
     found = (Finding(line="", message=""),)
     answers = [
         Answer(question=Question.TRACE, state=state, summary="", findings=found if state is State.FOUND else ())

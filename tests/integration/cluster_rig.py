@@ -341,7 +341,7 @@ StartCluster: TypeAlias = Callable[..., contextlib.AbstractContextManager[Runnin
 
 
 def wait_for(
-    condition: Callable[[], object], seconds: float = PATIENCE_SECONDS, explain: Callable[[], str] = lambda: ""
+    condition: Callable[[], object], seconds: float = PATIENCE_SECONDS, explain: Callable[[], object] = lambda: ""
 ) -> None:
     """Polls a condition, which other processes make true, until it holds."""
     deadline = time.monotonic() + seconds

@@ -76,7 +76,7 @@ class Client:
                 yield self._now(request)
 
         stub = self._channel(self.now(call.authority)).stream_stream(call.method, None, None)
-        metadata = [(key, self._workflow if key == "workflow-id" else value) for key, value in call.metadata]
+        metadata = tuple((key, self._workflow if key == "workflow-id" else value) for key, value in call.metadata)
         responses = list(stub(requests(), metadata=metadata, timeout=CALL_SECONDS))
         assert len(responses) == len(call.responses), call.name
         for then, now in zip(call.responses, responses, strict=True):

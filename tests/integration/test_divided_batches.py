@@ -2,6 +2,7 @@
 
 import copy
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import batches
@@ -45,7 +46,7 @@ def wide_network() -> nn.Module:
     return nn.Sequential(*(Residual() for _ in range(WIDE_LAYERS)))
 
 
-def loss_of(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+def loss_of(model: Callable[[torch.Tensor], torch.Tensor], batch: torch.Tensor) -> torch.Tensor:
     return (model(batch) - batch).square().mean()
 
 

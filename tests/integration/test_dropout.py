@@ -1,6 +1,7 @@
 """Training with dropout through real processes: the same on every number of wafers."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ import cerebras.pytorch as cstorch
 STEPS = 4
 
 
-def input_fn() -> DataLoader:
+def input_fn() -> DataLoader[Any]:
     rows = torch.randn(12 * STEPS, 16, generator=torch.Generator().manual_seed(0))
     return DataLoader(TensorDataset(rows), batch_size=12)
 

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from cstorch.errors import UsageError
 STEPS = 3
 
 
-def input_fn(steps: int = STEPS) -> DataLoader:
+def input_fn(steps: int = STEPS) -> DataLoader[Any]:
     rows = torch.randn(8 * steps, 6, generator=torch.Generator().manual_seed(0))
     return DataLoader(TensorDataset(rows, rows.sum(1, keepdim=True)), batch_size=8)
 
@@ -37,14 +38,14 @@ def training_step(compiled: Any, optimizer: Any) -> Any:
     return train
 
 
-def expected(model: nn.Module) -> list[float]:
+def expected(model: nn.Sequential) -> list[float]:
     """What plain PyTorch gives for the same script."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     losses = []
     for kind in ("train", "eval", "train", "change", "train"):
         if kind == "change":
             with torch.no_grad():
-                model[0].weight.mul_(0.5)
+                model.get_parameter("0.weight").mul_(0.5)
             continue
         for rows, wanted in input_fn():
             loss = (model(rows) - wanted).pow(2).mean()
@@ -80,17 +81,17 @@ def test_weights_stay_on_the_cluster_from_execution_to_execution(
         rows, wanted = batch
         return (compiled(rows) - wanted).pow(2).mean()
 
-    def loop(step: object, checkpoint_steps: int = 0) -> None:
+    def loop(step: Callable[[list[torch.Tensor]], torch.Tensor], checkpoint_steps: int = 0) -> None:
         loader = cstorch.utils.data.DataLoader(input_fn)
         for batch in DataExecutor(loader, num_steps=STEPS, checkpoint_steps=checkpoint_steps):
-            report(step(batch))  # type: ignore[operator]
+            report(step(batch))
 
     loop(train)
     model.eval()
     loop(evaluate)
     model.train()
     loop(train, checkpoint_steps=STEPS)
-    model[0].weight.data.mul_(0.5)
+    model.get_parameter("0.weight").data.mul_(0.5)
     loop(train)
     torch.testing.assert_close(torch.tensor(losses), torch.tensor(plain), rtol=1e-5, atol=1e-7)
     sent = [message.split(" state")[0] for message in caplog.messages if message.startswith("Sent")]

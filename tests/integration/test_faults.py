@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,10 @@ def test_a_missing_role_is_named_with_the_command_that_adds_one(
 # --- deaths -----------------------------------------------------------------------------------------------------------
 
 
+def is_gone(cluster: RunningCluster, address: str) -> bool:
+    return address not in [node.address for node in cluster.nodes()]
+
+
 def start_long(
     start_script: StartScript, cluster: RunningCluster | None, *, fresh: bool = False, **variables: str
 ) -> RunningScript:
@@ -128,7 +133,7 @@ def test_a_node_that_dies_is_named_and_the_others_can_be_used(
         assert message.startswith("cstorch.errors.NodeLostError: "), message
         died = rf"{name}\d* \(pid {victim.process_id} at {re.escape(victim.address)}\) died"
         assert re.search(died, message), message
-        wait_for(lambda gone=victim.address: gone not in [n.address for n in cluster.nodes()])
+        wait_for(partial(is_gone, cluster, victim.address))
     assert run(start_script, cluster, "runs", "--num-csx", 2).process.returncode == 0
 
 
@@ -296,7 +301,7 @@ def test_a_script_that_was_suspended_goes_on(
     request: pytest.FixtureRequest, start_script: StartScript, *, embedded: bool
 ) -> None:
     cluster = None if embedded else request.getfixturevalue("impatient")
-    script = start_long(start_script, cluster, **KEEPALIVE)
+    script = start_long(start_script, cluster, fresh=False, **KEEPALIVE)
     suspend(script)
     before = script.output.count("\n")
     script.wait_for_output(f"step {before + 100}\n")

@@ -32,7 +32,7 @@ def test_the_losses_are_those_of_all_wafers(
     surroundings = Surroundings(tmp_path / "cluster", cache)
     variables = {"WAFERBOX_REPLACEMENT_SECONDS": "1", "WAFERBOX_RECOVERY_SECONDS": "1"}
     places = [(role, HERE) for role in ROLES]
-    with cluster_by_hand(surroundings, role_server, places, **variables) as management:
+    with cluster_by_hand(surroundings, role_server, places, host=HERE, started=None, **variables) as management:
 
         def train(victim: str = "") -> RunningScript:
             options = ("--artifacts", "artifacts", "--num-csx", 2, "--shards", 2, "--steps", 80)

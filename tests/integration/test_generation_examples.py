@@ -56,7 +56,8 @@ def test_release_1_8(start_script: StartScript, management: str, tmp_path: Path)
         for name, settings in backends.items():
             checkpoint = ["--checkpoint-path", tmp_path / name / load] if load else []
             lines.append([*settings, "--model-dir", tmp_path / name / model_dir, *checkpoint, *arguments])
-        return run(start_script, folder / script, *lines, fresh=not load)
+        on_cpu, on_cluster = lines
+        return run(start_script, folder / script, on_cpu, on_cluster, fresh=not load)
 
     steps = ["--checkpoint-steps", 10, "--num-steps", 30]
     cpu, cluster = (numbers(output, "Loss") for output in both("train.py", "", *steps))
@@ -117,7 +118,8 @@ def test_release_2_2_and_its_summaries_in_tensorboard(
             own = ["--backend", backend, "--model-dir", folder, "--summaries", folder / "summaries"]
             lines.append([*own, "--data", tmp_path / "digits.pt", "--checkpoint-steps", 10, *arguments])
         fresh = "--load" not in arguments
-        run(start_script, EXAMPLES / "fc_digits" / "train.py", *lines, management, fresh=fresh)
+        on_cpu, on_cluster = lines
+        run(start_script, EXAMPLES / "fc_digits" / "train.py", on_cpu, on_cluster, management, fresh=fresh)
         return [scalars(tmp_path / backend / run_name / "summaries") for backend in ("CPU", "CSX")]
 
     for arguments in (["--num-steps", 20], ["--num-steps", 5, "--load", tmp_path / "CSX" / "20" / "checkpoint_20.mdl"]):

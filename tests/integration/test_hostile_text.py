@@ -58,7 +58,7 @@ class Job:
         return self._stub.Compile(coordinator_pb2.CompileRequest(token=self._token, cirh=text), timeout=30)
 
     def close(self) -> None:
-        self._session.cancel()
+        self._session.cancel()  # type: ignore[no-untyped-call]  # without types in the stubs
         self._channel.close()
         self._management.close()
 

@@ -16,7 +16,8 @@ from cluster_rig import (
     cluster_by_hand,
     hosts_or_skip,
 )
-from role_server import ForkedProcess, RoleServer
+from forking_server import ForkedProcess
+from role_server import RoleServer
 
 from benchmarks.network import Host
 from waferbox.security.tokens import Kind, own_clusters_token

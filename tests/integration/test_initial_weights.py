@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 import cerebras.pytorch as cstorch
 from cstorch._internal.session import cluster_state
+from cstorch._internal.session.staging import initial_states
 from cstorch._internal.tracing import cell_of
 from wsc.v1 import node_pb2
 
@@ -21,12 +22,12 @@ pytestmark = pytest.mark.cluster
 WIDE = 4000  # times the features or the classes, more than what stays in memory
 
 
-def make_model() -> nn.Module:
+def make_model() -> nn.Sequential:
     torch.manual_seed(4)
     model = nn.Sequential(nn.Linear(parity.FEATURES, WIDE), nn.ReLU(), nn.Linear(WIDE, parity.CLASSES))
     model.register_buffer("scale", torch.rand(WIDE, parity.FEATURES).tril())
-    nn.init.trunc_normal_(model[0].weight, std=0.05)
-    nn.init.kaiming_normal_(model[2].weight)
+    nn.init.trunc_normal_(model.get_parameter("0.weight"), std=0.05)
+    nn.init.kaiming_normal_(model.get_parameter("2.weight"))
     return model
 
 
@@ -36,7 +37,7 @@ def test_weights_made_in_memoryx_are_those_of_the_cpu(
 ) -> None:
     monkeypatch.setenv("WAFERBOX_MANAGEMENT", cluster.management)
     told: dict[str, node_pb2.InitialState] = {}
-    tell = cluster_state.initial_states
+    tell = initial_states
 
     def spy(*arguments: Any) -> Sequence[node_pb2.InitialState]:
         states = tell(*arguments)
@@ -57,7 +58,8 @@ def test_weights_made_in_memoryx_are_those_of_the_cpu(
     @cstorch.trace
     def step(batch: Any) -> torch.Tensor:
         features, labels = batch
-        hidden = model[1](F.linear(features, model[0].weight * model.scale, model[0].bias))
+        weight, scale = model.get_parameter("0.weight"), model.get_buffer("scale")
+        hidden = model[1](F.linear(features, weight * scale, model.get_parameter("0.bias")))
         loss = F.cross_entropy(compiled.module[2](hidden), labels)
         loss.backward()
         optimizer.step()

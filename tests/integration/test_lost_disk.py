@@ -4,6 +4,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -71,6 +72,10 @@ def points(disk: Path) -> list[str]:
     return [str(path.relative_to(disk)) for path in disk.rglob("*")]
 
 
+def is_empty(disk: Path) -> bool:
+    return not disk.exists() or not os.listdir(disk)
+
+
 def copies(disk: Path) -> list[Path]:
     """The complete ones of others' points."""
     return [path for path in disk.glob("*/*-copy/*") if path.name.isdigit()]
@@ -109,13 +114,14 @@ def test_the_results_are_those_of_a_run_in_which_no_disk_is_lost(
     expected, errors = run(start_script, cluster, lambda script: None)
     assert "The job has resumed" not in errors
 
+    def has_resumed(script: RunningScript, times: int) -> bool:
+        return script.errors.count("The job has resumed from step") == times
+
     def lose_one_and_then_the_other(script: RunningScript) -> None:
         for number, member in enumerate(("memoryx-0", "memoryx-1"), 1):
             shards.lose(member)
             shards.start()
-            wait_for(
-                lambda number=number: script.errors.count("The job has resumed from step") == number, START_SECONDS
-            )
+            wait_for(partial(has_resumed, script, number), START_SECONDS)
             wait_for(lambda: all(copies(disk) for disk in shards.disks()))
 
     output, errors = run(start_script, cluster, lose_one_and_then_the_other)
@@ -123,4 +129,4 @@ def test_the_results_are_those_of_a_run_in_which_no_disk_is_lost(
     assert "memoryx-0" in errors
     assert "memoryx-1" in errors
     for disk in shards.disks():
-        wait_for(lambda disk=disk: not disk.exists() or not os.listdir(disk), explain=lambda disk=disk: points(disk))
+        wait_for(partial(is_empty, disk), explain=partial(points, disk))

@@ -10,6 +10,7 @@ import psutil
 import pytest
 from cluster_rig import PATIENCE_SECONDS, Surroundings, wait_for
 from jupyter_client.manager import KernelManager
+from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 from nbclient import NotebookClient
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook" / "digits.ipynb"
@@ -159,7 +160,9 @@ def test_cells_run_twice_in_any_order_and_are_interrupted(kernel: Kernel, surrou
     assert "cstorch.close_backend()" in reply["evalue"]
 
     # A restart kills the kernel where it is; the cluster ends with it.
-    started = [process for process in surroundings.processes() if process.pid != kernel.manager.provisioner.pid]
+    provisioner = kernel.manager.provisioner
+    assert isinstance(provisioner, LocalProvisioner)
+    started = [process for process in surroundings.processes() if process.pid != provisioner.pid]
     assert len(started) > 4
     kernel.manager.restart_kernel(now=True)
     wait_for(lambda: not any(map(psutil.Process.is_running, started)), explain=lambda: f"still there: {started}")

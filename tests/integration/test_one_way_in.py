@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -140,9 +141,13 @@ def train(start_script: StartScript, ingress: str, *restarts: Callable[[], None]
     script = start_script(SCRIPTS / "recovering.py", "--artifacts", "artifacts", management=ingress)
     script.wait_for_output("30 ")
     line = "another has taken over the job. The job has resumed from step"
+
+    def has_resumed(times: int) -> bool:
+        return script.errors.count(line) == times
+
     for number, restart in enumerate(restarts, 1):
         restart()
-        wait_for(lambda number=number: script.errors.count(line) == number, explain=lambda: script.errors)
+        wait_for(partial(has_resumed, number), explain=lambda: script.errors)
     (script.surroundings.folder / "go").touch()
     assert script.wait(120) == 0, script.errors
     return script.output

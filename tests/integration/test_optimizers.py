@@ -101,6 +101,8 @@ def test_every_optimizer_trains_as_in_plain_pytorch(case: Case, kind: str, tmp_p
 class Largest(cstorch.metrics.Metric):
     """A script's own."""
 
+    largest: torch.Tensor
+
     def reset(self) -> None:
         self.register_state("largest", torch.tensor(-1.0))
 

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,12 +35,12 @@ FAILURE_SECONDS = 10.0
 PIPELINE = {"WAFERBOX_EXECUTION_STRATEGY": "pipeline"}
 
 
-def numbers() -> DataLoader:
+def numbers() -> DataLoader[Any]:
     rows = torch.randn(ROWS * STEPS, 6, generator=torch.Generator().manual_seed(0))
     return DataLoader(TensorDataset(rows, rows.sum(1, keepdim=True)), batch_size=ROWS)
 
 
-def text() -> DataLoader:
+def text() -> DataLoader[Any]:
     tokens = torch.randint(50, (ROWS * STEPS, 9), generator=torch.Generator().manual_seed(0))
     return DataLoader(TensorDataset(tokens[:, :-1], tokens[:, 1:]), batch_size=ROWS)
 
@@ -86,7 +87,7 @@ def entropy(logits: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(logits.flatten(0, 1), wanted.flatten())
 
 
-MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[..., torch.Tensor], Callable[[], DataLoader]]] = {
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[..., torch.Tensor], Callable[[], DataLoader[Any]]]] = {
     "mlp": (mlp, squares, numbers),
     "gpt": (SmallGPT, entropy, text),
 }
@@ -189,6 +190,7 @@ def test_asynchronous_updates_are_those_of_plain_pytorch_with_the_same_delays(
     backends.csx.performance.asynchronous_updates = True
     training = Training("linear", tmp_path)
     plain = copy.deepcopy(training.plain)
+    assert isinstance(plain, nn.Sequential)
     training.run()
     job = idle_job(cluster)
     (artifact,) = job.artifacts

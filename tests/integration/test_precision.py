@@ -5,6 +5,7 @@ import itertools
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, Literal
 
 import mixed_precision
 import pytest
@@ -36,7 +37,7 @@ def simulated(
     precision: Precision,
     num_csx: int,
     num_steps: int,
-    source: Callable[[], DataLoader] = mixed_precision.input_fn,
+    source: Callable[[], DataLoader[Any]] = mixed_precision.input_fn,
     micro_batches: int = 1,
     **others: float,
 ) -> tuple[list[float], dict[str, torch.Tensor]]:
@@ -68,7 +69,12 @@ def generated_updates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("generated_updates")
 @pytest.mark.parametrize(("half", "level", "num_csx"), [("bfloat16", 1, 1), ("bfloat16", 1, 2), ("cbfloat16", 2, 2)])
 def test_training_goes_as_in_the_simulation(
-    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, half: str, level: int, num_csx: int
+    cluster: RunningCluster,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    half: Literal["bfloat16", "cbfloat16"],
+    level: int,
+    num_csx: int,
 ) -> None:
     monkeypatch.setenv("WAFERBOX_MANAGEMENT", cluster.management)
     torch.manual_seed(0)
@@ -170,7 +176,7 @@ def test_a_loss_scale_that_overflows_is_halved_until_it_fits(
     (text,) = (path.read_text() for path in tmp_path.rglob("cirh.mlir"))
     others = {"state.grad_scaler.0.loss_scale": scale}
     precision = Precision(half=Half.FLOAT16, half_gradients=half_gradients)
-    expected, states = simulated(text, initial, precision, 2, num_steps, **others)
+    expected, states = simulated(text, initial, precision, 2, num_steps, mixed_precision.input_fn, 1, **others)
     assert losses == pytest.approx(expected, rel=1e-5)
     assert state == {name: float(states[f"state.grad_scaler.0.{name}"]) for name in state}
     skipped = int(state["num_skipped_steps"])

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,6 +49,7 @@ def test_a_killed_wafer_is_started_again_by_ray_and_the_losses_are_the_embedded_
             else:
                 pytest.fail("the launcher has not logged that the wafer was started again")
             assert waferbox(surroundings, "down").returncode == 0
+            assert isinstance(process, subprocess.Popen)
             process.communicate(timeout=30)
         wait_for(lambda: roles(surroundings) == [], explain=lambda: str(roles(surroundings)))
     assert script.output == embedded.output

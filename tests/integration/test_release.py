@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.cluster
 STEPS = 4
 
 
-def input_fn() -> DataLoader:
+def input_fn() -> DataLoader[Any]:
     rows = torch.randn(8 * STEPS, 6, generator=torch.Generator().manual_seed(0))
     return DataLoader(TensorDataset(rows, rows.sum(1, keepdim=True)), batch_size=8)
 

@@ -64,7 +64,7 @@ def jobs(management: str) -> list[management_pb2.JobInfo]:
         try:
             return list(stub.ListJobs(management_pb2.ListJobsRequest(), timeout=30.0, wait_for_ready=True).jobs)
         except grpc.RpcError as error:
-            if error.code() != grpc.StatusCode.UNAVAILABLE:  # type: ignore[attr-defined]
+            if error.code() != grpc.StatusCode.UNAVAILABLE:
                 raise
             return []
 

@@ -1,5 +1,6 @@
 """What scripts of several releases do in a step, on a running cluster beside the CPU."""
 
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from torch.nn import functional as F
 import cerebras.pytorch as cstorch
 
 ROWS, FEATURES, CLASSES = 8, 6, 3
+
+Step = Callable[[list[torch.Tensor]], torch.Tensor]
 
 pytestmark = pytest.mark.cluster
 
@@ -29,8 +32,8 @@ def input_fn() -> list[list[torch.Tensor]]:
 
 
 def made(kind: str, folder: Path, num_csx: int) -> tuple[nn.Module, Any]:
-    settings = {"cluster_config": cstorch.distributed.ClusterConfig(num_csx=num_csx)} if kind == "CSX" else {}
-    backend = cstorch.backend(kind, artifact_dir=folder / kind, **settings)
+    config = cstorch.distributed.ClusterConfig(num_csx=num_csx) if kind == "CSX" else None
+    backend = cstorch.backend(kind, artifact_dir=folder / kind, cluster_config=config)
     torch.manual_seed(0)
     with backend.device:
         model = nn.Sequential(nn.Linear(FEATURES, 5), nn.ReLU(), nn.Linear(5, CLASSES))
@@ -141,7 +144,9 @@ def test_an_installation_is_checked_by_a_compile(tmp_path: Path, cluster: Runnin
         sample = [torch.ones(10, dtype=dtype), torch.tensor(0, dtype=torch.int32)]
         return torch.utils.data.DataLoader(api.utils.data.SyntheticDataset(sample, num_samples=1), batch_size)
 
-    @api.trace
+    trace: Callable[[Step], Step] = api.trace
+
+    @trace
     def training_step(batch: list[torch.Tensor]) -> torch.Tensor:
         inputs, targets = batch
         loss: torch.Tensor = loss_fn(model(inputs), targets)

@@ -21,7 +21,7 @@ from wsc.v1 import management_pb2 as wsc_management_pb2
 
 STAND_IN = Path(__file__).parent / "vendor" / "stand_in"
 sys.path.insert(0, str(STAND_IN))
-import recorded_input  # noqa: E402
+import recorded_input  # type: ignore[import-not-found]  # noqa: E402  # beside a module called dill
 
 pytestmark = pytest.mark.cluster
 
@@ -129,4 +129,4 @@ def test_a_step_that_has_no_plan_is_refused_with_the_compilers_words(client: Cli
     with pytest.raises(grpc.RpcError) as caught:
         client.say(replace(calls[-1], requests=[request.SerializeToString()]))
     assert caught.value.code() is grpc.StatusCode.INTERNAL
-    assert "cirh.Frobnicate" in caught.value.details()
+    assert "cirh.Frobnicate" in str(caught.value.details())

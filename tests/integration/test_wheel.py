@@ -52,7 +52,7 @@ def test_the_wheel_runs_the_script_of_the_readme(installed: Path, start_script: 
 def test_the_wheel_has_all_that_manifests_and_charts_need(installed: Path, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.endswith("_MEMORY")}
     for arguments in ([], ["--chart", "waferbox"]):
-        command = [installed, "-m", "waferbox", "kubernetes", *arguments]
+        command: list[str | Path] = [installed, "-m", "waferbox", "kubernetes", *arguments]
         done = subprocess.run(
             command, check=True, timeout=60, text=True, cwd=tmp_path, env=environment, stdout=subprocess.PIPE
         )

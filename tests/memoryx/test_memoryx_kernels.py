@@ -91,9 +91,10 @@ def test_a_kernel_in_parts_does_what_it_does_as_a_whole(tmp_path: Path) -> None:
     """A number that replaces one of the inputs is written when all parts have read it."""
     memory, (a, b, count) = states((3, 7), (3, 7), ())
     builder = GraphBuilder()
-    x, y = (builder.argument(tensor_type((3, 7), torch.float32)) for _ in range(2))
+    matrix = tensor_type((3, 7), torch.float32)
+    x, y = (builder.argument(matrix) for _ in range(2))
     number = builder.argument(tensor_type((), torch.float32))
-    wide = builder.op("cirh.BroadcastInDim", [number], {"broadcast_dimensions": []}, types=[x.type])[0]
+    wide = builder.op("cirh.BroadcastInDim", [number], {"broadcast_dimensions": []}, types=[matrix])[0]
     following = builder.op("cirh.Add", [number, builder.splat(1.0, (), torch.float32)])[0]
     scaled, added = builder.op("cirh.Mul", [x, wide])[0], builder.op("cirh.Add", [x, y])[0]
     module = builder.finish([(scaled, None), (added, None), (following, None)])

@@ -46,7 +46,7 @@ class Rig:
         self.store.mark_written(states)
         self.hub, self.far_hub = Hub(), Hub()
         self.far: dict[tuple[int, int], SocketLink] = {}
-        self.near: dict[tuple[int, int], SocketLink] = {}
+        self.near: dict[tuple[node_pb2.LinkPurpose.ValueType, int], SocketLink] = {}
         for key, name in ((NEAR, "swarmx-0"), (OTHER_SHARD, "memoryx-1")):
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self.near[key], self.far[key] = SocketLink(name, ours), SocketLink("memoryx-0", theirs)
@@ -84,9 +84,10 @@ def stack() -> Iterator[ExitStack]:
 def scale_kernel() -> str:
     """(w, s) -> (w * s, s + 1)"""
     builder = GraphBuilder()
-    weight = builder.argument(tensor_type((SIZE,), torch.float32))
+    vector = tensor_type((SIZE,), torch.float32)
+    weight = builder.argument(vector)
     scalar = builder.argument(tensor_type((), torch.float32))
-    wide = builder.op("cirh.BroadcastInDim", [scalar], {"broadcast_dimensions": []}, types=[weight.type])[0]
+    wide = builder.op("cirh.BroadcastInDim", [scalar], {"broadcast_dimensions": []}, types=[vector])[0]
     following = builder.op("cirh.Add", [scalar, builder.splat(1.0, (), torch.float32)])[0]
     return print_module(builder.finish([(builder.op("cirh.Mul", [weight, wide])[0], None), (following, None)]))
 

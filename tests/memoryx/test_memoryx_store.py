@@ -88,7 +88,7 @@ def test_states_survive_plans_that_do_not_name_them(tmp_path: Path, in_files: bo
 def test_a_move_has_no_state_twice(tmp_path: Path, in_files: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was moved gives its room back at once, and in files it does not stay in memory either."""
     store = StateStore(StateSettings(folder=tmp_path if in_files else None))
-    shapes = dict.fromkeys("abcdefgh", (1 << 18,))
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys("abcdefgh", (1 << 18,))
     store.load(required(shapes, []))
     for name in shapes:
         store.tensor(name).fill_(ord(name))

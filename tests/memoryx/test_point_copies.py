@@ -12,6 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 import torch
+from link_pairs import raise_defect
 from tokens_shown import token
 
 from waferbox import deadlines
@@ -47,6 +48,10 @@ REQUIRED = StateRequirements(
 )
 
 
+def no_snapshot(step: int) -> None:
+    raise AssertionError(f"a snapshot of step {step}, which no test makes")
+
+
 class Member:
     """A shard as a process has it, with a disk of its own."""
 
@@ -57,13 +62,13 @@ class Member:
         self.store = StateStore(StateSettings())
         self.kept: queue.Queue[node_pb2.RecoveryPointKept] = queue.Queue()
         self.copied: queue.Queue[node_pb2.RecoveryPointCopied] = queue.Queue()
-        self.copies = PointCopies(lambda: root, JOB, self.name, self.copied.put, pytest.fail, stays_in_memory=True)
+        self.copies = PointCopies(lambda: root, JOB, self.name, self.copied.put, raise_defect, stays_in_memory=True)
         self.points = PointShares(
-            self.store, lambda: self.folder, f"{self.name} of {JOB}", self.kept.put, pytest.fail, self.copies.fetch
+            self.store, lambda: self.folder, f"{self.name} of {JOB}", self.kept.put, raise_defect, self.copies.fetch
         )
         service = StateService()
         service.add_job(
-            JOB, self.store, Snapshots(self.store, pytest.fail), lambda: False, self.copies.find, pytest.fail
+            JOB, self.store, Snapshots(self.store, no_snapshot), lambda: False, self.copies.find, raise_defect
         )
         self.server = make_server()
         node_pb2_grpc.add_StateServiceServicer_to_server(service, self.server)
@@ -390,7 +395,7 @@ def test_files_are_for_members_of_the_job_alone(
             assert b"".join(part.content for part in call) == (owner.folder / "7").read_bytes()
         else:
             with pytest.raises(grpc.RpcError) as caught:
-                next(call)
+                next(iter(call))
             assert caught.value.code().name == expected
 
 
@@ -401,5 +406,5 @@ def test_nothing_else_is_given_away(pair: tuple[Member, Member], member: str) ->
     request = node_pb2.ReadRecoveryPointRequest(job=JOB, member=member, recovery_point=7)
     with make_channel(owner.address, token(Kind.MEMBER, JOB, "memoryx-1")) as channel:
         with pytest.raises(grpc.RpcError) as caught:
-            next(node_pb2_grpc.StateServiceStub(channel).ReadRecoveryPoint(request, timeout=SECONDS))
+            next(iter(node_pb2_grpc.StateServiceStub(channel).ReadRecoveryPoint(request, timeout=SECONDS)))
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND

@@ -135,6 +135,5 @@ class Executions(RuleBasedStateMachine):
         self.temporary.cleanup()
 
 
-TestExecutions = Executions.TestCase
+TestExecutions = pytest.mark.timeout(300)(Executions.TestCase)  # to find a defect's shortest example takes its time
 TestExecutions.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
-TestExecutions.pytestmark = [pytest.mark.timeout(300)]  # to find the shortest example of a defect takes its time

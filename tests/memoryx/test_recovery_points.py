@@ -200,7 +200,7 @@ def test_points_are_of_their_steps_while_steps_go_on_and_a_client_reads(member: 
         thread.join(SECONDS)
         assert not thread.is_alive()
     assert not failures
-    numbers = []
+    numbers: list[int] = []
     while not numbers or numbers[-1] != 400:
         numbers.append(member.kept.get(timeout=SECONDS).recovery_point)
     assert numbers[0] == 100

@@ -53,7 +53,7 @@ def test_states_are_copied_when_they_are_read_or_written_and_not_before(store: S
         copied.append((offset, nbytes))
         copy(store.states, source_offset, offset, nbytes)
 
-    snapshot.aside.copy_from = spy  # type: ignore[method-assign]
+    snapshot.aside.copy_from = spy  # type: ignore[method-assign]  # of this snapshot alone
     assert not copied
     store.before_write([NAMES[0]], (0, 3))  # a third of it, in chunks
     assert sum(nbytes for _, nbytes in copied) == 3 * 16_384

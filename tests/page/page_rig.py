@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from appliance.drawing.pages import template_environment
 from waferbox import roles
@@ -62,7 +63,7 @@ def make_nodes(wafers: int = 2, memoryx: int = 2, workers: int = 2) -> list[mana
     return [
         management_pb2.NodeInfo(
             node_id=f"{ROLES[role]}-{number:04x}",
-            role=role,  # type: ignore[arg-type]
+            role=role,
             address=f"127.0.0.1:{40000 + 100 * role + number}",
             host="rack-1" if number % 2 == 0 else "rack-2",
             lease_left_seconds=4.5,
@@ -82,9 +83,9 @@ def lease(nodes: Sequence[management_pb2.NodeInfo], job: str) -> list[management
     return list(nodes)
 
 
-def make_job(name: str, phase: "management_pb2.JobPhase.ValueType", **fields: object) -> management_pb2.JobInfo:
+def make_job(name: str, phase: "management_pb2.JobPhase.ValueType", **fields: Any) -> management_pb2.JobInfo:
     now = time.time()
-    values: dict[str, object] = {
+    values: dict[str, Any] = {
         "user": "ada",
         "host": "desk",
         "priority": 2,
@@ -93,7 +94,7 @@ def make_job(name: str, phase: "management_pb2.JobPhase.ValueType", **fields: ob
         "started": now - 190,
         "age_seconds": 200.0,
     }
-    return management_pb2.JobInfo(job=name, phase=phase, **{**values, **fields})  # type: ignore[arg-type]
+    return management_pb2.JobInfo(job=name, phase=phase, **{**values, **fields})
 
 
 def scalar(step: int, value: float, name: str = "loss", execution: int = 1) -> observation_pb2.JobEvent:

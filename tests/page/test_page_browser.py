@@ -64,7 +64,7 @@ def text(browser: webdriver.Chrome, name: str) -> str:
 
 
 def no_complaint(browser: webdriver.Chrome) -> None:
-    assert browser.get_log("browser") == []  # type: ignore[no-untyped-call]
+    assert browser.get_log("browser") == []  # type: ignore[no-untyped-call]  # Selenium has no types of it
     page = "document.documentElement"
     assert browser.execute_script(f"return {page}.scrollWidth <= {page}.clientWidth"), "it scrolls sideways"
     assert browser.execute_script("return window.broken === undefined")

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from page_rig import HOSTILE, FakeSource, lease, log, make_job, make_nodes, report, scalar, write_report
@@ -57,7 +58,7 @@ class Words(HTMLParser):
         self.text = " ".join(f"{self.text} {data}".split())
 
 
-def parsed(stream: bytes) -> list[tuple[str, object]]:
+def parsed(stream: bytes) -> list[tuple[str, Any]]:
     """The events of a stream: their names and data."""
     events = []
     for block in stream.decode().split("\n\n"):
@@ -324,7 +325,7 @@ def test_events_follow_what_happens(source: FakeSource) -> None:
         sent.append(await anext(stream))
         closing.set()
         assert [event async for event in stream] == []
-        return [sorted(data or ()) for _, data in parsed(b"".join(sent))]  # type: ignore[call-overload]
+        return [sorted(data or ()) for _, data in parsed(b"".join(sent))]
 
     begin, first, second = asyncio.run(watch())
     assert (begin, first) == ([], ["nodes", "queue", "recent", "running", "stored", "summary"])
@@ -339,7 +340,7 @@ def test_a_broken_stream_of_events_ends_without_the_end(source: FakeSource, ende
         raise TooSlow
         yield
 
-    source.events = events  # type: ignore[assignment, method-assign]
+    source.events = events  # type: ignore[assignment, method-assign]  # of this source alone
     phase = management_pb2.JOB_PHASE_FAILED if ended else management_pb2.JOB_PHASE_RUNNING
     source.job_list = [make_job(JOB, phase, ended=ended)]
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tomllib
 from importlib import import_module
 from pathlib import Path
 
@@ -72,7 +73,7 @@ def test_kinds_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_differences_are_of_names_that_there_are() -> None:
     present = {(module, name) for module, name, status, _ in compatibility.rows() if status != "absent"}
-    differences = compatibility.tomllib.loads((DOCS / "differences.toml").read_text())
+    differences = tomllib.loads((DOCS / "differences.toml").read_text())
     noted = {(module, name) for module, names in differences.items() for name in names}
     assert noted <= present
 

@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from typer.core import TyperGroup
 from typer.main import get_command
 
 from waferbox.commands.cli import app
@@ -107,7 +108,9 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_commands_exist(page: Path) -> None:
-    commands = get_command(app).commands  # type: ignore[attr-defined]
+    group = get_command(app)
+    assert isinstance(group, TyperGroup)
+    commands = group.commands
     text = page.read_text()
     for command in re.findall(r"(?:^    |`)waferbox ([a-z][\w-]*)", text, re.MULTILINE):
         assert command in commands, f"{name_of(page)}: there is no `waferbox {command}`"

@@ -1,10 +1,13 @@
 """Joining: each reduction, over blocks and their edges, in halves, and always in the same order."""
 
+from typing import cast
+
 import pytest
 import torch
 
 from swarmx.reduction import BLOCK_ELEMENTS, Join
 from swarmx.reduction_groups import Collector, joined_bytes
+from waferbox.links.link import Link, Message
 from waferbox.links.shared_memory import SharedMemory, Slice
 from waferbox.runtime.schedule import part_bytes
 from wsc.v1 import plan_pb2
@@ -19,26 +22,15 @@ TYPES = {
 }
 
 
-class Frame:
-    """A message, as far as a collector looks at it."""
-
-    def __init__(self, tensor: torch.Tensor, step: int = 1) -> None:
-        self.step = step
-        self.nbytes = tensor.nbytes
-        self.memory = SharedMemory.create(max(1, tensor.nbytes))
-        self.offset = 0
-        self.payload = None
-        self.tensor(tensor.dtype, tuple(tensor.shape), 0).copy_(tensor)
-
-    def tensor(self, dtype: torch.dtype, shape: tuple[int, ...], offset: int) -> torch.Tensor:
-        return self.memory.tensor(dtype, shape, offset)
-
-    @property
-    def view(self) -> memoryview:
-        return self.memory.buffer[: self.nbytes]
+def frame(tensor: torch.Tensor, step: int = 1) -> Message:
+    """A message of a tensor, of no link: a collector does not look at it."""
+    memory = SharedMemory.create(max(1, tensor.nbytes))
+    message = Message(cast("Link", None), 1, step, tensor.nbytes, memory)
+    message.tensor(tensor.dtype, tuple(tensor.shape), 0).copy_(tensor)
+    return message
 
 
-def group(dtype: torch.dtype, count: int, reduction: int) -> plan_pb2.Group:
+def group(dtype: torch.dtype, count: int, reduction: "plan_pb2.Reduction.ValueType") -> plan_pb2.Group:
     type = plan_pb2.TensorType(element_type=TYPES[dtype], shape=[count])
     return plan_pb2.Group(
         id=1,
@@ -49,15 +41,15 @@ def group(dtype: torch.dtype, count: int, reduction: int) -> plan_pb2.Group:
     )
 
 
-def join(reduction: int, parts: list[torch.Tensor]) -> torch.Tensor:
+def join(reduction: "plan_pb2.Reduction.ValueType", parts: list[torch.Tensor]) -> torch.Tensor:
     plan = group(parts[0].dtype, parts[0].numel(), reduction)
     wafers = [part.numel() // parts[0].numel() for part in parts]
     nbytes = joined_bytes(plan, wafers)
     memory = SharedMemory.create(nbytes)
     collector = Collector(plan, wafers, memory, 0)
     for child in reversed(range(1, len(parts))):
-        assert not collector.add(child, Frame(parts[child]))
-    assert collector.add(0, Frame(parts[0]))
+        assert not collector.add(child, frame(parts[child]))
+    assert collector.add(0, frame(parts[0]))
     result = collector.join()
     assert result.nbytes == nbytes
     return memory.tensor(parts[0].dtype, (nbytes // parts[0].dtype.itemsize,), 0).clone()
@@ -119,9 +111,9 @@ def test_child_may_be_steps_or_repetitions_of_a_loop_ahead() -> None:
     collector = Collector(plan, [1, 1], memory, 0)
     steps = (1, 1, 1, 2, 3)
     for number, step in enumerate(steps):
-        assert not collector.add(0, Frame(torch.full((4,), float(number)), step))
+        assert not collector.add(0, frame(torch.full((4,), float(number)), step))
     for number, step in enumerate(steps):
-        assert collector.add(1, Frame(torch.ones(4), step))
+        assert collector.add(1, frame(torch.ones(4), step))
         collector.join()
         assert memory.tensor(torch.float32, (4,), 0)[0] == number + 1
 
@@ -131,8 +123,8 @@ def test_groups_are_joined_later_than_they_are_complete() -> None:
     memory = SharedMemory.create(16)
     collector = Collector(group(torch.float32, 4, plan_pb2.REDUCTION_SUM), [1, 1], memory, 0)
     for number in range(3):
-        assert not collector.add(1, Frame(torch.full((4,), float(number))))
-        assert collector.add(0, Frame(torch.full((4,), 10.0)))
+        assert not collector.add(1, frame(torch.full((4,), float(number))))
+        assert collector.add(0, frame(torch.full((4,), 10.0)))
     for number in range(3):
         collector.join()
         assert memory.tensor(torch.float32, (4,), 0)[0] == 10 + number
@@ -143,6 +135,6 @@ def test_group_that_cannot_be_reduced() -> None:
     with pytest.raises(ValueError, match="how it is reduced"):
         Join(group(torch.float32, 4, plan_pb2.REDUCTION_UNSPECIFIED), [16, 16], result)
     mixed = group(torch.float32, 4, plan_pb2.REDUCTION_SUM)
-    mixed.members.append(group(torch.int64, 4, 0).members[0])
+    mixed.members.append(group(torch.int64, 4, plan_pb2.REDUCTION_UNSPECIFIED).members[0])
     with pytest.raises(ValueError, match="2 element types"):
         Join(mixed, [16, 16], result)

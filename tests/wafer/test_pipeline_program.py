@@ -2,9 +2,10 @@
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Protocol
 
 import pytest
 import torch
@@ -64,7 +65,7 @@ def update_kernel() -> str:
     return print_module(b.finish([(b.op("cirh.Sub", [weight, step])[0], None)]))
 
 
-def run(kernel: int, inputs: list[int], outputs: list[int], **more: object) -> plan_pb2.Instruction:
+def run(kernel: int, inputs: list[int], outputs: list[int], **more: Any) -> plan_pb2.Instruction:
     return plan_pb2.Instruction(run=plan_pb2.Run(kernel=kernel, inputs=inputs, outputs=outputs, **more))
 
 
@@ -136,8 +137,14 @@ class Rig:
         return message.tensor(torch.float32, (), 0).item()
 
 
+class MakeRig(Protocol):
+    """Makes a rig, of `pipeline` unless it is given another plan."""
+
+    def __call__(self, num_threads: int, plan: plan_pb2.PipelinePlan | None = None) -> Rig: ...
+
+
 @pytest.fixture
-def make_rig(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Rig]]:
+def make_rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeRig]:
     monkeypatch.setenv("WAFERBOX_CACHE", str(tmp_path))
     rigs: list[Rig] = []
     with listening() as listener:
@@ -211,7 +218,7 @@ def threads_of_regions() -> list[str]:
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
-def test_losses_and_weights_are_those_of_the_whole_batch(make_rig: Callable[[int], Rig], num_threads: int) -> None:
+def test_losses_and_weights_are_those_of_the_whole_batch(make_rig: MakeRig, num_threads: int) -> None:
     """The gradient of y is b itself, which is updated before the other region reads that."""
     rig = make_rig(num_threads)
     spans: list[node_pb2.AttachResponse] = []
@@ -266,7 +273,7 @@ def run_epoch(rig: Rig, num_steps: int, done_steps: int) -> dict[int, float]:
 
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("done_steps", [1, 4, 6])
-def test_two_epochs_are_one(make_rig: Callable[[int], Rig], num_threads: int, done_steps: int) -> None:
+def test_two_epochs_are_one(make_rig: MakeRig, num_threads: int, done_steps: int) -> None:
     whole, first, rest = (make_rig(num_threads) for _ in range(3))
     expected = run_epoch(whole, 6, 0)
     losses = run_epoch(first, done_steps, 0)
@@ -278,7 +285,7 @@ def test_two_epochs_are_one(make_rig: Callable[[int], Rig], num_threads: int, do
         assert torch.equal(rest.store.tensor(name), whole.store.tensor(name))
 
 
-def test_what_is_told_of_an_epoch_are_steps_of_the_execution(make_rig: Callable[[int], Rig]) -> None:
+def test_what_is_told_of_an_epoch_are_steps_of_the_execution(make_rig: MakeRig) -> None:
     """Of eight steps three are done; outputs leave after every fourth."""
     schedule = StepSchedule(
         num_steps=5, activation_steps=4, checkpoint_steps=frozenset({6}), run_ahead_steps=8, done_steps=3
@@ -300,7 +307,7 @@ def test_what_is_told_of_an_epoch_are_steps_of_the_execution(make_rig: Callable[
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
-def test_recovery_points_are_of_their_steps(make_rig: Callable[[int], Rig], tmp_path: Path, num_threads: int) -> None:
+def test_recovery_points_are_of_their_steps(make_rig: MakeRig, tmp_path: Path, num_threads: int) -> None:
     rig = make_rig(num_threads)
     kept: queue.Queue[node_pb2.RecoveryPointKept] = queue.Queue()
     rig.recovery_points.close()
@@ -330,7 +337,7 @@ def test_recovery_points_are_of_their_steps(make_rig: Callable[[int], Rig], tmp_
 
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_what_is_waited_for_and_never_comes_is_waited_for_until_the_end_of_the_job(
-    make_rig: Callable[[int], Rig], num_threads: int
+    make_rig: MakeRig, num_threads: int
 ) -> None:
     rig = make_rig(num_threads)
     running = Running(rig)
@@ -344,7 +351,7 @@ def test_what_is_waited_for_and_never_comes_is_waited_for_until_the_end_of_the_j
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
-def test_a_worker_that_goes_is_named(make_rig: Callable[[int], Rig], num_threads: int) -> None:
+def test_a_worker_that_goes_is_named(make_rig: MakeRig, num_threads: int) -> None:
     rig = make_rig(num_threads)
     running = Running(rig)
     rig.give(1)
@@ -358,7 +365,7 @@ def test_a_worker_that_goes_is_named(make_rig: Callable[[int], Rig], num_threads
 @pytest.mark.defects
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_a_defect_in_a_region_ends_the_execution(
-    make_rig: Callable[[int], Rig], monkeypatch: pytest.MonkeyPatch, num_threads: int
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch, num_threads: int
 ) -> None:
     plan = pipeline()
     del plan.regions[1].instructions[0].run.inputs[:]  # a kernel without what it reads
@@ -371,7 +378,7 @@ def test_a_defect_in_a_region_ends_the_execution(
     assert threads_of_regions() == []
 
 
-def test_what_several_regions_read_is_dropped_behind_the_last_read(make_rig: Callable[[int], Rig]) -> None:
+def test_what_several_regions_read_is_dropped_behind_the_last_read(make_rig: MakeRig) -> None:
     plan = pipeline()
     plan.regions[0].instructions[4].run.drops.remove(DY)
     plan.regions[1].instructions.insert(3, run(1, [B, DY], [60]))  # both regions read it now
@@ -394,7 +401,7 @@ def test_regions_that_wait_for_one_another_are_refused() -> None:
         RegionOrder(plan, 2)
 
 
-def test_a_value_that_is_made_twice_and_not_joined_is_refused(make_rig: Callable[[int], Rig]) -> None:
+def test_a_value_that_is_made_twice_and_not_joined_is_refused(make_rig: MakeRig) -> None:
     plan = pipeline()
     del plan.joined[0]
     with pytest.raises(ValueError, match=rf"several Runs make the values \[{DA}\], which are not joined"):

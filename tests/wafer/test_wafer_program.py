@@ -3,6 +3,7 @@
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ VECTOR = plan_pb2.TensorType(element_type=plan_pb2.ELEMENT_TYPE_FLOAT32, shape=[
 STEPS = StepSchedule(num_steps=6, activation_steps=3, checkpoint_steps=frozenset(), run_ahead_steps=8)
 
 
-def group(group_id: int, kind: int, *values: int, **fields: object) -> plan_pb2.Group:
+def group(group_id: int, kind: "plan_pb2.GroupKind.ValueType", *values: int, **fields: Any) -> plan_pb2.Group:
     members = [
         plan_pb2.GroupMember(value=value, type=VECTOR, offset=number * SIZE * 4) for number, value in enumerate(values)
     ]
@@ -239,7 +240,7 @@ class Far:
 
     def __init__(self) -> None:
         self.hub, self.near_hub = Hub(), Hub()
-        self.near: dict[tuple[int, int], SocketLink] = {}
+        self.near: dict[tuple[node_pb2.LinkPurpose.ValueType, int], SocketLink] = {}
         self.links: list[SocketLink] = []
         for key, name in (((SHARD, 0), "memoryx-0"), ((SHARD, 1), "memoryx-1"), ((COORDINATOR, 0), "coordinator")):
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 
@@ -27,7 +28,7 @@ def node(index: int, role: "node_pb2.Role.ValueType", job: str = "", member: str
     )
 
 
-def job(name: str, phase: str, **fields: object) -> management_pb2.JobInfo:
+def job(name: str, phase: str, **fields: Any) -> management_pb2.JobInfo:
     return management_pb2.JobInfo(
         job=name,
         phase=PHASE(f"JOB_PHASE_{phase}"),
@@ -36,7 +37,7 @@ def job(name: str, phase: str, **fields: object) -> management_pb2.JobInfo:
         priority=2,
         num_csx=1,
         created=1e9,
-        **fields,  # type: ignore[arg-type]
+        **fields,
     )
 
 
@@ -51,6 +52,14 @@ class FakeManagement(
     observation_pb2_grpc.ObservationServicer,
 ):
     """Both services of the management port."""
+
+    # No test calls these, which the stubs call abstract.
+    Register = management_pb2_grpc.ManagementServicer.Register
+    CreateJob = management_pb2_grpc.ManagementServicer.CreateJob
+    Coordinate = management_pb2_grpc.ManagementServicer.Coordinate
+    AdoptJob = management_pb2_grpc.ManagementServicer.AdoptJob
+    Shutdown = management_pb2_grpc.ManagementServicer.Shutdown
+    TraceJob = observation_pb2_grpc.ObservationServicer.TraceJob
 
     jobs: list[management_pb2.JobInfo] = field(default_factory=list)
     nodes: list[management_pb2.NodeInfo] = field(default_factory=list)

@@ -28,7 +28,7 @@ def test_nothing_is_printed_of_calls_that_end_with_their_server(capfd: pytest.Ca
     for _ in range(NUM_SERVERS):
         server = AsyncServer(on_defect=defects.append)
         address = bind(server.server, "127.0.0.1:0")
-        health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server.server)
+        health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server.server)  # type: ignore[attr-defined]  # not in the stubs
         server.start()
         over, begun = threading.Event(), threading.Semaphore(0)
         with grpc.insecure_channel(address) as channel:

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -87,13 +88,15 @@ def test_nothing_overlaps_in_a_row() -> None:
 
 
 class OneTrace(FakeManagement):
-    def TraceJob(self, request: observation_pb2.TraceJobRequest, context: grpc.ServicerContext):
+    def TraceJob(
+        self, request: observation_pb2.TraceJobRequest, context: grpc.ServicerContext
+    ) -> Iterator[observation_pb2.TraceJobResponse]:
         yield observation_pb2.TraceJobResponse(spans=SPANS[: request.num_steps])
         yield observation_pb2.TraceJobResponse(spans=SPANS[request.num_steps :])
 
 
 @pytest.fixture
-def management():
+def management() -> Iterator[str]:
     fake = OneTrace(jobs=[job("job-1", "RUNNING")])
     server = fake.serve()
     yield fake.address

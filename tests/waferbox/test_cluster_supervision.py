@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,12 @@ class FakeLauncher:
 
     def of(self, module: str) -> list[tuple[FakeProcess, Sequence[str]]]:
         return [(process, arguments) for process, arguments in self.started if process.module == module]
+
+    def has_started(self, module: str, times: int) -> bool:
+        return len(self.of(module)) == times
+
+    def has_restarted(self, times: int) -> bool:
+        return self.restarts == times
 
     def fail(self, cause: str) -> None:
         """As a fork server that dies, and with it all that it has started."""
@@ -203,7 +210,7 @@ def test_what_ends_is_started_again_with_the_same_arguments(supervised: Supervis
     for module in ("wafer", "workers", "memoryx", "swarmx"):
         ((first, arguments),) = launcher.of(module)
         first.end(-9)
-        launcher.wait_for(lambda module=module: len(launcher.of(module)) == 2)
+        launcher.wait_for(partial(launcher.has_started, module, 2))
         again, same = launcher.of(module)[1]
         assert same == arguments
         assert again.poll() is None
@@ -223,7 +230,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
     done = threading.Semaphore(0)
     look = Liveness.find_silent
 
-    def noted(*arguments: Any) -> list[int]:
+    def noted(*arguments: Any) -> list[tuple[str, int]]:
         silent = look(*arguments)
         done.release()
         return silent
@@ -260,7 +267,7 @@ def test_what_ends_again_and_again_is_given_up_and_the_status_says_so(
 ) -> None:
     launcher = supervised.launcher
     for number in range(1, supervised_process.MAX_EARLY_EXITS + 1):
-        launcher.wait_for(lambda number=number: len(launcher.of("memoryx")) == number)
+        launcher.wait_for(partial(launcher.has_started, "memoryx", number))
         launcher.of("memoryx")[-1][0].end(1)
     assert readable([supervised.given_up], WAIT_SECONDS)
     pid = launcher.of("memoryx")[-1][0].pid
@@ -283,7 +290,7 @@ def test_management_is_started_again_at_the_same_addresses(supervised: Supervise
     ]
     for number in range(2, 4):
         launcher.of("appliance")[-1][0].end(-9)
-        launcher.wait_for(lambda number=number: len(launcher.of("appliance")) == number)
+        launcher.wait_for(partial(launcher.has_started, "appliance", number))
         assert list(launcher.of("appliance")[-1][1]) == [
             *("--listen", management.address, "--page", "127.0.0.1:77", "--metrics-port", "88", "--announce-fd", "3")
         ]
@@ -305,7 +312,7 @@ def test_the_cluster_is_over_when_management_was_told_to_end(supervised: Supervi
 def test_a_cluster_whose_management_does_not_stay_ends(supervised: Supervised) -> None:
     launcher = supervised.launcher
     for number in range(1, supervised_process.MAX_EARLY_EXITS + 1):
-        launcher.wait_for(lambda number=number: len(launcher.of("appliance")) == number)
+        launcher.wait_for(partial(launcher.has_started, "appliance", number))
         launcher.of("appliance")[-1][0].end(1)
     supervised.wait()
     assert "ended with status 1, 5 times in a row" in str(supervised.error)
@@ -418,7 +425,7 @@ def test_a_cluster_whose_fork_server_does_not_stay_ends(
 ) -> None:
     launcher = supervised.launcher
     for number in range(supervised_process.MAX_EARLY_EXITS):
-        launcher.wait_for(lambda number=number: launcher.restarts == number)
+        launcher.wait_for(partial(launcher.has_restarted, number))
         launcher.fail("the fork server has ended")
     supervised.wait()
     assert str(supervised.error).startswith("the fork server has ended, 5 times in a row")

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -11,10 +12,10 @@ from link_pairs import LANES, End, connect, filled, listening
 
 from waferbox import deadlines
 from waferbox.links import grpc_lane
-from waferbox.links.frame import INLINE_BYTES, parse
+from waferbox.links.frame import HEADER_BYTES, INLINE_BYTES, parse
 from waferbox.links.grpc_lane import GrpcLink
 from waferbox.links.hub import Hub, Stopped
-from waferbox.links.link import LinkLost
+from waferbox.links.link import LinkLost, Message
 from waferbox.links.listener import LinkListener
 from waferbox.links.shared_memory import SharedMemory, Slice
 
@@ -173,7 +174,7 @@ def test_both_can_send_much_at_once(pair: Pair) -> None:
             end.hub.send(end.link, 1, step, payload, as_bytes=True)
             assert end.hub.receive(end.link, 1, step).nbytes == payload.nbytes
 
-    threads = [in_thread(lambda end=end: exchange(end)) for end in (a, b)]  # type: ignore[misc]
+    threads = [in_thread(partial(exchange, end)) for end in (a, b)]
     for thread in threads:
         thread.join(60)
         assert not thread.is_alive()
@@ -204,7 +205,7 @@ def test_a_link_that_nobody_drains_fills_no_memory(monkeypatch: pytest.MonkeyPat
     sender.join(10)
     assert not sender.is_alive()
     assert received == payload.view
-    assert most <= 3 * MIB + grpc_lane.HEADER_BYTES
+    assert most <= 3 * MIB + HEADER_BYTES
     link.close()
     hub.close()
 
@@ -291,7 +292,12 @@ def test_the_end_of_one_link_does_not_disturb_the_others(listener: LinkListener,
     hub.add(b.link)
     hub.add(d.link)
     a.link.close()
-    thread = in_thread(lambda: [c.hub.send(c.link, 1, step, filled(8)) for step in range(100)])
+
+    def send_all() -> None:
+        for step in range(100):
+            c.hub.send(c.link, 1, step, filled(8))
+
+    thread = in_thread(send_all)
     for step in range(100):
         assert hub.receive(d.link, 1, step).step == step
     thread.join()
@@ -323,13 +329,13 @@ def test_messages_are_passed_on(listener: LinkListener, first: str, second: str,
     (a, b), (c, d), (e, f) = connect(listener, first), connect(listener, second), connect(listener, second)
     for step in range(3):
         payload = filled(nbytes, seed=step)
-        thread = in_thread(lambda payload=payload, step=step: a.hub.send(a.link, 4, step, payload, as_bytes=as_bytes))  # type: ignore[misc]
+        thread = in_thread(partial(a.hub.send, a.link, 4, step, payload, as_bytes=as_bytes))
         message = b.hub.receive(b.link, 4, step)
         thread.join()
 
-        def pass_on(message: object = message) -> None:
+        def pass_on(message: Message = message) -> None:
             for end in (c, e):
-                end.hub.forward(end.link, message)  # type: ignore[arg-type]
+                end.hub.forward(end.link, message)
 
         thread = in_thread(pass_on)
         arrived = [end.hub.receive(end.link, 4, step) for end in (d, f)]

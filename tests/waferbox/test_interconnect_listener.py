@@ -13,7 +13,7 @@ from waferbox.links.dialling import dial
 from waferbox.links.frame import Frame, FrameKind
 from waferbox.links.grpc_lane import METHOD
 from waferbox.links.handshake import acceptance
-from waferbox.links.link import LinkLost
+from waferbox.links.link import Link, LinkLost
 from waferbox.links.listener import LinkListener
 from waferbox.links.socket_names import host_id
 from waferbox.rpc.address import bind
@@ -29,7 +29,7 @@ def listener() -> Iterator[LinkListener]:
 
 def call(
     endpoint: node_pb2.LinkEndpoint, token: str, lane: "node_pb2.Lane.ValueType", deadline_seconds: float = 5.0
-) -> object:
+) -> Link:
     return dial(endpoint, token, name="there", own_name="here", lane=lane, deadline_seconds=deadline_seconds)
 
 
@@ -100,7 +100,7 @@ def test_a_token_opens_one_link(listener: LinkListener, lane: "node_pb2.Lane.Val
 def test_the_peer_may_come_before_it_is_expected(listener: LinkListener, lane: "node_pb2.Lane.ValueType") -> None:
     import threading
 
-    dialled: list[object] = []
+    dialled: list[Link] = []
     thread = threading.Thread(target=lambda: dialled.append(call(listener.endpoint(), "secret", lane)))
     thread.start()
     thread.join(0.2)
@@ -108,7 +108,7 @@ def test_the_peer_may_come_before_it_is_expected(listener: LinkListener, lane: "
     link = listener.expect("secret", "here").wait(5)
     thread.join()
     link.close()
-    dialled[0].close()  # type: ignore[attr-defined]
+    dialled[0].close()
 
 
 def test_a_link_that_is_not_wanted_any_more_is_closed(listener: LinkListener) -> None:

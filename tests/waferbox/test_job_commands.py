@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -252,8 +253,8 @@ def test_logs_as_they_were_said_and_harmless(fake: FakeManagement) -> None:
     assert "has no messages" in call("logs", "1a2b").stderr
 
 
-def report(node: str, time: float, **fields: object) -> observation_pb2.JobEvent:
-    return observation_pb2.JobEvent(report=observation_pb2.NodeReport(node=node, time=time, **fields))  # type: ignore[arg-type]
+def report(node: str, time: float, **fields: Any) -> observation_pb2.JobEvent:
+    return observation_pb2.JobEvent(report=observation_pb2.NodeReport(node=node, time=time, **fields))
 
 
 def reports(begin: float = 0.0) -> list[observation_pb2.JobEvent]:

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import grpc
@@ -167,7 +168,7 @@ def test_a_serial_thread_calls_one_function_after_the_other() -> None:
     async def run() -> None:
         thread = SerialThread("serial")
         names: list[str] = []
-        calls = [thread.run(lambda number=number: names.append(f"{number}")) for number in range(3)]  # type: ignore[misc]
+        calls = [thread.run(partial(names.append, f"{number}")) for number in range(3)]
         await asyncio.gather(*calls)
         assert names == ["0", "1", "2"]
         with pytest.raises(ZeroDivisionError):

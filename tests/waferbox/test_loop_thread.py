@@ -69,7 +69,7 @@ def test_what_comes_too_late_is_cancelled() -> None:
         late.append(thread.submit(value(1)))
         close()
 
-    thread._loop.close = submit_and_close  # type: ignore[method-assign]
+    thread._loop.close = submit_and_close  # type: ignore[method-assign]  # of this loop alone
     thread.stop()
     late.append(thread.submit(value(2)))
     assert len(late) == 2

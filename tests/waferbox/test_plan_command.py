@@ -111,12 +111,9 @@ def execution(folder: Path, text: str, **fields: Any) -> Path:
     """Makes the folder of an execution whose step has this text."""
     folder.mkdir(parents=True)
     (folder / CIRH).write_text(text)
-    record = ExecutionRecord(
-        **{"stage": Stage.TRAIN, "function": "f (a.py:1)", "model": "M", "loader": "data", "steps": 9, "rows": 8}
-        | {"num_csx": 1}
-        | fields
-    )
-    record.write(folder)
+    told: dict[str, Any] = {"stage": Stage.TRAIN, "function": "f (a.py:1)", "model": "M", "loader": "data"}
+    told |= {"steps": 9, "rows": 8, "num_csx": 1}
+    ExecutionRecord(**(told | fields)).write(folder)
     return folder
 
 

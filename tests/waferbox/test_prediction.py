@@ -73,7 +73,8 @@ def test_a_tree_of_two_levels() -> None:
     assert (made.depth, made.swarmx_nodes) == (2, 3)
     assert made.step_seconds == pytest.approx(down + up)
     wide = step(plan_of(), rates, wafers=4, fan_out=4)
-    assert (wide.depth, wide.step_seconds) == (1, pytest.approx(1 + 4 + 4 + 1))
+    assert wide.depth == 1
+    assert wide.step_seconds == pytest.approx(1 + 4 + 4 + 1)
     adding = replace(rates, swarmx_bytes_per_second=LINK)
     assert step(plan_of(), adding, wafers=4).step_seconds == pytest.approx(down + up + 2 * 2)
 

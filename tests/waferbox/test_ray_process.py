@@ -8,9 +8,9 @@ import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'waferbox[ray]'")
 
+import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
-from waferbox.ray_engine import launcher
 from waferbox.ray_engine.launcher import RayProcess
 
 SECONDS = 10.0
@@ -29,8 +29,8 @@ def test_between_two_lives_it_is_nowhere(monkeypatch: pytest.MonkeyPatch) -> Non
             raise answer
         return answer
 
-    monkeypatch.setattr(launcher.ray, "get", get)
-    monkeypatch.setattr(launcher.ray, "kill", lambda *_, **__: None)
+    monkeypatch.setattr(ray, "get", get)
+    monkeypatch.setattr(ray, "kill", lambda *_, **__: None)
     actor = SimpleNamespace(process=method, wait=method, end=method)
     followed = RayProcess("wafer", actor, told.extend, lambda: None)
 

@@ -2,6 +2,7 @@
 
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -47,8 +48,8 @@ def test_a_wafer_and_its_workers_share_a_bundle() -> None:
         ({"wafers": 4}, 1, 1, 1),
     ],
 )
-def test_each_host_has_a_shard_and_a_swarmx_node(given: dict[str, int], hosts: int, memoryx: int, swarmx: int) -> None:
-    roles = ClusterSettings(**given).over_hosts(hosts).roles  # type: ignore[arg-type]
+def test_each_host_has_a_shard_and_a_swarmx_node(given: dict[str, Any], hosts: int, memoryx: int, swarmx: int) -> None:
+    roles = ClusterSettings(**given).over_hosts(hosts).roles
     assert (roles["memoryx"], roles["swarmx"]) == (memoryx, swarmx)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
 from tokens_shown import token
@@ -60,7 +61,7 @@ def methods() -> dict[str, MethodDescriptor | None]:
     return {**found, METHOD: None}
 
 
-class EveryMethod(grpc.GenericRpcHandler):  # type: ignore[type-arg]
+class EveryMethod(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic for mypy only
     """Serves whatever is called, as its service says, and answers OPENED."""
 
     def __init__(self, *, is_async: bool) -> None:
@@ -114,14 +115,16 @@ def serving(kind: str) -> Iterator[str]:
 def answer_to(address: str, path: str, shown: str) -> grpc.StatusCode:
     """What a call for the job OWN is answered."""
     method = methods()[path]
-    message = b"" if method is None else GetMessageClass(method.input_type)()
-    if method is not None and "job" in method.input_type.fields_by_name:
-        message.job = OWN
-    serializer = None if method is None else GetMessageClass(method.input_type).SerializeToString
+    message: bytes | Message = b""
+    serializer: Callable[[Any], bytes] | None = None
+    if method is not None:
+        kind = GetMessageClass(method.input_type)
+        message = kind(**({"job": OWN} if "job" in method.input_type.fields_by_name else {}))
+        serializer = kind.SerializeToString
     with make_channel(address, "") as channel:
         metadata = (("authorization", f"Bearer {shown}"),) if shown else ()
         # On the wire a call with one message is a stream of one.
-        call = channel.stream_stream(path, request_serializer=serializer)
+        call = channel.stream_stream(path, request_serializer=serializer, response_deserializer=None)
         with pytest.raises(grpc.RpcError) as caught:
             list(call(iter([message]), metadata=metadata, timeout=SECONDS))
     return caught.value.code()

@@ -21,7 +21,7 @@ def test_the_protocol_numbers_the_nodes_and_the_coordinator() -> None:
 
 
 def test_other_numbers_are_no_role_of_a_node() -> None:
-    known = {number for number in range(100) if roles.is_registered(number)}  # type: ignore[arg-type]
+    known = {number for number in range(100) if roles.is_registered(number)}  # type: ignore[arg-type]  # any number
     assert known == {role.number for role in roles.REGISTERED}
 
 

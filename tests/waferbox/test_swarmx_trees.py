@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -111,8 +112,8 @@ def test_nodes_on_hosts_of_their_own_form_levels_as_on_one_host(num_wafers: int)
 
 
 def test_the_tree_of_a_group_is_that_of_its_shard() -> None:
-    def tree(trees: Sequence[int], **fields: object) -> int:
-        return tree_of(plan_pb2.Group(id=3, **fields), trees)  # type: ignore[arg-type]
+    def tree(trees: Sequence[int], **fields: Any) -> int:
+        return tree_of(plan_pb2.Group(id=3, **fields), trees)
 
     weights, reduction = plan_pb2.GROUP_KIND_WEIGHTS, plan_pb2.GROUP_KIND_REDUCTION
     assert tree([], kind=weights, source_shard=2) == 0

@@ -131,7 +131,10 @@ class Sampled(torch.utils.data.DataLoader[Any]):
         return aggregated_state_dict
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        from cstorch.utils.data import DistributedSampler
+
         self.before = state_dict["samples"]
+        assert isinstance(self.batch_sampler, DistributedSampler)
         self.batch_sampler.set_state(self.before)
 
 

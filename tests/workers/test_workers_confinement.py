@@ -12,10 +12,12 @@ from typing import Any
 
 import input_functions
 import pytest
+from link_pairs import raise_defect
 
 from waferbox import settings
 from waferbox.cluster.launcher import ForkingLauncher
 from waferbox.input_process.confinement import DROPPED_VARIABLES
+from waferbox.input_process.messages import BatchLayout, TensorLayout
 from waferbox.runtime.node_job import JobFailure
 from workers.input_process import InputProcess
 from wsc.v1 import node_pb2
@@ -23,17 +25,23 @@ from wsc.v1 import node_pb2
 pytestmark = pytest.mark.cluster
 
 Prepare = Callable[..., node_pb2.PrepareInput]
-MEMBERS = [
-    {"dtype": "float32", "shape": [4, 3], "offset": 0},
-    {"dtype": "int64", "shape": [4], "offset": 64},
-]
-LAYOUT = {"members": MEMBERS, "global_rows": 4, "local_rows": 4, "micro_batches": 1, "slot_bytes": 4096, "num_slots": 1}
+LAYOUT = BatchLayout(
+    members=(
+        TensorLayout(dtype="float32", shape=(4, 3), offset=0),
+        TensorLayout(dtype="int64", shape=(4,), offset=64),
+    ),
+    global_rows=4,
+    local_rows=4,
+    micro_batches=1,
+    slot_bytes=4096,
+    num_slots=1,
+)
 SECRET = "a-secret-token"
 
 
 def facts(request: node_pb2.PrepareInput, path: Path) -> dict[str, Any]:
     """What an input_fn that describes its process has written down."""
-    process = InputProcess(request, pytest.fail)
+    process = InputProcess(request, raise_defect)
     stop = os.eventfd(0)
     try:
         with os.fdopen(os.memfd_create("ring"), "wb") as ring:
@@ -114,4 +122,4 @@ def test_a_user_whom_it_cannot_be_of_is_named(
     monkeypatch.setenv(settings.INPUT_USER.name, user)
     monkeypatch.setattr(os, "geteuid", lambda: uid)
     with pytest.raises(JobFailure, match=reason):
-        InputProcess(prepare(input_functions.counting, 4), pytest.fail)
+        InputProcess(prepare(input_functions.counting, 4), raise_defect)

@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from link_pairs import raise_defect
 
 from waferbox import settings
 from waferbox.host.descriptors import readable
@@ -55,7 +56,7 @@ class Harness:
     """A process, its ring, and the file descriptor that stops waits."""
 
     def __init__(self, request: node_pb2.PrepareInput) -> None:
-        self.process = InputProcess(request, pytest.fail)
+        self.process = InputProcess(request, raise_defect)
         self.stop = os.eventfd(0)
         ring = os.memfd_create("ring")
         os.truncate(ring, SLOT_BYTES * SLOTS)
@@ -116,7 +117,7 @@ def test_folders_of_the_script_come_in_the_scripts_order(
     first, elsewhere, last = (str(tmp_path / folder) for folder in ("first", "elsewhere", "last"))
 
     def local_input_fn(rows: int) -> Any:
-        import only_here
+        import only_here  # type: ignore[import-not-found]  # is in a folder that the test makes
 
         number = only_here.NUMBER + 10 * sys.path.index(last) // (len(sys.path) - 1)
         return [(torch.full((rows, 3), float(number)), torch.full((rows,), number))]
@@ -298,7 +299,7 @@ def test_the_input_fn_knows_the_precision_of_the_script(
 
 def test_a_half_that_does_not_exist_is_refused(prepare: Prepare) -> None:
     with pytest.raises(JobFailure, match="there is no half 77"):
-        InputProcess(prepare(input_functions.counting, ROWS, half_type=77), pytest.fail)
+        InputProcess(prepare(input_functions.counting, ROWS, half_type=77), raise_defect)
 
 
 @pytest.mark.parametrize(
@@ -341,7 +342,7 @@ def test_a_process_that_cannot_be_prepared_is_ended(prepare: Prepare, monkeypatc
     gc.collect()  # closes those of tests before
     descriptors = len(os.listdir("/proc/self/fd"))
     with pytest.raises(JobFailure, match="are too many for a worker"):
-        InputProcess(prepare(input_functions.counting, ROWS, python_paths=["x" * 200_000]), pytest.fail)
+        InputProcess(prepare(input_functions.counting, ROWS, python_paths=["x" * 200_000]), raise_defect)
     with contextlib.suppress(psutil.NoSuchProcess):
         psutil.Process(started[0].pid).wait(10)  # the fork server takes its exit status
     assert len(os.listdir("/proc/self/fd")) == descriptors

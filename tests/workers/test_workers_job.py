@@ -20,7 +20,7 @@ LANES = {"shared memory": node_pb2.LANE_SHARED_MEMORY, "grpc": node_pb2.LANE_GRP
 Prepare = Callable[..., node_pb2.PrepareInput]
 
 
-@pytest.fixture(params=LANES.values(), ids=LANES.keys())
+@pytest.fixture(params=LANES.values(), ids=list(LANES))
 def wafer(request: pytest.FixtureRequest) -> Iterator[Wafer]:
     wafer = Wafer(request.param)
     yield wafer

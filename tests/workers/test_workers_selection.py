@@ -1,8 +1,8 @@
 """Which batches and rows a worker takes, without any process."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from waferbox.input_process import batches
 from waferbox.input_process.batches import Selection, endless
 from waferbox.input_process.failures import InputFailure
 from waferbox.input_process.loader import Position
-from waferbox.input_process.messages import TensorLayout
+from waferbox.input_process.messages import Channel, TensorLayout
 
 ROWS = 4
 
@@ -58,7 +58,8 @@ def selection(
 
 def own(selected: Selection, batches: Iterator[Any]) -> Iterator[list[torch.Tensor]]:
     """What is selected while nobody wants the loader's state."""
-    return selected.own(batches, Position(None, None, prepare_of(), []))
+    nobody = cast("Channel", None)  # to whom nothing is sent
+    return selected.own(batches, Position(None, nobody, prepare_of(), []))
 
 
 def first_column(tensors: list[torch.Tensor]) -> list[float]:
@@ -178,7 +179,7 @@ def divisions(draw: st.DrawFn) -> tuple[int, int, int, int, int]:
 
 
 def supplied(
-    loaders: dict[tuple[int, int], Iterable[Any]], micro_batches: int, rows: int, num_steps: int
+    loaders: Mapping[tuple[int, int], Iterable[Any]], micro_batches: int, rows: int, num_steps: int
 ) -> tuple[list[list[int]], bool]:
     """The samples of each step until the first that a worker refuses, and whether one has."""
     num_csx, num_workers = (1 + max(place[axis] for place in loaders) for axis in range(2))
@@ -258,7 +259,7 @@ def test_tensors_of_a_dict_are_taken_by_key_in_any_order() -> None:
         {"b": torch.full((4, 1), 3.0), "a": torch.full((4, 1), 2.0)},
     ]
     chosen = selection()
-    chosen._members = [chosen._members[0]] * 2
+    chosen._members = (chosen._members[0],) * 2
     taken = list(own(chosen, iter(alike)))
     assert [[tensor[0].item() for tensor in tensors] for tensors in taken] == [[0, 1], [2, 3]]
     with pytest.raises(InputFailure, match=r"batch 1 .* it has \['z'\] in the place of \['y'\]"):
@@ -345,7 +346,7 @@ def test_numbers_do_not_become_other_numbers_unasked() -> None:
         list(own(chosen, iter([{"x": torch.zeros(ROWS, 1), "y": torch.zeros(ROWS)}])))
 
 
-NUMBERS = {
+NUMBERS: dict[str, Callable[[int], object]] = {
     "a float": lambda number: 0.5 + number,
     "an integer": lambda number: number,
     "of NumPy": lambda number: np.float32(number),

@@ -15,7 +15,7 @@ from waferbox.input_process import batches, messages
 from waferbox.input_process.batches import Selection, endless
 from waferbox.input_process.failures import InputFailure
 from waferbox.input_process.loader import Position, plain, resume
-from waferbox.input_process.messages import State, TensorLayout
+from waferbox.input_process.messages import Channel, Message, State, TensorLayout
 
 ROWS = 2
 LENGTH = 5  # batches of a pass
@@ -40,13 +40,15 @@ class Counting:
         return {"count": self.count}
 
 
-class Files:
+class Files(Channel):
     """What the child sends."""
 
     def __init__(self) -> None:
         self.states: dict[int, Any] = {}
 
-    def send(self, message: State, descriptor: int) -> None:
+    def send(self, message: Message, *descriptors: int) -> None:
+        assert isinstance(message, State)
+        (descriptor,) = descriptors
         text = os.pread(descriptor, 10_000, 0)
         self.states[message.step] = json.loads(text) if text else None
 
@@ -152,7 +154,7 @@ def test_a_recovery_point_has_the_state_of_a_loader_that_can_be_resumed(worker: 
 
 
 def test_a_resumed_loader_gets_what_it_makes_of_the_states_of_all() -> None:
-    state = {
+    state: dict[object, Any] = {
         "a": [1, (2.5, None)],
         3: b"bytes",
         "tensor": torch.arange(6, dtype=torch.bfloat16).reshape(2, 3),

@@ -21,7 +21,7 @@ def begin_and_end() -> None:
         if not (pid := os.fork()):
             remove_abandoned_folders()
             use_own_folder()
-            folder = Path(multiprocessing.current_process()._config["tempdir"])  # type: ignore[attr-defined]
+            folder = Path(multiprocessing.current_process()._config["tempdir"])  # type: ignore[attr-defined]  # not in the stubs
             os._exit(0 if folder.is_dir() else 1)
         assert not os.waitpid(pid, 0)[1]
 

@@ -17,7 +17,7 @@ from zoo_results import row
 from zoo_runs import Result, run
 from zoo_samples import Samples
 
-CONFIGURATION = {
+CONFIGURATION: dict[str, dict[str, Any]] = {
     "train_input": {"data_processor": "GptHDF5DataProcessor", "data_dir": "somewhere", "batch_size": 512},
     "model": {"hidden_size": 4096, "num_hidden_layers": 96, "vocab_size": 50257, "dropout_rate": 0.1},
     "runconfig": {"num_epochs": 3, "seed": 1},

@@ -355,9 +355,9 @@ def optimizer_step(
             raise ConfigurationError(f"{name} must not be negative, got {limit}")
     optimizer.zero_grad()
     if grad_scaler is None:
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
     else:
-        grad_scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        grad_scaler.scale(loss).backward()
         grad_scaler.unscale_(optimizer)
     if max_gradient_norm is not None:
         clip_norm(optimizer, max_gradient_norm, unscaled_norm(optimizer))

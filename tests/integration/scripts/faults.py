@@ -8,6 +8,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -28,7 +29,7 @@ def tensors(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     )
 
 
-def good(batch_size: int) -> DataLoader:
+def good(batch_size: int) -> DataLoader[Any]:
     return DataLoader(TensorDataset(*tensors(4 * batch_size)), batch_size=batch_size)
 
 
@@ -51,7 +52,7 @@ def decode(index: int, features: torch.Tensor, label: torch.Tensor) -> tuple[tor
     return features, label
 
 
-def raises(batch_size: int) -> DataLoader:
+def raises(batch_size: int) -> DataLoader[Any]:
     return DataLoader(Fragile(4 * batch_size), batch_size=batch_size)
 
 
@@ -64,7 +65,7 @@ def is_empty(batch_size: int) -> Iterable[tuple[torch.Tensor, ...]]:
     return []
 
 
-def shrinks(batch_size: int) -> DataLoader:
+def shrinks(batch_size: int) -> DataLoader[Any]:
     return DataLoader(TensorDataset(*tensors(2 * batch_size + 2)), batch_size=batch_size)
 
 
@@ -75,7 +76,7 @@ def exits(batch_size: int) -> Iterator[tuple[torch.Tensor, ...]]:
         yield tensors(batch_size)
 
 
-def has_wrong_label(batch_size: int) -> DataLoader:
+def has_wrong_label(batch_size: int) -> DataLoader[Any]:
     features, labels = tensors(4 * batch_size)
     labels[2 * batch_size + 1] = CLASSES + 2
     return DataLoader(TensorDataset(features, labels), batch_size=batch_size)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 import torch.nn as nn
@@ -22,7 +23,7 @@ class Network(nn.Module):
         return self.fc3(F.relu(self.fc2(F.relu(self.fc1(x)))))
 
 
-def input_fn() -> DataLoader:
+def input_fn() -> DataLoader[Any]:
     from sklearn.datasets import load_digits  # not where tests are only collected: it takes a second
 
     digits = load_digits()
@@ -30,9 +31,10 @@ def input_fn() -> DataLoader:
     return DataLoader(TensorDataset(images, torch.tensor(digits.target)), batch_size=BATCH, drop_last=True)
 
 
-def input_of_the_scripts_type() -> DataLoader:
+def input_of_the_scripts_type() -> DataLoader[Any]:
     """The same, as an input_fn makes it that asks how the step is compiled."""
     dataset = input_fn().dataset
+    assert isinstance(dataset, TensorDataset)
     images = dataset.tensors[0].to(cstorch.amp.get_floating_point_dtype())
     return DataLoader(TensorDataset(images, dataset.tensors[1]), batch_size=BATCH, drop_last=True)
 
@@ -40,12 +42,12 @@ def input_of_the_scripts_type() -> DataLoader:
 def train(
     artifact_dir: Path,
     model: Network,
-    half: str,
+    half: Literal["float16", "bfloat16", "cbfloat16"],
     level: int,
     num_csx: int,
     num_steps: int,
     init_scale: float | None = None,
-    source: Callable[[], DataLoader] = input_fn,
+    source: Callable[[], DataLoader[Any]] = input_fn,
     half_gradients: bool = False,
     micro_batch_size: int | None = None,
 ) -> tuple[list[float], dict[str, float]]:

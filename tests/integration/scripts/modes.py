@@ -6,6 +6,7 @@ python modes.py ARTIFACTS STRATEGY:SIZE...; prints the losses.
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -16,7 +17,7 @@ import cerebras.pytorch as cstorch
 STEPS = 3
 
 
-def input_fn() -> DataLoader:
+def input_fn() -> DataLoader[Any]:
     rows = torch.randn(8 * STEPS, 6, generator=torch.Generator().manual_seed(0))
     return DataLoader(TensorDataset(rows, rows.sum(1, keepdim=True)), batch_size=8)
 

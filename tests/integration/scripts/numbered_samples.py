@@ -1,6 +1,8 @@
 """Questions and answers in pairs, whose labels are the numbers of the answers: each wafer makes its own part."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +20,7 @@ def samples() -> tuple[torch.Tensor, torch.Tensor]:
     return questions, answers
 
 
-def input_fn(counts_on: bool) -> DataLoader:
+def input_fn(counts_on: bool) -> DataLoader[Any]:
     """counts_on: from the samples of the wafers before."""
     rows = cstorch.distributed.get_streaming_batch_size(BATCH_SIZE)
     first = cstorch.distributed.get_streaming_rank() * rows
@@ -28,7 +30,12 @@ def input_fn(counts_on: bool) -> DataLoader:
     return DataLoader(TensorDataset(questions[own], answers[own], numbers), rows)
 
 
-def loss_of(model: nn.Module, questions: torch.Tensor, answers: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+def loss_of(
+    model: Callable[[torch.Tensor], torch.Tensor],
+    questions: torch.Tensor,
+    answers: torch.Tensor,
+    numbers: torch.Tensor,
+) -> torch.Tensor:
     """Of the scores of all questions with all answers."""
     return F.cross_entropy(model(questions) @ model(answers).T, numbers)
 

@@ -28,7 +28,7 @@ class Network(nn.Module):
         return self.fc3(F.relu(self.fc2(F.relu(self.fc1(x)))))
 
 
-def input_fn(batch_size: int) -> DataLoader:
+def input_fn(batch_size: int) -> DataLoader[Any]:
     generator = torch.Generator().manual_seed(1)
     features = torch.randn(5 * batch_size, FEATURES, generator=generator)
     labels = torch.randint(CLASSES, (5 * batch_size,), generator=generator)
@@ -110,6 +110,7 @@ def run_cstorch(options: argparse.Namespace, on_step: Callable[[int], None] = la
     with backend.device:
         model = Network()
     compiled = cstorch.compile(model, backend)
+    optimizer: cstorch.optim.Optimizer
     if options.optimizer == "sgd":
         optimizer = cstorch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.9, weight_decay=0.01)
     else:

@@ -1,6 +1,7 @@
 """A script of release 2.0: trains, then evaluates, with summaries; the writer prints them."""
 
 import sys
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,7 +19,7 @@ class PrintingWriter:
         print(f"{name}: {value!r} {step}", flush=True)
 
 
-def input_fn(rows: int) -> DataLoader:
+def input_fn(rows: int) -> DataLoader[Any]:
     features = torch.randn(rows, 16, generator=torch.Generator().manual_seed(0))
     return DataLoader(TensorDataset(features, (features[:, 0] > 0).long()), batch_size=8)
 
@@ -32,7 +33,7 @@ def main() -> None:
     optimizer = cstorch.optim.configure_optimizer("SGD", model.parameters(), lr=0.1, momentum=0.9)
     cs_config = cstorch.utils.CSConfig(num_csx=2)
 
-    @cstorch.trace
+    @cstorch.trace  # type: ignore[untyped-decorator]  # the names of this release have no types
     def training_step(batch: list[torch.Tensor]) -> None:
         loss = nn.functional.cross_entropy(compiled(batch[0]), batch[1])
         cstorch.summarize_scalar("loss", loss)
@@ -43,7 +44,7 @@ def main() -> None:
     for batch in cstorch.utils.data.DataExecutor(loader, num_steps=STEPS, cs_config=cs_config, writer=writer):
         training_step(batch)
 
-    @cstorch.trace
+    @cstorch.trace  # type: ignore[untyped-decorator]  # the names of this release have no types
     def evaluation_step(batch: list[torch.Tensor]) -> None:
         cstorch.summarize_scalar("mean", compiled(batch[0]).mean())
 

@@ -28,7 +28,7 @@ def collate(rows: list[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, Any]:
     return {"pair": [Pair(torch.stack(features), torch.stack(labels))], "name": "random", "times": 2, "nothing": None}
 
 
-class Restartable(DataLoader):
+class Restartable(DataLoader[Any]):
     """Keeps how many samples all workers have streamed together."""
 
     before = 0
@@ -47,14 +47,15 @@ class Restartable(DataLoader):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.before = state_dict["samples"]
+        assert isinstance(self.batch_sampler, cstorch.utils.data.DistributedSampler)
         self.batch_sampler.set_state(self.before)
 
 
-def input_fn(folder: str, batch_size: int) -> DataLoader:
+def input_fn(folder: str, batch_size: int) -> DataLoader[Any]:
     dist = cstorch.distributed
     scale = 1.0
     if dist.is_streamer():
-        import only_on_workers  # in a folder of python_paths
+        import only_on_workers  # type: ignore[import-not-found]  # in a folder of python_paths
 
         scale = only_on_workers.SCALE
     answers = {

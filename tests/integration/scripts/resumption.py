@@ -1,6 +1,7 @@
 """Training in two halves: the batches come in the same order each time, and a checkpoint lies between."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +14,7 @@ BATCHES = 5  # of a pass: a half begins with a pass
 SCHEDULED_STEPS = 40
 
 
-def input_fn(batch_size: int) -> DataLoader:
+def input_fn(batch_size: int) -> DataLoader[Any]:
     generator = torch.Generator().manual_seed(1)
     features = torch.randn(BATCHES * batch_size, FEATURES, generator=generator)
     labels = torch.randint(CLASSES, (BATCHES * batch_size,), generator=generator)

@@ -8,7 +8,6 @@ import argparse
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn as nn
@@ -26,15 +25,17 @@ def stop_before_the_first_read() -> None:
     read = ShardConnection.read
     told: list[bool] = []
 
-    def stopping(self: ShardConnection, *arguments: Any) -> Iterator[torch.Tensor]:
+    def stopping(
+        self: ShardConnection, name: str, shape: tuple[int, ...], dtype: torch.dtype, step: int
+    ) -> Iterator[torch.Tensor]:
         if not told:
             told.append(True)
             print("saving", flush=True)
             while not Path("go").exists():
                 time.sleep(0.01)
-        yield from read(self, *arguments)
+        yield from read(self, name, shape, dtype, step)
 
-    ShardConnection.read = stopping  # type: ignore[method-assign]
+    ShardConnection.read = stopping  # type: ignore[method-assign]  # it is the read of this process
 
 
 def main() -> None:

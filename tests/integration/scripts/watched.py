@@ -8,6 +8,7 @@ import argparse
 import logging
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -19,7 +20,7 @@ import cerebras.pytorch as cstorch
 SLOW_SECONDS = 0.1
 
 
-def input_fn(batch_size: int) -> DataLoader:
+def input_fn(batch_size: int) -> DataLoader[Any]:
     print("the input function prints")
     logging.getLogger("mine").warning("the input function logs")
     generator = torch.Generator().manual_seed(1)
@@ -50,7 +51,7 @@ def main() -> None:
 
     @cstorch.step_closure
     def report(loss: torch.Tensor) -> None:
-        print(executor.user_iteration, loss.item().hex(), flush=True)
+        print(executor.user_iteration, float(loss.item()).hex(), flush=True)
         if not Path("go").exists():
             time.sleep(SLOW_SECONDS)
 

@@ -346,7 +346,7 @@ def _pointwise_examples(e: Any) -> Iterator[Example]:
 def _attention_examples() -> Iterator[Example]:
     for dtype in (F32, F64, torch.bfloat16, torch.float16):
         heads = [_random(2, 3, 4, 8, dtype=dtype)] * 3
-        plain = {"is_causal": True, "operand_segments": [1, 1, 1, 0, 0]}
+        plain: dict[str, AttrValue] = {"is_causal": True, "operand_segments": [1, 1, 1, 0, 0]}
         yield Example("cirh.Attention", heads, plain)
         yield Example("cirh.Attention", [*heads, _random(4, 4, dtype=dtype)], {"is_causal": False, "scale": 0.5})
         statistics = _random(2, 3, 4, dtype=F64 if dtype is F64 else F32)

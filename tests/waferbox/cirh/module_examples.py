@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import SSAValue
 
 from waferbox.cirh.dialect.attributes import AttrValue
 from waferbox.cirh.dialect.source import Source
@@ -20,8 +21,8 @@ def mlp_step(rows: int = 16) -> ModuleOp:
     """One training step of a network of two layers: cross entropy and SGD, loss as an output."""
     b = GraphBuilder()
 
-    def argument(*shape: int, **names: str) -> Any:
-        return b.argument(tensor_type(shape, F32), **names)
+    def argument(*shape: int, state: str | None = None, input: str | None = None) -> SSAValue:
+        return b.argument(tensor_type(shape, F32), state=state, input=input)
 
     x = argument(rows, 8, input="input_0")
     y = b.argument(tensor_type((rows,), I64), input="input_1")

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from waferbox.cirh import CirhError
 from waferbox.cirh.calls import attention
 from waferbox.cirh.calls.attention import choose
+from waferbox.cirh.dialect.attributes import AttrValue
 from waferbox.cirh.dialect.spec import Call, Site
 from waferbox.cirh.dialect.types import TensorInfo
 
@@ -23,7 +24,7 @@ def heads(dtype: torch.dtype, queries: int = 6, keys: int = 6) -> list[torch.Ten
 def site(
     name: str, operands: list[torch.Tensor], causal: bool = False, scale: float | None = None, first: int = 0
 ) -> Site:
-    scales = () if scale is None else (("scale", scale),)
+    scales: tuple[tuple[str, AttrValue], ...] = () if scale is None else (("scale", scale),)
     scales += (("first_query", first),) if first else ()
     infos = tuple(TensorInfo(tuple(t.shape), t.dtype) for t in operands)
     tensors = 6 if name == "cirh.AttentionGrad" else 3
@@ -31,12 +32,12 @@ def site(
     return Site(name, infos, (("is_causal", causal), *scales), segments=segments)
 
 
-def forward(operands: list[torch.Tensor], **settings: object) -> Call:
-    return attention.prepare_attention(site("cirh.Attention", operands, **settings))
+def forward(operands: list[torch.Tensor], causal: bool = False, scale: float | None = None, first: int = 0) -> Call:
+    return attention.prepare_attention(site("cirh.Attention", operands, causal, scale, first))
 
 
-def backward(operands: list[torch.Tensor], **settings: object) -> Call:
-    return attention.prepare_attention_grad(site("cirh.AttentionGrad", operands, **settings))
+def backward(operands: list[torch.Tensor], causal: bool = False, scale: float | None = None, first: int = 0) -> Call:
+    return attention.prepare_attention_grad(site("cirh.AttentionGrad", operands, causal, scale, first))
 
 
 @pytest.mark.parametrize("kernel", ["fused", "products"])
@@ -49,7 +50,8 @@ def test_both_kernels_equal_torch(
     operands = heads(dtype, queries, keys)
     exact = [t.double().clone().requires_grad_() for t in operands]
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-        expected = F.scaled_dot_product_attention(*exact, is_causal=causal, scale=scale)
+        query, key, value = exact
+        expected = F.scaled_dot_product_attention(query, key, value, is_causal=causal, scale=scale)
     gradient = torch.ones_like(expected).cos().cumsum(-1) * 0.1
     expected.backward(gradient)
     with mock.patch.object(attention, "choose", return_value=attention.Choice(kernel, "")):
@@ -80,8 +82,8 @@ def test_heads_share_keys_and_queries_begin_behind_keys(
     operands = [query, key, value]
     exact = [t.double().clone().requires_grad_() for t in operands]
     seen = torch.arange(6) <= torch.arange(queries)[:, None] + first if causal else torch.ones(queries, 6).bool()
-    repeated = [each.repeat_interleave(shared, 1) for each in exact[1:]]
-    expected = F.scaled_dot_product_attention(exact[0], *repeated, attn_mask=seen)
+    keys, values = (each.repeat_interleave(shared, 1) for each in exact[1:])
+    expected = F.scaled_dot_product_attention(exact[0], keys, values, attn_mask=seen)
     gradient = torch.ones_like(expected).cos().cumsum(-1) * 0.1
     expected.backward(gradient)
     output, logsumexp = forward(operands, causal=causal, first=first).function(*operands)

@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from module_examples import F32, F64, adamw, mlp_step
 from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import SSAValue
 
 import waferbox.cirh.execution.elementwise as elementwise
+from waferbox.cirh.dialect.attributes import AttrValue
 from waferbox.cirh.dialect.types import tensor_type
 from waferbox.cirh.execution.elementwise import ElementwiseKernel
 from waferbox.cirh.execution.kernel import Kernel
@@ -104,9 +106,10 @@ def test_a_transposed_input_may_lie_in_an_output(size: int) -> None:
 
 def test_scalars_that_are_replaced_are_read_first() -> None:
     builder = GraphBuilder()
-    weight = builder.argument(tensor_type((200_000,), F32))
+    vector = tensor_type((200_000,), F32)
+    weight = builder.argument(vector)
     step = builder.argument(tensor_type((), F32))
-    (whole,) = builder.op("cirh.BroadcastInDim", [step], {"broadcast_dimensions": []}, types=[weight.type])  # type: ignore[list-item]
+    (whole,) = builder.op("cirh.BroadcastInDim", [step], {"broadcast_dimensions": []}, types=[vector])
     (total,) = builder.op("cirh.Add", [weight, whole])
     (following,) = builder.op("cirh.Add", [step, builder.splat(1.0, (), F32)])
     kernel = ElementwiseKernel.build(builder.finish([(following, None), (total, None), (following, None)]))
@@ -116,10 +119,10 @@ def test_scalars_that_are_replaced_are_read_first() -> None:
     assert (s.item(), other.item(), w.unique().tolist()) == (4.0, 4.0, [3.0])
 
 
-def _only(*build: object) -> ModuleOp:
+def _only(name: str, attributes: dict[str, AttrValue]) -> ModuleOp:
     builder = GraphBuilder()
     a = builder.argument(tensor_type((6,), F32))
-    return builder.finish([(builder.op(*([build[0], [a], *build[1:]]))[0], None)])  # type: ignore[arg-type]
+    return builder.finish([(builder.op(name, [a], attributes)[0], None)])
 
 
 def test_other_modules_are_left_to_the_plain_kernel() -> None:
@@ -154,7 +157,7 @@ def programs(draw: st.DrawFn) -> tuple[ModuleOp, list[torch.Tensor], list[int]]:
     inputs += [torch.rand((), generator=generator, dtype=F64) + 0.5 for _ in scalars]
     made = []
 
-    def spread() -> object:
+    def spread() -> SSAValue:
         if draw(st.booleans()):
             return builder.splat(draw(st.sampled_from([0.5, 2.0, -1.0, 0.25])), (50,), F64)
         return builder.op(

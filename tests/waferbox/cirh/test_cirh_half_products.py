@@ -12,7 +12,7 @@ from waferbox.cirh.execution.kernel import Kernel
 MATRICES = {"transpose_a": False, "transpose_b": True}
 BATCHED = {f"{side}_batching_dimensions": [0] for side in ("lhs", "rhs")}
 BATCHED |= {"lhs_contracting_dimensions": [2], "rhs_contracting_dimensions": [1]}
-CONVOLUTION = {"stride": [1, 1], "padding": [1, 1], "dilation": [1, 1]}
+CONVOLUTION: dict[str, Any] = {"stride": [1, 1], "padding": [1, 1], "dilation": [1, 1]}
 CONVOLUTION |= {"transposed": False, "output_padding": [0, 0], "groups": 1}
 SHAPES: list[tuple[str, list[tuple[int, ...]], dict[str, Any]]] = [
     ("cirh.MatMul", [(5, 70), (6, 70)], MATRICES),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from waferbox.cirh import CirhError
+from waferbox.cirh.dialect.attributes import AttrValue
 from waferbox.cirh.execution.kernel import Kernel
 from waferbox.cirh.modules.verify import verify
 
@@ -196,12 +197,13 @@ def test_group_norms_and_their_gradients_are_those_of_torch(
     assume(6 // groups * torch.Size(sizes).numel() > 1)
     image, weights = filled(3, 6, *sizes), [filled(6), filled(6) + 1]
     layout = {2: "NC", **LAYOUTS}[image.dim()]
-    attributes = {"data_format": layout, "num_groups": groups, "affine": has_weights}
+    attributes: dict[str, AttrValue] = {"data_format": layout, "num_groups": groups, "affine": has_weights}
     # The client writes weights in rows of a group each.
     rows = [weight.reshape(groups, -1) if in_rows else weight for weight in weights]
 
     def norm(x: Tensor, *weights: Tensor) -> Tensor:
-        return F.group_norm(x, groups, *weights, eps=1e-3)
+        scale, offset = weights or (None, None)
+        return F.group_norm(x, groups, scale, offset, eps=1e-3)
 
     example = Example(
         "cirh.GroupNorm", [image, *rows * has_weights], {**attributes, "epsilon": 1e-3}, None, (), [], None

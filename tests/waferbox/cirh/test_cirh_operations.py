@@ -80,7 +80,11 @@ def check_the_call_is_that_of_the_overload(example: Example, module: ModuleOp) -
         named[spec.name] = part if spec.count.name == "LIST" else (part[0] if part else None)
     known = {attribute.name: attribute for attribute in table.spec(op.name).attributes}
     for name, value in site.attributes:
-        named[name] = element_dtype(value) if known[name].kind.name == "DTYPE" else value
+        if known[name].kind.name == "DTYPE":
+            assert isinstance(value, str)
+            named[name] = element_dtype(value)
+        else:
+            named[name] = value
     required = {a.name for a in function._schema.arguments if not a.has_default_value()}
     expected = function(**{**dict.fromkeys(required), **named})
     actual = table.build(op).function(*example.operands)

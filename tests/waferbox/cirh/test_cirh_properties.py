@@ -7,10 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from module_examples import F32, mlp_step
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import ArrayAttr, ModuleOp
 from xdsl.ir import SSAValue
 
 from waferbox.cirh import CirhError
+from waferbox.cirh.dialect.attributes import AttrValue
 from waferbox.cirh.dialect.operations import Const, body_ops, func_of, return_of
 from waferbox.cirh.dialect.source import Source
 from waferbox.cirh.dialect.types import shape, tensor_type
@@ -51,7 +52,7 @@ def modules(draw: st.DrawFn) -> ModuleOp:
             made = builder.op("cirh.Transpose", [x, builder.dense(torch.tensor([1, 0]))], loc=loc)
         elif kind == "reduce":
             dimensions = draw(st.sampled_from([[0], [1], [0, 1]]))
-            attributes = {
+            attributes: dict[str, AttrValue] = {
                 "dimensions": dimensions,
                 "keep_dims": dimensions,
                 "reduce_kind": draw(st.sampled_from(["ADD", "MAX"])),
@@ -127,9 +128,11 @@ def _damaged(damage: str) -> ModuleOp:
         relu.attributes["alpha"] = next(iter(next(op for op in ops if op.name == "cirh.Reduce").attributes.values()))
     elif damage == "two results for a state":
         function = func_of(module)
-        attributes = list(function.attributes["arg_attrs"].data)  # type: ignore[attr-defined]
+        given = function.attributes["arg_attrs"]
+        assert isinstance(given, ArrayAttr)
+        attributes = list(given.data)
         attributes[3] = attributes[2]
-        function.attributes["arg_attrs"] = type(function.attributes["arg_attrs"])(attributes)  # type: ignore[call-arg]
+        function.attributes["arg_attrs"] = ArrayAttr(attributes)
     return module
 
 

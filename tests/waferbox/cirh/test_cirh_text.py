@@ -11,7 +11,7 @@ from xdsl.dialects.builtin import ModuleOp
 from waferbox.cirh import CirhError
 from waferbox.cirh.dialect.attributes import SplatAttr
 from waferbox.cirh.dialect.locations import source_of
-from waferbox.cirh.dialect.operations import Const, body_ops, return_of
+from waferbox.cirh.dialect.operations import Const, body_ops, func_of, return_of
 from waferbox.cirh.dialect.types import shape
 from waferbox.cirh.modules.graph import canonical_text, extract, signature
 from waferbox.cirh.modules.verify import verify
@@ -105,7 +105,7 @@ def test_canonical_text_sees_structure_only() -> None:
     module = mlp_step()
     constants = [op for op in body_ops(module) if isinstance(op, Const)]
     rest = [op for op in body_ops(module) if not isinstance(op, Const)]
-    arguments, results = list(return_of(module).parent_block().args), list(return_of(module).operands)  # type: ignore[union-attr]
+    arguments, results = list(func_of(module).block.args), list(return_of(module).operands)
     plain = extract([*constants, *rest], arguments, results)
     reversed_ = extract([*constants[::-1], *rest], arguments, results, locations=True)
     assert canonical_text(plain) == canonical_text(reversed_)

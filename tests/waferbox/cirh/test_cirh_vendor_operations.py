@@ -10,7 +10,7 @@ from xdsl.dialects.builtin import DictionaryAttr
 from xdsl.ir import Block
 
 from waferbox.cirh import CirhError
-from waferbox.cirh.dialect.attributes import attribute
+from waferbox.cirh.dialect.attributes import AttrValue, attribute
 from waferbox.cirh.dialect.operations import Return, make_module, operation_class
 from waferbox.cirh.dialect.types import tensor_type
 from waferbox.cirh.execution.kernel import Kernel
@@ -60,7 +60,7 @@ POOL = {
     "pool_type": "MAX",
     "strides": [1, 1, 2, 2],
 }
-NORM = {"data_format": "NCHW", "epsilon": 1e-5, "is_training": True}
+NORM: dict[str, AttrValue] = {"data_format": "NCHW", "epsilon": 1e-5, "is_training": True}
 GROUPS = {"data_format": "NCHW", "num_groups": 1}
 IMAGE, KERNEL = (2, 3, 4, 4), (5, 3, 3, 3)
 Shapes = list[tuple[int, ...]]
@@ -130,8 +130,7 @@ def test_what_has_no_certain_meaning_is_refused(
 def test_the_statistics_of_a_batch_norm_are_not_shown() -> None:
     """What the vendor's result is, a mean of the batch or one that moves, its texts do not say."""
     builder = GraphBuilder()
-    image, *weights = [builder.argument(tensor_type(shape, F32)) for shape in (IMAGE, (3,), (3,), (3,), (3,))]
-    types = [image.type, *[weights[0].type] * 2]
-    results = builder.op("cirh.FusedBatchNorm", [image, *weights], NORM, types=types)  # type: ignore[arg-type]
+    types = [tensor_type(shape, F32) for shape in (IMAGE, (3,), (3,), (3,), (3,))]
+    results = builder.op("cirh.FusedBatchNorm", [*map(builder.argument, types)], NORM, types=types[:3])
     with pytest.raises(CirhError, match="its result batch_mean is read"):
         verify(builder.finish([(results[0], None), (results[1], None)]))

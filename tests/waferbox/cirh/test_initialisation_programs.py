@@ -1,5 +1,8 @@
 """Programs of initialisation: what is not one that may be run is refused before anything is made."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 import torch
 
@@ -15,9 +18,11 @@ def program(*calls: initialisation_pb2.InitialCall, elements: int = 12) -> initi
     return initialisation_pb2.InitialProgram(buffers=[buffer], calls=calls)
 
 
-def call(operation: str, shape: list[int], *numbers: float, **more: object) -> initialisation_pb2.InitialCall:
-    stride = more.pop("stride", [1] * len(shape))
-    view = initialisation_pb2.BufferView(shape=shape, stride=stride, offset=more.pop("offset", 0))
+def call(
+    operation: str, shape: list[int], *numbers: float, stride: Sequence[int] | None = None, offset: int = 0, **more: Any
+) -> initialisation_pb2.InitialCall:
+    steps = [1] * len(shape) if stride is None else stride
+    view = initialisation_pb2.BufferView(shape=shape, stride=steps, offset=offset)
     arguments = [initialisation_pb2.InitialArgument(view=view)]
     arguments += [initialisation_pb2.InitialArgument(number=number) for number in numbers]
     return initialisation_pb2.InitialCall(operation=operation, arguments=arguments, **more)

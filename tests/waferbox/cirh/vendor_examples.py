@@ -81,7 +81,7 @@ def _images() -> Iterator[VendorExample]:
         convolve = getattr(f, f"conv{count}d")
 
         def function(x: Tensor, w: Tensor, convolve: Any = convolve, settings: Any = settings) -> Tensor:
-            return convolve(x, w, None, **settings)  # type: ignore[no-any-return]
+            return convolve(x, w, None, **settings)
 
         output = function(image, kernel)
         gradient = torch.ones_like(output) * 0.5
@@ -107,11 +107,12 @@ def _images() -> Iterator[VendorExample]:
 
 def _pools() -> Iterator[VendorExample]:
     image = _random(2, 3, 1, 6, 6)
-    for kind, pad, pool in (
+    pools: list[tuple[str, int, Callable[[Tensor], Tensor]]] = [
         ("MAX", 0, lambda x: f.max_pool3d(x, (1, 2, 2), (1, 2, 2))),
         ("MAX", 1, lambda x: f.max_pool3d(x, (1, 2, 2), (1, 2, 2), (0, 1, 1))),
         ("AVERAGE", 0, lambda x: f.avg_pool3d(x, (1, 2, 2), (1, 2, 2))),
-    ):
+    ]
+    for kind, pad, pool in pools:
         attributes = {
             "data_format": "NCDHW",
             "dilation": [1] * 5,
@@ -161,7 +162,8 @@ def _norms() -> Iterator[VendorExample]:
     )
 
     def grouped(x: Tensor, *weights: Tensor) -> Tensor:
-        return f.group_norm(x, 3, *weights, eps=1e-3)
+        scale, offset = weights or (None, None)
+        return f.group_norm(x, 3, scale, offset, eps=1e-3)
 
     attributes = {**attributes, "num_groups": 3}
     yield VendorExample("GroupNorm", [image, scale, offset], attributes, grouped)

@@ -6,6 +6,7 @@ import subprocess
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,9 +111,7 @@ def test_numbers_are_computed_once_with_functions_of_the_c_library(folder: Path)
     for inputs in ([0.3, 1.7], [4.0, -2.0]):
         tensors = [torch.tensor(number, dtype=torch.float64) for number in inputs]
         for name, actual, expected in zip(made, run(kernel, tensors), Kernel.build(module)(tensors), strict=True):
-            torch.testing.assert_close(
-                actual, expected, rtol=1e-15, atol=0, msg=lambda text, name=name: f"{name}: {text}"
-            )
+            torch.testing.assert_close(actual, expected, rtol=1e-15, atol=0, msg=partial("{}: {}".format, name))
 
 
 def random_module(seed: int) -> ModuleOp:
@@ -120,14 +119,18 @@ def random_module(seed: int) -> ModuleOp:
     choose = random.Random(seed)
     builder = GraphBuilder()
     kind = choose.choice(FLOATS)
-    whole = [builder.argument(tensor_type((7, 11), kind)) for _ in range(3)]
+    matrix = tensor_type((7, 11), kind)
+    whole = [builder.argument(matrix) for _ in range(3)]
     single = [builder.argument(tensor_type((), kind)) for _ in range(2)]
     for _ in range(choose.randint(2, 12)):
         if choose.random() < 0.3:
             single.append(builder.op(choose.choice(TWO), choose.choices(single, k=2))[0])
         elif choose.random() < 0.3:
             (value,) = builder.op(
-                "cirh.BroadcastInDim", [choose.choice(single)], {"broadcast_dimensions": []}, types=[whole[0].type]
+                "cirh.BroadcastInDim",
+                [choose.choice(single)],
+                {"broadcast_dimensions": []},
+                types=[matrix],
             )
             whole.append(value)
         elif choose.random() < 0.2:

@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
 import torch
 from link_pairs import raise_defect
-from small_plan import COUNT, GATHERED, LOSS, OUTER, ROWS, SmallPlan
+from small_plan import COUNT, GATHERED, LOSS, OUTER, ROWS
 
 from waferbox.links.dialling import dial
 from waferbox.links.hub import Hub
@@ -40,6 +40,18 @@ def lease_of(address: str) -> str:
 
 class FakeManagement(management_pb2_grpc.ManagementServicer):
     """A management service that accepts registrations, and does nothing else."""
+
+    # Nodes call none of these, which the stubs call abstract.
+    CreateJob = management_pb2_grpc.ManagementServicer.CreateJob
+    Coordinate = management_pb2_grpc.ManagementServicer.Coordinate
+    AdoptJob = management_pb2_grpc.ManagementServicer.AdoptJob
+    ListNodes = management_pb2_grpc.ManagementServicer.ListNodes
+    ListJobs = management_pb2_grpc.ManagementServicer.ListJobs
+    GetJob = management_pb2_grpc.ManagementServicer.GetJob
+    CancelJob = management_pb2_grpc.ManagementServicer.CancelJob
+    SetPriority = management_pb2_grpc.ManagementServicer.SetPriority
+    LabelJob = management_pb2_grpc.ManagementServicer.LabelJob
+    Shutdown = management_pb2_grpc.ManagementServicer.Shutdown
 
     def __init__(self, listen: str = "127.0.0.1:0") -> None:
         self.registered: queue.Queue[management_pb2.RegisterRequest] = queue.Queue()
@@ -83,7 +95,7 @@ class FakeManagement(management_pb2_grpc.ManagementServicer):
 class AttachedNode:
     """The coordinator's side of one Attach stream."""
 
-    def __init__(self, address: str, name: str, index: int, lane: int) -> None:
+    def __init__(self, address: str, name: str, index: int, lane: "node_pb2.Lane.ValueType") -> None:
         self.name = name
         self.address = address
         self._channel = make_channel(address, lease_of(address))
@@ -128,7 +140,7 @@ class AttachedNode:
 
     def close(self) -> None:
         self.end()
-        self._call.cancel()
+        self._call.cancel()  # type: ignore[no-untyped-call]  # without types in the stubs
         self._thread.join()
         self._channel.close()
 
@@ -167,10 +179,26 @@ class Topology:
         return [*self.memoryx, *self.swarmx, *self.wafers]
 
 
-class SmallJob:
+class JobPlan(Protocol):
+    """What a job needs of a plan."""
+
+    @property
+    def num_wafers(self) -> int: ...
+    @property
+    def groups(self) -> Sequence[plan_pb2.Group]: ...
+    def memoryx(self, shard: int) -> plan_pb2.MemoryXPlan: ...
+    def swarmx(self) -> plan_pb2.SwarmXPlan: ...
+    def wafer(self) -> plan_pb2.WaferPlan: ...
+    def batch(self, wafer: int, step: int) -> Sequence[torch.Tensor]: ...
+
+
+P = TypeVar("P", bound=JobPlan)
+
+
+class SmallJob(Generic[P]):
     """A job with a small plan. It acts as the coordinator and the workers of its nodes."""
 
-    def __init__(self, plan: SmallPlan, nodes: Topology, lane: int, *, num_workers: int = 1) -> None:
+    def __init__(self, plan: P, nodes: Topology, lane: "node_pb2.Lane.ValueType", *, num_workers: int = 1) -> None:
         self.plan = plan
         self.nodes = nodes
         self.lane = lane
@@ -331,10 +359,10 @@ class SmallJob:
     def _link(
         self,
         dialer: AttachedNode,
-        purpose: int,
+        purpose: "node_pb2.LinkPurpose.ValueType",
         index: int,
         waiter: AttachedNode,
-        its: int,
+        its: "node_pb2.LinkPurpose.ValueType",
         its_index: int,
         wafers: int = 0,
         tree: int = 0,
@@ -349,7 +377,9 @@ class SmallJob:
             node_pb2.LinkSpec(token=token, peer=dialer.name, purpose=its, index=its_index, num_wafers=wafers, tree=tree)
         )
 
-    def _own_link(self, dialer: AttachedNode, purpose: int, index: int, key: tuple[str, int]) -> None:
+    def _own_link(
+        self, dialer: AttachedNode, purpose: "node_pb2.LinkPurpose.ValueType", index: int, key: tuple[str, int]
+    ) -> None:
         token = secrets.token_hex(16)
         self._pending[key] = self.listener.expect(token, dialer.name)
         self._specs[dialer.name].append(
@@ -398,7 +428,7 @@ class SmallJob:
 class StateClient:
     """A client of the StateService of one shard."""
 
-    def __init__(self, node: AttachedNode, lane: int) -> None:
+    def __init__(self, node: AttachedNode, lane: "node_pb2.Lane.ValueType") -> None:
         self._channel = make_channel(node.address, cluster_secret().token(Kind.JOB, "job-1"))
         self._stub = node_pb2_grpc.StateServiceStub(self._channel)
         opened = self._stub.OpenState(node_pb2.OpenStateRequest(job="job-1"), timeout=DEADLINE)

@@ -23,7 +23,9 @@ def _type(*shape: int) -> plan_pb2.TensorType:
     return plan_pb2.TensorType(element_type=plan_pb2.ELEMENT_TYPE_FLOAT32, shape=shape)
 
 
-def _group(group: int, kind: int, *members: tuple[int, plan_pb2.TensorType], **fields: Any) -> plan_pb2.Group:
+def _group(
+    group: int, kind: "plan_pb2.GroupKind.ValueType", *members: tuple[int, plan_pb2.TensorType], **fields: Any
+) -> plan_pb2.Group:
     placed, end = [], 0
     for value, type in members:
         placed.append(plan_pb2.GroupMember(value=value, type=type, offset=end))
@@ -59,9 +61,10 @@ def _count_kernel() -> str:
 def _update_kernel() -> str:
     """(w, dw, rate) -> w - rate * dw"""
     b = GraphBuilder()
-    weight, gradient = (b.argument(tensor_type((INNER, OUTER), torch.float32)) for _ in range(2))
+    matrix = tensor_type((INNER, OUTER), torch.float32)
+    weight, gradient = (b.argument(matrix) for _ in range(2))
     rate = b.argument(tensor_type((), torch.float32))
-    wide = b.op("cirh.BroadcastInDim", [rate], {"broadcast_dimensions": []}, types=[weight.type])[0]
+    wide = b.op("cirh.BroadcastInDim", [rate], {"broadcast_dimensions": []}, types=[matrix])[0]
     step = b.op("cirh.Mul", [gradient, wide])[0]
     return print_module(b.finish([(b.op("cirh.Sub", [weight, step])[0], None)]))
 

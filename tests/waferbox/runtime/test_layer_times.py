@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(time, "perf_counter", clock.perf_counter)
     return clock
@@ -57,11 +58,7 @@ def run(clock: Clock, *, measures_layers: bool) -> Program:
 
 
 def shown(times: Iterator[observation_pb2.LayerTime]) -> Sequence[tuple[str, float, float, float]]:
-    return [tuple(round(each, 6) if isinstance(each, float) else each for each in row) for row in _rows(times)]  # type: ignore[misc]
-
-
-def _rows(times: Iterator[observation_pb2.LayerTime]) -> Sequence[tuple[str, float, float, float]]:
-    return [(each.layer, each.compute, each.wait, each.send) for each in times]
+    return [(each.layer, round(each.compute, 6), round(each.wait, 6), round(each.send, 6)) for each in times]
 
 
 def test_the_times_of_a_layer_are_those_of_its_actions_in_the_measured_steps(clock: Clock) -> None:
@@ -83,9 +80,9 @@ def test_steps_are_measured_at_intervals(clock: Clock, monkeypatch: pytest.Monke
     steps: list[int] = []
     measure = layer_times.LayerTimes.run
 
-    def note(times: layer_times.LayerTimes, *args: object, **kwargs: object) -> None:
-        steps.append(kwargs["step"])  # type: ignore[arg-type]
-        measure(times, *args, **kwargs)  # type: ignore[arg-type]
+    def note(times: layer_times.LayerTimes, *args: Any, **kwargs: Any) -> None:
+        steps.append(kwargs["step"])
+        measure(times, *args, **kwargs)
 
     monkeypatch.setattr(layer_times.LayerTimes, "run", note)
     run(clock, measures_layers=True)

@@ -99,8 +99,9 @@ def test_what_is_to_outlive_the_process_does_and_the_rest_is_killed() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
     """
     command = [sys.executable, "-c", textwrap.dedent(script)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(command, text=True, **pipes) as asking:
+    with subprocess.Popen(
+        command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as asking:
         assert asking.stdin is not None
         assert asking.stdout is not None
         outliving, tied = (psutil.Process(pid) for pid in json.loads(asking.stdout.readline()))

@@ -40,7 +40,7 @@ def test_traced_steps_and_counted_bytes(make_job: MakeJob) -> None:  # noqa: F81
         spans = list(node.expect("spans").spans.spans)
         assert node.expect("spans").spans.last
         node.expect("finished")
-        by_what = defaultdict(list)
+        by_what: dict[tuple[str, str], list[Any]] = defaultdict(list)
         for span in spans:
             assert span.node == node.name
             by_what[span.what, span.detail].append(span)

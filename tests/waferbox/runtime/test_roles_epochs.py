@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from compiled_steps import BATCH, Traced, one_at_a_time
+from link_pairs import raise_defect
 from memoryx_nodes import memoryx_node
 from role_rig import DEADLINE, AttachedNode, FakeManagement, SmallJob, StateClient, Topology
 from torch import nn
@@ -130,7 +131,7 @@ class Collected:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(DEADLINE)
 
     async def _open(self, plan: plan_pb2.Plan, schedule: StepSchedule, links: Any) -> Results:
-        callbacks = OutputCallbacks(on_outputs=self._take, on_failure=pytest.fail, on_scalars=self._see)
+        callbacks = OutputCallbacks(on_outputs=self._take, on_failure=raise_defect, on_scalars=self._see)
         return Results(plan, schedule, links, callbacks)
 
     def close(self) -> None:

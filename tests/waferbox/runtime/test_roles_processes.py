@@ -50,7 +50,7 @@ def processes() -> Iterator[Processes]:
 
 
 @pytest.mark.parametrize("lane", [node_pb2.LANE_SHARED_MEMORY, node_pb2.LANE_GRPC])
-def test_processes_train_and_a_death_is_noticed(processes: Processes, lane: int) -> None:
+def test_processes_train_and_a_death_is_noticed(processes: Processes, lane: "node_pb2.Lane.ValueType") -> None:
     for package in ROLES:
         registered = processes.start(package)
         assert registered.version == __version__

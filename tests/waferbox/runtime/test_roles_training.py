@@ -28,7 +28,7 @@ LANES = [
     pytest.param(node_pb2.LANE_GRPC, id="grpc"),
 ]
 PLACES = ["in memory", "in files"]  # of the states
-MakeJob = Callable[..., SmallJob]
+MakeJob = Callable[..., SmallJob[SmallPlan]]
 
 
 def by_pairs(*values: object) -> Any:
@@ -52,7 +52,7 @@ def make_job(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
         management = FakeManagement()
         stack.callback(management.close)
 
-        def attach(node: Node, name: str, index: int, lane: int) -> AttachedNode:
+        def attach(node: Node, name: str, index: int, lane: "node_pb2.Lane.ValueType") -> AttachedNode:
             node.start()
             stack.callback(node.close)
             attached = AttachedNode(node.address, name, index, lane)
@@ -60,8 +60,13 @@ def make_job(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
             return attached
 
         def make(
-            lane: int, wafers: int = 1, shards: int = 1, leaves: int = 0, workers: int = 1, trees: int = 0
-        ) -> SmallJob:
+            lane: "node_pb2.Lane.ValueType",
+            wafers: int = 1,
+            shards: int = 1,
+            leaves: int = 0,
+            workers: int = 1,
+            trees: int = 0,
+        ) -> SmallJob[SmallPlan]:
             settings = NodeSettings(management=management.address)
             num_swarmx = trees or (0 if wafers == 1 else 1 + leaves)
             nodes = Topology(
@@ -77,7 +82,7 @@ def make_job(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
         yield make
 
 
-def write_states(job: SmallJob) -> list[StateClient]:
+def write_states(job: SmallJob[SmallPlan]) -> list[StateClient]:
     clients = []
     for shard, node in enumerate(job.nodes.memoryx):
         client = StateClient(node, job.lane)
@@ -100,7 +105,9 @@ def write_states(job: SmallJob) -> list[StateClient]:
     ),
     indirect=["make_job"],
 )
-def test_training_equals_plain_torch(make_job: MakeJob, lane: int, nodes: tuple[int, int, int, int, int]) -> None:
+def test_training_equals_plain_torch(
+    make_job: MakeJob, lane: "node_pb2.Lane.ValueType", nodes: tuple[int, int, int, int, int]
+) -> None:
     job = make_job(lane, *nodes)
     missing = job.load(1)
     assert missing["memoryx-0"] == ["count", "w0"]
@@ -133,7 +140,9 @@ def test_training_equals_plain_torch(make_job: MakeJob, lane: int, nodes: tuple[
 
 
 @pytest.mark.parametrize(("brings_plan", "lane", "make_job"), by_pairs(True, False), indirect=["make_job"])
-def test_second_execution_goes_on_from_the_state(make_job: MakeJob, lane: int, brings_plan: bool) -> None:
+def test_second_execution_goes_on_from_the_state(
+    make_job: MakeJob, lane: "node_pb2.Lane.ValueType", brings_plan: bool
+) -> None:
     job = make_job(lane)
     job.load(1)
     (client,) = write_states(job)
@@ -155,7 +164,7 @@ def test_second_execution_goes_on_from_the_state(make_job: MakeJob, lane: int, b
 Told = dict[tuple[str, int], list[torch.Tensor]]  # outputs and snapshots, by step of the execution
 
 
-def run_epoch(job: SmallJob, states: list[dict[str, torch.Tensor]], num_steps: int, done_steps: int) -> Told:
+def run_epoch(job: SmallJob[SmallPlan], states: list[dict[str, torch.Tensor]], num_steps: int, done_steps: int) -> Told:
     """On new nodes, from these states, which become those after the last step."""
     job.load(1)
     for node, own in zip(job.nodes.memoryx, states, strict=True):
@@ -205,12 +214,12 @@ def uninterrupted() -> list[tuple[Told, list[dict[str, torch.Tensor]]]]:
 def test_an_execution_that_begins_in_the_middle_tells_what_it_would_have_told(
     make_job: MakeJob,
     uninterrupted: list[tuple[Told, list[dict[str, torch.Tensor]]]],
-    lane: int,
+    lane: "node_pb2.Lane.ValueType",
     beginning: tuple[int, int],
 ) -> None:
     done_steps, workers = beginning
 
-    def job() -> SmallJob:
+    def job() -> SmallJob[SmallPlan]:
         return make_job(lane, wafers=2, shards=2, workers=workers)
 
     def first_states() -> list[dict[str, torch.Tensor]]:
@@ -273,10 +282,10 @@ def test_a_job_goes_back_to_a_recovery_point(
     with ExitStack() as stack:
         management = FakeManagement()
         stack.callback(management.close)
-        node = memoryx_node(management.address, StateSettings())
-        node.start()
-        stack.callback(node.close)
-        job.nodes.memoryx[1] = AttachedNode(node.address, "memoryx-1", 1, job.lane)
+        new = memoryx_node(management.address, StateSettings())
+        new.start()
+        stack.callback(new.close)
+        job.nodes.memoryx[1] = AttachedNode(new.address, "memoryx-1", 1, job.lane)
         stack.callback(job.nodes.memoryx[1].close)
         # Between executions it is brought the plan without links, which the next execution need not bring again.
         restored = node_pb2.Load(epoch=2, memoryx=job.plan.memoryx(1), recovery_point=3)
@@ -325,7 +334,7 @@ def test_a_lost_recovery_point_is_named(make_job: MakeJob, tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("lane", LANES)
-def test_outputs_leave_only_in_activation_steps(make_job: MakeJob, lane: int) -> None:
+def test_outputs_leave_only_in_activation_steps(make_job: MakeJob, lane: "node_pb2.Lane.ValueType") -> None:
     job = make_job(lane, wafers=2)
     job.load(1)
     write_states(job)[0].close()
@@ -340,7 +349,7 @@ def test_outputs_leave_only_in_activation_steps(make_job: MakeJob, lane: int) ->
 
 
 @pytest.mark.parametrize("lane", LANES)
-def test_cluster_runs_ahead_only_up_to_the_bound(make_job: MakeJob, lane: int) -> None:
+def test_cluster_runs_ahead_only_up_to_the_bound(make_job: MakeJob, lane: "node_pb2.Lane.ValueType") -> None:
     job = make_job(lane)
     job.load(1)
     (client,) = write_states(job)
@@ -360,7 +369,7 @@ def test_cluster_runs_ahead_only_up_to_the_bound(make_job: MakeJob, lane: int) -
 
 
 @pytest.mark.parametrize("lane", LANES)
-def test_snapshots_are_of_their_step(make_job: MakeJob, lane: int) -> None:
+def test_snapshots_are_of_their_step(make_job: MakeJob, lane: "node_pb2.Lane.ValueType") -> None:
     job = make_job(lane)
     job.load(1)
     (client,) = write_states(job)
@@ -383,7 +392,7 @@ def test_snapshots_are_of_their_step(make_job: MakeJob, lane: int) -> None:
 
 
 @pytest.mark.parametrize("lane", LANES)
-def test_state_that_does_not_exist_is_refused(make_job: MakeJob, lane: int) -> None:
+def test_state_that_does_not_exist_is_refused(make_job: MakeJob, lane: "node_pb2.Lane.ValueType") -> None:
     job = make_job(lane)
     job.load(1)
     shard = job.nodes.memoryx[0]
@@ -398,7 +407,7 @@ def test_state_that_does_not_exist_is_refused(make_job: MakeJob, lane: int) -> N
 
 
 @pytest.mark.parametrize(("role", "lane", "make_job"), by_pairs("memoryx", "swarmx", "wafers"), indirect=["make_job"])
-def test_lost_peer_is_a_failure_that_names_it(make_job: MakeJob, lane: int, role: str) -> None:
+def test_lost_peer_is_a_failure_that_names_it(make_job: MakeJob, lane: "node_pb2.Lane.ValueType", role: str) -> None:
     job = make_job(lane, wafers=2)
     job.load(1)
     write_states(job)[0].close()
@@ -416,7 +425,7 @@ def test_lost_peer_is_a_failure_that_names_it(make_job: MakeJob, lane: int, role
 
 
 @pytest.mark.parametrize("lane", LANES)
-def test_cancelling_is_silent(make_job: MakeJob, lane: int) -> None:
+def test_cancelling_is_silent(make_job: MakeJob, lane: "node_pb2.Lane.ValueType") -> None:
     job = make_job(lane)
     job.load(1)
     write_states(job)[0].close()

@@ -185,7 +185,7 @@ class DeferredTensor(torch.Tensor):
         return memo[id(self)]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self._plain().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+        return self._plain().__reduce_ex__(protocol)
 
     def _plain(self) -> torch.Tensor:
         """Returns a plain tensor, or parameter, with the present value."""

@@ -243,7 +243,7 @@ class LazyTensor(torch.Tensor):
         copy: torch.Tensor = self.detach().cpu()
         if isinstance(self, torch.nn.Parameter):
             copy = torch.nn.Parameter(copy, self.requires_grad)
-        return copy.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+        return copy.__reduce_ex__(protocol)
 
     @property
     def grad(self) -> torch.Tensor | None:
