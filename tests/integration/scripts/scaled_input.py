@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,7 +14,7 @@ SCALE = 1.0
 ROWS, FEATURES, STEPS = 4, 3, 3
 
 
-def input_fn(scale: float | None = None) -> DataLoader:
+def input_fn(scale: float | None = None) -> DataLoader[Any]:
     scale = SCALE if scale is None else scale
     offset = float(os.environ.get("OFFSET", "0"))
     values = torch.arange(ROWS * FEATURES, dtype=torch.get_default_dtype()).reshape(ROWS, FEATURES)
