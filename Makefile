@@ -73,6 +73,7 @@ proto: venv
 		--mypy_out=proto --mypy_grpc_out=proto $(PROTOS)
 
 docs: venv
+	$(BIN)/python docs/alias_modules.py
 	$(BIN)/python docs/compatibility.py
 	$(BIN)/python docs/folders.py
 	$(BIN)/python docs/picture.py

@@ -12,7 +12,6 @@ import torch
 from cerebras.framework.torch.core import cb_model, modes
 from cerebras.pytorch.backend import get_backend_args
 from cerebras.pytorch.backend.ltc_backend import register_after_tensor_to_cpu
-from cerebras.pytorch.experimental.listener import create_listener, register_traced_tensor_hook
 from cerebras.pytorch.lib import cerebras_pytorch_lib
 from cerebras.pytorch.utils.call_once import call_once
 from cerebras.pytorch.utils.kernel import kernel_annotater
@@ -25,6 +24,7 @@ from torch.utils import _pytree as pytree
 import cerebras.pytorch as cstorch
 import cerebras_pytorch as older
 from cerebras.framework.torch import amp as oldest_amp
+from cerebras.pytorch.experimental.listener import create_listener, register_traced_tensor_hook
 from cerebras_pytorch.workflow.python.cs_perf_analyzer import AssessBottlenecks, locate_csperf_log
 from cstorch.errors import ConfigurationError, UsageError
 

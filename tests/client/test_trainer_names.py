@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 from cerebras.pytorch.backend import Backend, BackendType, current_backend_impl, get_backend_args
-from cerebras.pytorch.distributed import ClusterConfig
-from cerebras.pytorch.utils.data import DataExecutor, DataLoader, RestartableDataLoader, Schedule
 from fake_cluster import FakeCluster
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 import cerebras.pytorch as cstorch
+from cerebras.pytorch.distributed import ClusterConfig
+from cerebras.pytorch.utils.data import DataExecutor, DataLoader, RestartableDataLoader, Schedule
 
 
 class Batches(RestartableDataLoader):

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from cerebras.pytorch.utils.data import DataExecutor
 from cluster_rig import RunningCluster
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import cerebras.pytorch as cstorch
+from cerebras.pytorch.utils.data import DataExecutor
 
 STEPS = 4
 

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from cerebras.pytorch.utils.data import DataExecutor
 from cluster_rig import SCRIPTS, RunningCluster, StartCluster, StartScript, wait_for
 from delayed_updates import train_with_delays, uses_of
 from torch import nn
@@ -21,6 +20,7 @@ from typer.testing import CliRunner
 
 import cerebras.pytorch as cstorch
 from appliance.compiler.artifacts import SUFFIX, read_plan
+from cerebras.pytorch.utils.data import DataExecutor
 from cstorch import backends
 from cstorch.errors import CompileError
 from waferbox.commands.cli import app
@@ -109,7 +109,7 @@ class Training:
         self.losses: list[float] = []
         self.expected: list[float] = []
 
-    def run(self, *, trains: bool = True, **settings: int) -> None:
+    def run(self, *, trains: bool = True, **settings: Any) -> None:
         """An epoch, here and on the cluster."""
         report = cstorch.step_closure(lambda loss: self.losses.append(loss.item()))
 

@@ -12,6 +12,9 @@ import torch
 from torch import nn
 
 import cerebras.pytorch as cstorch
+import cerebras.pytorch.distributed as dist
+from cerebras.pytorch.nn.functional import one_hot
+from cerebras.pytorch.utils.data import DataExecutor, DataLoader
 
 
 class Model(nn.Module):
@@ -33,7 +36,7 @@ def input_fn(batch_size: int) -> torch.utils.data.DataLoader:
     return torch.utils.data.DataLoader(dataset, batch_size)
 
 
-cluster_config = cstorch.distributed.ClusterConfig(num_csx=1, job_labels=["model=small"])
+cluster_config = dist.ClusterConfig(num_csx=1, job_labels=["model=small"])
 backend = cstorch.backend("CSX", artifact_dir="model_dir", cluster_config=cluster_config)
 cstorch.backends.csx.precision.optimization_level = 1
 cstorch.amp.enable_mixed_precision()
@@ -78,8 +81,8 @@ def save_checkpoint(step: int) -> None:
     cstorch.save(state, f"model_dir/checkpoint_{step}.mdl")
 
 
-dataloader = cstorch.utils.data.DataLoader(input_fn, batch_size=16)
-executor = cstorch.utils.data.DataExecutor(dataloader, num_steps=10, checkpoint_steps=5)
+dataloader = DataLoader(input_fn, batch_size=16)
+executor = DataExecutor(dataloader, num_steps=10, checkpoint_steps=5)
 for inputs, labels in executor:
     log_loss(training_step(inputs, labels), executor.user_iteration)
     save_checkpoint(executor.user_iteration)

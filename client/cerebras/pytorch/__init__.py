@@ -5,6 +5,6 @@ from typing import TYPE_CHECKING
 from cstorch._internal.generations import alias
 
 if TYPE_CHECKING:  # names for editors and type checkers, which do not see those of an alias
-    from cstorch import *  # noqa: F403
+    from cstorch import *
 
 alias("cerebras.pytorch", "cstorch")

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from cerebras.pytorch.distributed import get_worker_state
 from parity import CLASSES, FEATURES, Network
 from torch.utils.data import DataLoader, TensorDataset
 
 import cerebras.pytorch as cstorch
+from cerebras.pytorch.distributed import get_worker_state
 
 BATCH_SIZE = 8
 BATCHES = 5  # of a pass

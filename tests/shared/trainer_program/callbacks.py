@@ -14,13 +14,13 @@ from cerebras.appliance.storage import S3Writer, StorageWriter, base_storage
 from cerebras.appliance.utils.units import bytes_to_human
 from cerebras.pytorch.backend import current_backend_impl
 from cerebras.pytorch.backend.ltc_backend import register_after_tensor_to_cpu
+
+import cerebras.profiler as profiler
+import cerebras.pytorch as cstorch
 from cerebras.pytorch.experimental.listener import register_traced_tensor_hook
 from cerebras.pytorch.storage import serializers
 from cerebras.pytorch.utils.data.utils import infer_batch_size
 from cerebras.pytorch.utils.utils import FilterCallable, make_param_filter
-
-import cerebras.profiler as profiler
-import cerebras.pytorch as cstorch
 
 if TYPE_CHECKING:
     from trainer_program.trainer import Trainer

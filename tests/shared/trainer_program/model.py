@@ -4,14 +4,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from cerebras.pytorch.core.annotation import AnnotationMode, create_annotation
 from cerebras.pytorch.lib import cerebras_pytorch_lib
-from cerebras.pytorch.utils.data import RestartableDataLoader
 from cerebras.pytorch.utils.kernel import kernel_annotater
 from cerebras.pytorch.utils.num_kv_groups import groups_annotater
 from torch import nn
 
 import cerebras.pytorch as cstorch
+from cerebras.pytorch.core.annotation import AnnotationMode, create_annotation
+from cerebras.pytorch.utils.data import RestartableDataLoader
 
 __all__ = ["AnnotationMode", "Input", "Model", "create_annotation"]
 

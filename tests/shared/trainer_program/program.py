@@ -8,15 +8,15 @@ from typing import Any
 import torch
 import yaml
 from cerebras.appliance.utils import debug_args, ini
-from cerebras.pytorch.optim.lr_scheduler import LRScheduler
-from cerebras.pytorch.optim.scheduler import Scheduler
-from cerebras.pytorch.optim.weight_decay_scheduler import WeightDecayScheduler
 from cerebras.pytorch.utils.data.data_executor import MbsSetting
 from pydantic import BaseModel, ConfigDict
 
 import cerebras.pytorch as cstorch
 from cerebras.appliance import environment
 from cerebras.pytorch import _generating_docs
+from cerebras.pytorch.optim.lr_scheduler import LRScheduler
+from cerebras.pytorch.optim.scheduler import Scheduler
+from cerebras.pytorch.optim.weight_decay_scheduler import WeightDecayScheduler
 from trainer_program.callbacks import Callback, Checkpoint
 from trainer_program.configuration import Configuration, configuration_of, named
 from trainer_program.model import Input, Model

@@ -14,11 +14,11 @@ from cerebras.appliance.log import collect_wsc_log_settings, get_level_name, wsc
 from cerebras.appliance.utils.file import create_symlink
 from cerebras.pytorch.backend import Backend, BackendType, get_backend_args
 from cerebras.pytorch.utils.call_once import call_once
-from cerebras.pytorch.utils.data import DataExecutor, DataLoader, Schedule
-from cerebras.pytorch.utils.tensorboard import SummaryWriter
 from torch import nn
 
 import cerebras.pytorch as cstorch
+from cerebras.pytorch.utils.data import DataExecutor, DataLoader, Schedule
+from cerebras.pytorch.utils.tensorboard import SummaryWriter
 from trainer_program.callbacks import Callback, Checkpoint
 
 

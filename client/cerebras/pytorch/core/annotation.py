@@ -1,0 +1,3 @@
+"""Another name of cstorch.core.annotation, for type checkers alone. Written by docs/alias_modules.py."""
+
+from cstorch.core.annotation import *
