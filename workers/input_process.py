@@ -18,7 +18,7 @@ from typing import Protocol
 from waferbox import deadlines, settings
 from waferbox.host.descriptors import readable
 from waferbox.input_process import foreign
-from waferbox.input_process.batch_digest import BATCH_DIGEST_BYTES
+from waferbox.input_process.batch_digest import BATCH_DIGEST_BYTES, BatchDigest
 from waferbox.input_process.confinement import DROPPED_VARIABLES
 from waferbox.input_process.messages import (
     DIGEST_BYTES,
@@ -55,7 +55,7 @@ class FirstBatch:
     """The digests of a worker's first batch, as in InputDigests (node.proto); empty with all later batches."""
 
     digests: Sequence[bytes]
-    whole: bytes
+    whole: BatchDigest
 
 
 # --- The end of a process group ---------------------------------------------------------------------------------------
@@ -205,9 +205,9 @@ class InputProcess:
         try:
             return FirstBatch(
                 digests=[bytes.fromhex(text)[:DIGEST_BYTES] for text in message.digests[:MOST_DIGESTS]],
-                whole=bytes.fromhex(message.first_batch)[:BATCH_DIGEST_BYTES],
+                whole=BatchDigest(*(bytes.fromhex(text)[:BATCH_DIGEST_BYTES] for text in message.first_batch)),
             )
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise _unexpected(message) from error
 
     def wait_state(self, stop: int) -> tuple[int, bytes]:

@@ -119,7 +119,7 @@ class WorkerProgram:
         requested = now()
         progress.waits = True
         first = self._process.wait_filled(slot, self._stop, self._receive_state)
-        if first.digests or first.whole:
+        if first.digests or first.whole.values:
             self._on_digests(first)
         progress.waits = False
         filled = now()
@@ -216,7 +216,8 @@ class WorkerJob(RoleJob):
             self.context.emit(node_pb2.AttachResponse(input_state=response))
 
         def emit_digests(first: FirstBatch) -> None:
-            response = node_pb2.InputDigests(epoch=request.epoch, digests=first.digests, first_batch=first.whole)
+            whole = node_pb2.BatchDigest(layout=first.whole.layout, values=first.whole.values)
+            response = node_pb2.InputDigests(epoch=request.epoch, digests=first.digests, first_batch=whole)
             self.context.emit(node_pb2.AttachResponse(input_digests=response))
 
         process = self._waiting[request.loader]

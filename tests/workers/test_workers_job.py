@@ -153,5 +153,6 @@ def test_the_first_batch_is_reported_where_the_execution_begins(
         assert response.HasField("finished")
         return
     values, labels = next(iter(input_functions.counting(ROWS)))
-    assert response.input_digests.first_batch == batch_digest([values, labels])
+    found = response.input_digests.first_batch
+    assert (found.layout, found.values) == batch_digest([values, labels])
     assert wafer.response().HasField("finished")

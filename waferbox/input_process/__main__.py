@@ -7,6 +7,7 @@ import socket
 import sys
 from collections.abc import Sequence
 
+from .batch_digest import UNKNOWN
 from .batches import Ring, Selection, endless
 from .confinement import confine
 from .failures import InputFailure, names_killed_process, summary, user_traceback
@@ -44,8 +45,9 @@ def serve(channel: Channel) -> None:
         fill, _ = channel.receive(Fill)
         position.state_steps, position.recovery_step = list(fill.state_steps), fill.recovery_step
         ring.write(fill.slot, tensors)
-        channel.send(Filled(slot=fill.slot, digests=tuple(selection.digests), first_batch=selection.first_batch))
-        selection.digests, selection.first_batch = [], ""
+        first = tuple(part.hex() for part in selection.first_batch)
+        channel.send(Filled(slot=fill.slot, digests=tuple(selection.digests), first_batch=first))
+        selection.digests, selection.first_batch = [], UNKNOWN
 
 
 def _failure(source: str, error: Exception) -> InputFailure:

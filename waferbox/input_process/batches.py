@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from .batch_digest import batch_digest
+from .batch_digest import UNKNOWN, batch_digest
 from .failures import InputFailure
 from .loader import Position
 from .messages import DIGEST_BYTES, MOST_DIGESTS, BatchLayout, Prepare, TensorLayout
@@ -102,7 +102,7 @@ class Selection:
         self._structure = _Structure()
         self._is_sharded = False  # set by the first batch
         self.digests: list[str] = []  # the first batch's, if it is a wafer's part
-        self.first_batch = ""  # its digest in hex, of the first worker, until it is sent
+        self.first_batch = UNKNOWN  # its digest, of the first worker, until it is sent
         # Tensors that differ in their first dimension, as those of graphs, are one row, which is not divided.
         self._is_one_row = len({member.shape[0] for member in self._members}) > 1
 
@@ -134,7 +134,7 @@ class Selection:
             if number == 0:
                 self._is_sharded = self._shards(rows)
                 if self._begins and self._wafer == self._worker == 0:
-                    self.first_batch = batch_digest(_tensor_leaves(leaves)).hex()
+                    self.first_batch = batch_digest(_tensor_leaves(leaves))
             self._check_rows(number, rows)
             is_sharded = self._is_sharded
             if number == 0 and is_sharded and rows < self._global_rows:

@@ -156,12 +156,13 @@ class Filled:
     Attributes:
         slot: the number of the slot.
         digests: of tensors of the first batch: they show whether wafers get the same samples.
-        first_batch: of the whole first batch of the execution, by the first worker, once; empty otherwise.
+        first_batch: the layout and the values of the first batch of the execution, by the first worker, once; both are
+            empty otherwise.
     """
 
     slot: int
     digests: tuple[str, ...]
-    first_batch: str
+    first_batch: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

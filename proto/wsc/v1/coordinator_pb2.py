@@ -27,7 +27,7 @@ from wsc.v1 import node_pb2 as wsc_dot_v1_dot_node__pb2
 from wsc.v1 import plan_pb2 as wsc_dot_v1_dot_plan__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18wsc/v1/coordinator.proto\x12\x06wsc.v1\x1a\x17wsc/v1/management.proto\x1a\x11wsc/v1/node.proto\x1a\x11wsc/v1/plan.proto\"0\n\x0eSessionRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0f\n\x07\x63ut_off\x18\x02 \x01(\x08\"\x0f\n\rSessionOpened\"\n\n\x08JobReady\"\xd4\x01\n\x0fSessionResponse\x12\"\n\x07\x66\x61ilure\x18\x01 \x01(\x0b\x32\x0f.wsc.v1.FailureH\x00\x12$\n\x05queue\x18\x02 \x01(\x0b\x32\x13.wsc.v1.QueueStatusH\x00\x12!\n\x05ready\x18\x03 \x01(\x0b\x32\x10.wsc.v1.JobReadyH\x00\x12\x10\n\x06\x61\x64vice\x18\x04 \x01(\tH\x00\x12\'\n\x06opened\x18\x05 \x01(\x0b\x32\x15.wsc.v1.SessionOpenedH\x00\x12\x11\n\x07\x66inding\x18\x06 \x01(\tH\x00\x42\x06\n\x04kind\"V\n\x0e\x43ompileRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0c\n\x04\x63irh\x18\x02 \x01(\t\x12\'\n\x07options\x18\x03 \x01(\x0b\x32\x16.wsc.v1.CompileOptions\"O\n\x0eStatePlacement\x12\x0c\n\x04name\x18\x01 \x01(\t\x12 \n\x04type\x18\x02 \x01(\x0b\x32\x12.wsc.v1.TensorType\x12\r\n\x05shard\x18\x03 \x01(\r\"\xfb\x01\n\x0f\x43ompileResponse\x12\x10\n\x08\x61rtifact\x18\x01 \x01(\t\x12\x0e\n\x06\x63\x61\x63hed\x18\x02 \x01(\x08\x12&\n\x06states\x18\x03 \x03(\x0b\x32\x16.wsc.v1.StatePlacement\x12\x1f\n\x07outputs\x18\x04 \x03(\x0b\x32\x0e.wsc.v1.Output\x12\x0e\n\x06report\x18\x05 \x01(\t\x12\x0f\n\x07seconds\x18\x06 \x01(\x01\x12\x15\n\rwafer_kernels\x18\x07 \x01(\r\x12$\n\tprecision\x18\x08 \x01(\x0b\x32\x11.wsc.v1.Precision\x12\r\n\x05notes\x18\t \x03(\t\x12\x10\n\x08warnings\x18\n \x03(\t\"I\n\x13PrepareInputRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12#\n\x05input\x18\x02 \x01(\x0b\x32\x14.wsc.v1.PrepareInput\"\x16\n\x14PrepareInputResponse\"N\n\nStateShard\x12\r\n\x05shard\x18\x01 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0b\n\x03job\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\x04\",\n\rShardsRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\"4\n\x0eShardsResponse\x12\"\n\x06shards\x18\x01 \x03(\x0b\x32\x12.wsc.v1.StateShard\"\x85\x01\n\nResumption\x12\x12\n\nshown_step\x18\x01 \x01(\x04\x12\x15\n\rconsumed_step\x18\x02 \x01(\x04\x12\x1d\n\x15\x61nnounced_checkpoints\x18\x03 \x03(\x04\x12\x1c\n\x14released_checkpoints\x18\x04 \x03(\x04\x12\x0f\n\x07started\x18\x05 \x01(\x08\"\xbe\x02\n\x05\x42\x65gin\x12\r\n\x05token\x18\x01 \x01(\t\x12\x10\n\x08\x61rtifact\x18\x02 \x01(\t\x12\x0e\n\x06loader\x18\x03 \x01(\t\x12\x11\n\tnum_steps\x18\x04 \x01(\x04\x12\x18\n\x10\x61\x63tivation_steps\x18\x05 \x01(\x04\x12\x18\n\x10\x63heckpoint_steps\x18\x06 \x03(\x04\x12\x1a\n\x12wants_input_states\x18\x07 \x01(\x08\x12\n\n\x02id\x18\x08 \x01(\t\x12&\n\nresumption\x18\t \x01(\x0b\x32\x12.wsc.v1.Resumption\x12\x13\n\x0b\x66irst_batch\x18\x0b \x01(\x0c\x12)\n\x06labels\x18\n \x03(\x0b\x32\x19.wsc.v1.Begin.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"+\n\tStateSent\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\r\x12\r\n\x05wrote\x18\x02 \x01(\x08\"\x18\n\x08\x43onsumed\x12\x0c\n\x04step\x18\x01 \x01(\x04\"\"\n\x12\x43heckpointReleased\x12\x0c\n\x04step\x18\x01 \x01(\x04\"\x19\n\tStopAfter\x12\x0c\n\x04step\x18\x01 \x01(\x04\"\xeb\x01\n\x0e\x45xecuteRequest\x12\x1e\n\x05\x62\x65gin\x18\x01 \x01(\x0b\x32\r.wsc.v1.BeginH\x00\x12\'\n\nstate_sent\x18\x02 \x01(\x0b\x32\x11.wsc.v1.StateSentH\x00\x12$\n\x08\x63onsumed\x18\x03 \x01(\x0b\x32\x10.wsc.v1.ConsumedH\x00\x12\x39\n\x13\x63heckpoint_released\x18\x04 \x01(\x0b\x32\x1a.wsc.v1.CheckpointReleasedH\x00\x12\'\n\nstop_after\x18\x05 \x01(\x0b\x32\x11.wsc.v1.StopAfterH\x00\x42\x06\n\x04kind\"S\n\x0bStateWanted\x12\x0f\n\x07missing\x18\x01 \x03(\t\x12\"\n\x06shards\x18\x02 \x03(\x0b\x32\x12.wsc.v1.StateShard\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\"\t\n\x07Started\"=\n\x0bStepOutputs\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0f\n\x07tensors\x18\x02 \x03(\x0c\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\"1\n\x0bOutputBatch\x12\"\n\x05steps\x18\x01 \x03(\x0b\x32\x13.wsc.v1.StepOutputs\"5\n\x0f\x43heckpointReady\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x14\n\x0cinput_states\x18\x02 \x03(\x0c\"\xa4\x01\n\x11\x45xecutionFinished\x12\x37\n\x07seconds\x18\x01 \x03(\x0b\x32&.wsc.v1.ExecutionFinished.SecondsEntry\x12\x14\n\x0cinput_states\x18\x02 \x03(\x0c\x12\x10\n\x08\x66indings\x18\x03 \x03(\t\x1a.\n\x0cSecondsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x93\x02\n\x0f\x45xecuteResponse\x12+\n\x0cstate_wanted\x18\x01 \x01(\x0b\x32\x13.wsc.v1.StateWantedH\x00\x12\"\n\x07started\x18\x02 \x01(\x0b\x32\x0f.wsc.v1.StartedH\x00\x12&\n\x07outputs\x18\x03 \x01(\x0b\x32\x13.wsc.v1.OutputBatchH\x00\x12-\n\ncheckpoint\x18\x04 \x01(\x0b\x32\x17.wsc.v1.CheckpointReadyH\x00\x12-\n\x08\x66inished\x18\x05 \x01(\x0b\x32\x19.wsc.v1.ExecutionFinishedH\x00\x12!\n\x06\x66\x61iled\x18\x06 \x01(\x0b\x32\x0f.wsc.v1.FailureH\x00\x42\x06\n\x04kind\"1\n\rFinishRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x11\n\tcancelled\x18\x02 \x01(\x08\"\x10\n\x0e\x46inishResponse2\x84\x03\n\x0b\x43oordinator\x12<\n\x07Session\x12\x16.wsc.v1.SessionRequest\x1a\x17.wsc.v1.SessionResponse0\x01\x12:\n\x07\x43ompile\x12\x16.wsc.v1.CompileRequest\x1a\x17.wsc.v1.CompileResponse\x12I\n\x0cPrepareInput\x12\x1b.wsc.v1.PrepareInputRequest\x1a\x1c.wsc.v1.PrepareInputResponse\x12\x37\n\x06Shards\x12\x15.wsc.v1.ShardsRequest\x1a\x16.wsc.v1.ShardsResponse\x12>\n\x07\x45xecute\x12\x16.wsc.v1.ExecuteRequest\x1a\x17.wsc.v1.ExecuteResponse(\x01\x30\x01\x12\x37\n\x06\x46inish\x12\x15.wsc.v1.FinishRequest\x1a\x16.wsc.v1.FinishResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18wsc/v1/coordinator.proto\x12\x06wsc.v1\x1a\x17wsc/v1/management.proto\x1a\x11wsc/v1/node.proto\x1a\x11wsc/v1/plan.proto\"0\n\x0eSessionRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0f\n\x07\x63ut_off\x18\x02 \x01(\x08\"\x0f\n\rSessionOpened\"\n\n\x08JobReady\"\xd4\x01\n\x0fSessionResponse\x12\"\n\x07\x66\x61ilure\x18\x01 \x01(\x0b\x32\x0f.wsc.v1.FailureH\x00\x12$\n\x05queue\x18\x02 \x01(\x0b\x32\x13.wsc.v1.QueueStatusH\x00\x12!\n\x05ready\x18\x03 \x01(\x0b\x32\x10.wsc.v1.JobReadyH\x00\x12\x10\n\x06\x61\x64vice\x18\x04 \x01(\tH\x00\x12\'\n\x06opened\x18\x05 \x01(\x0b\x32\x15.wsc.v1.SessionOpenedH\x00\x12\x11\n\x07\x66inding\x18\x06 \x01(\tH\x00\x42\x06\n\x04kind\"V\n\x0e\x43ompileRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0c\n\x04\x63irh\x18\x02 \x01(\t\x12\'\n\x07options\x18\x03 \x01(\x0b\x32\x16.wsc.v1.CompileOptions\"O\n\x0eStatePlacement\x12\x0c\n\x04name\x18\x01 \x01(\t\x12 \n\x04type\x18\x02 \x01(\x0b\x32\x12.wsc.v1.TensorType\x12\r\n\x05shard\x18\x03 \x01(\r\"\xfb\x01\n\x0f\x43ompileResponse\x12\x10\n\x08\x61rtifact\x18\x01 \x01(\t\x12\x0e\n\x06\x63\x61\x63hed\x18\x02 \x01(\x08\x12&\n\x06states\x18\x03 \x03(\x0b\x32\x16.wsc.v1.StatePlacement\x12\x1f\n\x07outputs\x18\x04 \x03(\x0b\x32\x0e.wsc.v1.Output\x12\x0e\n\x06report\x18\x05 \x01(\t\x12\x0f\n\x07seconds\x18\x06 \x01(\x01\x12\x15\n\rwafer_kernels\x18\x07 \x01(\r\x12$\n\tprecision\x18\x08 \x01(\x0b\x32\x11.wsc.v1.Precision\x12\r\n\x05notes\x18\t \x03(\t\x12\x10\n\x08warnings\x18\n \x03(\t\"I\n\x13PrepareInputRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12#\n\x05input\x18\x02 \x01(\x0b\x32\x14.wsc.v1.PrepareInput\"\x16\n\x14PrepareInputResponse\"N\n\nStateShard\x12\r\n\x05shard\x18\x01 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x0b\n\x03job\x18\x03 \x01(\t\x12\x13\n\x0bincarnation\x18\x04 \x01(\x04\",\n\rShardsRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x04\"4\n\x0eShardsResponse\x12\"\n\x06shards\x18\x01 \x03(\x0b\x32\x12.wsc.v1.StateShard\"\x85\x01\n\nResumption\x12\x12\n\nshown_step\x18\x01 \x01(\x04\x12\x15\n\rconsumed_step\x18\x02 \x01(\x04\x12\x1d\n\x15\x61nnounced_checkpoints\x18\x03 \x03(\x04\x12\x1c\n\x14released_checkpoints\x18\x04 \x03(\x04\x12\x0f\n\x07started\x18\x05 \x01(\x08\"\xd3\x02\n\x05\x42\x65gin\x12\r\n\x05token\x18\x01 \x01(\t\x12\x10\n\x08\x61rtifact\x18\x02 \x01(\t\x12\x0e\n\x06loader\x18\x03 \x01(\t\x12\x11\n\tnum_steps\x18\x04 \x01(\x04\x12\x18\n\x10\x61\x63tivation_steps\x18\x05 \x01(\x04\x12\x18\n\x10\x63heckpoint_steps\x18\x06 \x03(\x04\x12\x1a\n\x12wants_input_states\x18\x07 \x01(\x08\x12\n\n\x02id\x18\x08 \x01(\t\x12&\n\nresumption\x18\t \x01(\x0b\x32\x12.wsc.v1.Resumption\x12(\n\x0b\x66irst_batch\x18\x0b \x01(\x0b\x32\x13.wsc.v1.BatchDigest\x12)\n\x06labels\x18\n \x03(\x0b\x32\x19.wsc.v1.Begin.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"+\n\tStateSent\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\r\x12\r\n\x05wrote\x18\x02 \x01(\x08\"\x18\n\x08\x43onsumed\x12\x0c\n\x04step\x18\x01 \x01(\x04\"\"\n\x12\x43heckpointReleased\x12\x0c\n\x04step\x18\x01 \x01(\x04\"\x19\n\tStopAfter\x12\x0c\n\x04step\x18\x01 \x01(\x04\"\xeb\x01\n\x0e\x45xecuteRequest\x12\x1e\n\x05\x62\x65gin\x18\x01 \x01(\x0b\x32\r.wsc.v1.BeginH\x00\x12\'\n\nstate_sent\x18\x02 \x01(\x0b\x32\x11.wsc.v1.StateSentH\x00\x12$\n\x08\x63onsumed\x18\x03 \x01(\x0b\x32\x10.wsc.v1.ConsumedH\x00\x12\x39\n\x13\x63heckpoint_released\x18\x04 \x01(\x0b\x32\x1a.wsc.v1.CheckpointReleasedH\x00\x12\'\n\nstop_after\x18\x05 \x01(\x0b\x32\x11.wsc.v1.StopAfterH\x00\x42\x06\n\x04kind\"S\n\x0bStateWanted\x12\x0f\n\x07missing\x18\x01 \x03(\t\x12\"\n\x06shards\x18\x02 \x03(\x0b\x32\x12.wsc.v1.StateShard\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\"\t\n\x07Started\"=\n\x0bStepOutputs\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0f\n\x07tensors\x18\x02 \x03(\x0c\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\"1\n\x0bOutputBatch\x12\"\n\x05steps\x18\x01 \x03(\x0b\x32\x13.wsc.v1.StepOutputs\"5\n\x0f\x43heckpointReady\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x14\n\x0cinput_states\x18\x02 \x03(\x0c\"\xa4\x01\n\x11\x45xecutionFinished\x12\x37\n\x07seconds\x18\x01 \x03(\x0b\x32&.wsc.v1.ExecutionFinished.SecondsEntry\x12\x14\n\x0cinput_states\x18\x02 \x03(\x0c\x12\x10\n\x08\x66indings\x18\x03 \x03(\t\x1a.\n\x0cSecondsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x93\x02\n\x0f\x45xecuteResponse\x12+\n\x0cstate_wanted\x18\x01 \x01(\x0b\x32\x13.wsc.v1.StateWantedH\x00\x12\"\n\x07started\x18\x02 \x01(\x0b\x32\x0f.wsc.v1.StartedH\x00\x12&\n\x07outputs\x18\x03 \x01(\x0b\x32\x13.wsc.v1.OutputBatchH\x00\x12-\n\ncheckpoint\x18\x04 \x01(\x0b\x32\x17.wsc.v1.CheckpointReadyH\x00\x12-\n\x08\x66inished\x18\x05 \x01(\x0b\x32\x19.wsc.v1.ExecutionFinishedH\x00\x12!\n\x06\x66\x61iled\x18\x06 \x01(\x0b\x32\x0f.wsc.v1.FailureH\x00\x42\x06\n\x04kind\"1\n\rFinishRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x11\n\tcancelled\x18\x02 \x01(\x08\"\x10\n\x0e\x46inishResponse2\x84\x03\n\x0b\x43oordinator\x12<\n\x07Session\x12\x16.wsc.v1.SessionRequest\x1a\x17.wsc.v1.SessionResponse0\x01\x12:\n\x07\x43ompile\x12\x16.wsc.v1.CompileRequest\x1a\x17.wsc.v1.CompileResponse\x12I\n\x0cPrepareInput\x12\x1b.wsc.v1.PrepareInputRequest\x1a\x1c.wsc.v1.PrepareInputResponse\x12\x37\n\x06Shards\x12\x15.wsc.v1.ShardsRequest\x1a\x16.wsc.v1.ShardsResponse\x12>\n\x07\x45xecute\x12\x16.wsc.v1.ExecuteRequest\x1a\x17.wsc.v1.ExecuteResponse(\x01\x30\x01\x12\x37\n\x06\x46inish\x12\x15.wsc.v1.FinishRequest\x1a\x16.wsc.v1.FinishResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -65,39 +65,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RESUMPTION']._serialized_start=1096
   _globals['_RESUMPTION']._serialized_end=1229
   _globals['_BEGIN']._serialized_start=1232
-  _globals['_BEGIN']._serialized_end=1550
-  _globals['_BEGIN_LABELSENTRY']._serialized_start=1505
-  _globals['_BEGIN_LABELSENTRY']._serialized_end=1550
-  _globals['_STATESENT']._serialized_start=1552
-  _globals['_STATESENT']._serialized_end=1595
-  _globals['_CONSUMED']._serialized_start=1597
-  _globals['_CONSUMED']._serialized_end=1621
-  _globals['_CHECKPOINTRELEASED']._serialized_start=1623
-  _globals['_CHECKPOINTRELEASED']._serialized_end=1657
-  _globals['_STOPAFTER']._serialized_start=1659
-  _globals['_STOPAFTER']._serialized_end=1684
-  _globals['_EXECUTEREQUEST']._serialized_start=1687
-  _globals['_EXECUTEREQUEST']._serialized_end=1922
-  _globals['_STATEWANTED']._serialized_start=1924
-  _globals['_STATEWANTED']._serialized_end=2007
-  _globals['_STARTED']._serialized_start=2009
-  _globals['_STARTED']._serialized_end=2018
-  _globals['_STEPOUTPUTS']._serialized_start=2020
-  _globals['_STEPOUTPUTS']._serialized_end=2081
-  _globals['_OUTPUTBATCH']._serialized_start=2083
-  _globals['_OUTPUTBATCH']._serialized_end=2132
-  _globals['_CHECKPOINTREADY']._serialized_start=2134
-  _globals['_CHECKPOINTREADY']._serialized_end=2187
-  _globals['_EXECUTIONFINISHED']._serialized_start=2190
-  _globals['_EXECUTIONFINISHED']._serialized_end=2354
-  _globals['_EXECUTIONFINISHED_SECONDSENTRY']._serialized_start=2308
-  _globals['_EXECUTIONFINISHED_SECONDSENTRY']._serialized_end=2354
-  _globals['_EXECUTERESPONSE']._serialized_start=2357
-  _globals['_EXECUTERESPONSE']._serialized_end=2632
-  _globals['_FINISHREQUEST']._serialized_start=2634
-  _globals['_FINISHREQUEST']._serialized_end=2683
-  _globals['_FINISHRESPONSE']._serialized_start=2685
-  _globals['_FINISHRESPONSE']._serialized_end=2701
-  _globals['_COORDINATOR']._serialized_start=2704
-  _globals['_COORDINATOR']._serialized_end=3092
+  _globals['_BEGIN']._serialized_end=1571
+  _globals['_BEGIN_LABELSENTRY']._serialized_start=1526
+  _globals['_BEGIN_LABELSENTRY']._serialized_end=1571
+  _globals['_STATESENT']._serialized_start=1573
+  _globals['_STATESENT']._serialized_end=1616
+  _globals['_CONSUMED']._serialized_start=1618
+  _globals['_CONSUMED']._serialized_end=1642
+  _globals['_CHECKPOINTRELEASED']._serialized_start=1644
+  _globals['_CHECKPOINTRELEASED']._serialized_end=1678
+  _globals['_STOPAFTER']._serialized_start=1680
+  _globals['_STOPAFTER']._serialized_end=1705
+  _globals['_EXECUTEREQUEST']._serialized_start=1708
+  _globals['_EXECUTEREQUEST']._serialized_end=1943
+  _globals['_STATEWANTED']._serialized_start=1945
+  _globals['_STATEWANTED']._serialized_end=2028
+  _globals['_STARTED']._serialized_start=2030
+  _globals['_STARTED']._serialized_end=2039
+  _globals['_STEPOUTPUTS']._serialized_start=2041
+  _globals['_STEPOUTPUTS']._serialized_end=2102
+  _globals['_OUTPUTBATCH']._serialized_start=2104
+  _globals['_OUTPUTBATCH']._serialized_end=2153
+  _globals['_CHECKPOINTREADY']._serialized_start=2155
+  _globals['_CHECKPOINTREADY']._serialized_end=2208
+  _globals['_EXECUTIONFINISHED']._serialized_start=2211
+  _globals['_EXECUTIONFINISHED']._serialized_end=2375
+  _globals['_EXECUTIONFINISHED_SECONDSENTRY']._serialized_start=2329
+  _globals['_EXECUTIONFINISHED_SECONDSENTRY']._serialized_end=2375
+  _globals['_EXECUTERESPONSE']._serialized_start=2378
+  _globals['_EXECUTERESPONSE']._serialized_end=2653
+  _globals['_FINISHREQUEST']._serialized_start=2655
+  _globals['_FINISHREQUEST']._serialized_end=2704
+  _globals['_FINISHRESPONSE']._serialized_start=2706
+  _globals['_FINISHRESPONSE']._serialized_end=2722
+  _globals['_COORDINATOR']._serialized_start=2725
+  _globals['_COORDINATOR']._serialized_end=3113
 # @@protoc_insertion_point(module_scope)

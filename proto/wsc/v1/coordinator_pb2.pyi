@@ -433,13 +433,15 @@ class Begin(_message.Message):
     """with every checkpoint, and after the last step"""
     id: _builtins.str
     """identifies the execution within the job"""
-    first_batch: _builtins.bytes
-    """the digest of the first batch that the client has made (waferbox/input_process/batch_digest.py)"""
     @_builtins.property
     def checkpoint_steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def resumption(self) -> Global___Resumption:
         """absent: the execution is new"""
+
+    @_builtins.property
+    def first_batch(self) -> _node_pb2.BatchDigest:
+        """the one that the client has made"""
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
@@ -457,10 +459,10 @@ class Begin(_message.Message):
         wants_input_states: _builtins.bool = ...,
         id: _builtins.str = ...,
         resumption: Global___Resumption | None = ...,
-        first_batch: _builtins.bytes = ...,
+        first_batch: _node_pb2.BatchDigest | None = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["resumption", b"resumption"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["first_batch", b"first_batch", "resumption", b"resumption"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_steps", b"activation_steps", "artifact", b"artifact", "checkpoint_steps", b"checkpoint_steps", "first_batch", b"first_batch", "id", b"id", "labels", b"labels", "loader", b"loader", "num_steps", b"num_steps", "resumption", b"resumption", "token", b"token", "wants_input_states", b"wants_input_states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...

@@ -748,24 +748,51 @@ class InputDigests(_message.Message):
     DIGESTS_FIELD_NUMBER: _builtins.int
     FIRST_BATCH_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
-    first_batch: _builtins.bytes
-    """by the first worker: as in Begin; empty: its first batch is not that of the execution"""
     @_builtins.property
     def digests(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    @_builtins.property
+    def first_batch(self) -> Global___BatchDigest:
+        """by the first worker, if its first batch is that of the execution"""
+
     def __init__(
         self,
         *,
         epoch: _builtins.int = ...,
         digests: _abc.Iterable[_builtins.bytes] | None = ...,
-        first_batch: _builtins.bytes = ...,
+        first_batch: Global___BatchDigest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["first_batch", b"first_batch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "epoch", b"epoch", "first_batch", b"first_batch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___InputDigests: _TypeAlias = InputDigests  # noqa: Y015
+
+@_typing.final
+class BatchDigest(_message.Message):
+    """Of all tensors of a batch (waferbox/input_process/batch_digest.py)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAYOUT_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    layout: _builtins.bytes
+    """of their element types and shapes"""
+    values: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        layout: _builtins.bytes = ...,
+        values: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["layout", b"layout", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BatchDigest: _TypeAlias = BatchDigest  # noqa: Y015
 
 @_typing.final
 class Finished(_message.Message):

@@ -39,8 +39,8 @@ from cstorch.errors import ClusterError, UsageError
 from waferbox import execution_folders
 from waferbox.cirh.modules.verify import verify
 from waferbox.execution_folders import ExecutionRecord, Stage
-from waferbox.input_process.batch_digest import batch_digest
-from wsc.v1 import coordinator_pb2, plan_pb2
+from waferbox.input_process.batch_digest import UNKNOWN, batch_digest
+from wsc.v1 import coordinator_pb2, node_pb2, plan_pb2
 
 logger = logging.getLogger("cstorch.execution")
 
@@ -75,7 +75,7 @@ class ClusterExecution(Execution):
         self._target = target
         self._step = step
         self._rows = 0
-        self._first_batch = b""  # its digest; empty if the execution ends before its first step
+        self._first_batch = UNKNOWN  # its digest
         self._changed_objects: Sequence[ChangedObjects] = ()  # in the batches after the first
         self._input: Future[None] | None = None  # done when the workers have the input_fn
         self._staged: Staged | None = None  # initial values that MemoryX makes during the compile
@@ -124,7 +124,7 @@ class ClusterExecution(Execution):
                 self._staged = Staged(state.named_getters(), session.stage)
         with logged_if_slow("Reading the first batch"):
             batch, *later = loader.first_batches(min(looked_at, self.executor.num_steps), has_values=runs)
-        self._first_batch = batch_digest(_tensors(batch)) if runs else b""
+        self._first_batch = batch_digest(_tensors(batch)) if runs else UNKNOWN
         self._rows = check_batch(batch, config.num_csx)
         self._changed_objects = list(changed_objects([batch, *later]))
         return pytree.tree_map_only(torch.Tensor, _without_values, batch)
@@ -195,7 +195,7 @@ class ClusterExecution(Execution):
             checkpoint_steps=self.snapshot_steps,
             wants_input_states=executor.dataloader.is_restartable,
             labels=self._step.labels,
-            first_batch=self._first_batch,
+            first_batch=node_pb2.BatchDigest(layout=self._first_batch.layout, values=self._first_batch.values),
         )
         self._job, self._stream = job, ExecutionStream(job, begin)
         stream = self._stream
