@@ -287,7 +287,7 @@ class InputProcess:
             message = f"the process of the input_fn ended with exit status {status}; did the input_fn call sys.exit?"
             return JobFailure(node_pb2.Failure.KIND_INPUT, message)
         name = signal.Signals(-status).name
-        hint = "; was it out of memory?" if -status == signal.SIGKILL else ""
+        hint = ", perhaps for want of memory" if -status == signal.SIGKILL else ""
         return JobFailure(node_pb2.Failure.KIND_NODE, f"the process of the input_fn was killed by {name}{hint}")
 
 

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import pytest
 
 from waferbox.check.check import Check, CheckSettings
-from waferbox.check.runs import command_of
 from waferbox.check.verdict import State, Verdict
 from waferbox.checked_run.record import Question
+from waferbox.commands.script_command import command_of
 from waferbox.prediction.machines import CS3
 
 pytestmark = pytest.mark.cluster

@@ -6,7 +6,7 @@ from typing import Protocol
 import pytest
 
 from waferbox.check.check import trace_answers
-from waferbox.check.runs import NoScript, Run, command_of
+from waferbox.check.runs import Run
 from waferbox.check.verdict import Answer, Finding, State, Verdict
 from waferbox.checked_run.record import Program, Question, RunFailed, Way
 
@@ -74,14 +74,6 @@ def test_end_before_the_first_step(run: MakeRun) -> None:
     assert "with status 1; it wrote last:\nTraceback" in trace.summary
     (trace,) = trace_answers(run(), run(way=Way.TORCH), [])
     assert "ran no step on CSX" in trace.summary
-
-
-def test_commands(tmp_path: Path) -> None:
-    assert command_of("package.train", ["--lr", "1"], is_module=True)[1:] == ["-m", "package.train", "--lr", "1"]
-    with pytest.raises(NoScript, match="nbconvert"):
-        command_of("train.ipynb", [])
-    with pytest.raises(NoScript, match="there is no script"):
-        command_of(str(tmp_path / "train.py"), [])
 
 
 @pytest.mark.parametrize(

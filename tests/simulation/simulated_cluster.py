@@ -539,7 +539,7 @@ EXPLANATIONS: dict[str, set[str]] = {
     # A node that was leased and cannot be reached.
     "did not answer within": {"partition", "stall a node", "lose a host"},
     # The host that has it is out of reach.
-    "finds no share": {"partition", "stall a node", "lose a host"},
+    "finds no share": {"partition", "stall a node"},
 }
 
 

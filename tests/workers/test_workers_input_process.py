@@ -190,7 +190,7 @@ def test_what_a_loader_was_handing_over_goes_with_its_process(prepare: Prepare, 
 def test_a_killed_process_is_noticed(prepare: Prepare) -> None:
     with running(prepare(input_functions.slow, 600.0)) as harness:
         os.kill(harness.process._process.pid, signal.SIGKILL)
-        with pytest.raises(JobFailure, match="killed by SIGKILL; was it out of memory") as caught:
+        with pytest.raises(JobFailure, match="killed by SIGKILL, perhaps for want of memory") as caught:
             harness.batch()
     assert (caught.value.kind, caught.value.peer) == (node_pb2.Failure.KIND_NODE, "")
 

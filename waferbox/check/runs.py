@@ -1,10 +1,8 @@
 """The runs of a checked script: child processes, each with a record."""
 
 import os
-import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +16,6 @@ from waferbox.launch.local_clusters import EMBEDDED
 
 LOG: Final = "log"
 _TAIL_BYTES: Final = 4000
-
-
-class NoScript(ValueError):
-    """Raised when a command names neither a file nor a program."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,24 +48,6 @@ class Run:
     def log_tail(self) -> str:
         """The end of what the script has written."""
         return (self.folder / LOG).read_bytes()[-_TAIL_BYTES:].decode(errors="replace").strip()
-
-
-def command_of(script: str, arguments: Sequence[str], *, is_module: bool = False) -> list[str]:
-    """Returns the command that runs a script, a module, or a program such as cszoo.
-
-    Raises:
-        NoScript: there is neither script nor program, or it is a notebook.
-    """
-    if is_module:
-        return [sys.executable, "-m", script, *arguments]
-    if Path(script).suffix == ".ipynb":
-        raise NoScript(f"{script} is a notebook: export its code first (jupyter nbconvert --to script {script})")
-    if Path(script).is_file():
-        return [sys.executable, script, *arguments]
-    program = shutil.which(script)
-    if program is None:
-        raise NoScript(f"there is no script {script}, and no program of this name")
-    return [program, *arguments]
 
 
 def start_script(command: Sequence[str], environment: Mapping[str, str], log: int) -> "subprocess.Popen[bytes]":

@@ -9,6 +9,7 @@ import typer
 
 from waferbox.commands.html_option import HtmlOption, write_page
 from waferbox.commands.machine_option import MachineName, MachineOption, find_machine
+from waferbox.commands.script_command import NoScript, command_of
 from waferbox.output.console import Status, errors, fail, output, print_text
 
 WIDTH: Final = 120  # of the verdict, which has sentences
@@ -40,7 +41,6 @@ def check(
     """
     from waferbox.check.check import Check, CheckSettings
     from waferbox.check.page import verdict_page
-    from waferbox.check.runs import NoScript, command_of
     from waferbox.check.tables import verdict_text
 
     try:

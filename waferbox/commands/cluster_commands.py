@@ -5,7 +5,6 @@ import enum
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from waferbox.commands.connection import (
     connect,
     find_cluster,
 )
+from waferbox.commands.script_command import NoScript, command_of
 from waferbox.host.folders import cache_root
 from waferbox.host.memory import parse_size
 from waferbox.launch.installation import user_environment
@@ -42,7 +42,7 @@ from waferbox.launch.local_clusters import (
     with_name,
 )
 from waferbox.launch.stop_signals import StopSignals
-from waferbox.output.console import errors, fail, output, print_heading, print_text, warn
+from waferbox.output.console import Status, errors, fail, output, print_heading, print_text, warn
 from waferbox.output.tables import cluster_table
 from waferbox.roles import WORKER
 from waferbox.rpc.address import split_address
@@ -61,21 +61,18 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _FROM_KERNEL = 0x80  # si_code SI_KERNEL: the terminal has sent the signal to its foreground group, script included
 
 
-def run_script(script: str, arguments: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Runs a script with this Python, and forwards signals to it. Must be called by the only thread of the process.
+def run_script(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Runs a script, and forwards signals to it. Must be called by the only thread of the process.
 
     Args:
-        script: its path.
-        arguments: of the script.
+        command: that runs it.
         environment: variables that are added to those of this process.
 
     Returns:
         The exit status of the script; 128 + n if signal n ended it.
     """
     watched = {*FORWARDED, signal.SIGCHLD}
-    process = subprocess.Popen(
-        [sys.executable, script, *arguments], env={**user_environment(os.environ), **environment}
-    )
+    process = subprocess.Popen(command, env={**user_environment(os.environ), **environment})
     # Blocked after the start of the script, which would inherit the mask.
     signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     try:
@@ -341,8 +338,11 @@ def _show(cluster: Cluster | Embedded, remark: str) -> None:
 
 
 def run(
-    script: Annotated[Path, typer.Argument(help="A Python script.", exists=True, dir_okay=False, readable=True)],
-    arguments: Annotated[list[str] | None, typer.Argument(help="Arguments of the script.")] = None,
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A Python script, or a program such as cszoo.")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="What the script is given.")] = None,
+    module: Annotated[
+        bool, typer.Option("-m", "--module", metavar="", help="SCRIPT is a module, as in `python -m`.")
+    ] = False,
     wafers: Wafers = 1,
     memoryx: MemoryX = None,
     workers: Workers = None,
@@ -359,6 +359,10 @@ def run(
     With --restarts a script that was killed, or ended with an error, is started again. WAFERBOX_RESTART has the number
     of the restart, 0 at first. A script continues from its last checkpoint if it loads that.
     """
+    try:
+        command = command_of(script, arguments or [], is_module=module)
+    except NoScript as error:
+        fail(str(error), Status.USAGE)
     settings = _settings(wafers, memoryx, workers, swarmx, threads, state_dir, memory_limit, cache_root)
     settings = dataclasses.replace(settings, page=DEFAULT_PAGE if page else None, next_free=True)
     try:
@@ -372,7 +376,7 @@ def run(
         token = own_clusters_token(Kind.USER)
         for restart in range(restarts + 1):
             variables = {MANAGEMENT.name: management, TOKEN.name: token, RESTART.name: str(restart)}
-            status = run_script(str(script), arguments or [], variables)
+            status = run_script(command, variables)
             if status == 0 or status in STOPPED:
                 break
             if restart < restarts:

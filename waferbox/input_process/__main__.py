@@ -54,7 +54,7 @@ def _failure(source: str, error: Exception) -> InputFailure:
     message = f"the loader of {source} raised {summary(error)}"
     killed = names_killed_process(error)
     if killed:
-        message += "; a process of the loader was killed: was it out of memory?"
+        message += "; a process of the loader was killed, perhaps for want of memory"
     return InputFailure(message, user_traceback(error), killed=killed)
 
 

@@ -1,0 +1,40 @@
+"""The command that runs what a user names: a script, a module, or a program such as cszoo."""
+
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+_ELF = b"\x7fELF"
+
+
+class NoScript(ValueError):
+    """Raised when a command names neither a file nor a program."""
+
+
+def command_of(script: str, arguments: Sequence[str], *, is_module: bool = False) -> list[str]:
+    """Returns the command that runs a script, a module, or a program.
+
+    Args:
+        script: The path of a script or a program, the name of a program, or that of a module.
+        arguments: Those of the script.
+        is_module: Whether it is a module, as in `python -m`.
+
+    Raises:
+        NoScript: There is neither script nor program, or it is a notebook.
+    """
+    if is_module:
+        return [sys.executable, "-m", script, *arguments]
+    if Path(script).suffix == ".ipynb":
+        raise NoScript(f"{script} is a notebook: export its code first (jupyter nbconvert --to script {script})")
+    if Path(script).is_file() and not _is_program(script):
+        return [sys.executable, script, *arguments]
+    program = shutil.which(script)
+    if program is None:
+        raise NoScript(f"there is no script {script}, and no program of this name")
+    return [program, *arguments]
+
+
+def _is_program(path: str) -> bool:
+    with open(path, "rb") as file:
+        return file.read(len(_ELF)) == _ELF
