@@ -142,8 +142,8 @@ def drawn_on_host(line: str) -> TraceError:
         f"At {user_line()} a random tensor that was drawn on the CPU in the traced step, at {line}, enters the step. "
         f"The step is traced once, so this one draw would be that of every step. Draw it on the device, where each "
         f"step draws again: `torch.randn(n, device=x.device)`, `torch.randint(0, T, (n,), device=x.device)`; or "
-        f"draw it in the input_fn, as part of the batch. If all steps are to have the same, draw it before the step, as "
-        f"a buffer of the model."
+        f"draw it in the input_fn, as part of the batch. If all steps are to have the same, draw it before the step, "
+        f"as a buffer of the model."
     )
 
 
