@@ -31,6 +31,7 @@ from appliance.management.supervisor import ManagementSettings
 from waferbox import __version__, roles
 from waferbox.host.clock import SystemClock
 from waferbox.launch.async_child import AsyncChild
+from waferbox.rpc import server
 from waferbox.rpc.address import bind
 from waferbox.rpc.async_server import AsyncServer, make_async_channel
 from waferbox.rpc.server import make_channel, through
@@ -397,6 +398,17 @@ class Client:
         self.requests.put(None)
         self.session.cancel()
         self.channel.close()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_connections() -> Iterator[None]:
+    """Gives each channel a connection of its own: what are processes of a cluster are threads of this one.
+
+    Else a coordinator that has just begun would wait, as another's attempt to connect has failed a moment before.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server, "_OPTIONS", [*server._OPTIONS, ("grpc.use_local_subchannel_pool", 1)])
+        yield
 
 
 @pytest.fixture
