@@ -98,7 +98,8 @@ def test_no_process_is_started_by_a_search_for_its_module() -> None:
     sources = [path for folder in folders for path in (root / folder).rglob("*.py")]
     assert len(sources) > 100
     found = {str(path.relative_to(root)) for path in sources if '"-m"' in path.read_text()}
-    assert found == {"waferbox/check/runs.py", "waferbox/commands/check_command.py"}  # `check -m`: the user's module
+    # `check -m` and `run -m`: the user's module
+    assert found == {f"waferbox/commands/{name}.py" for name in ("check_command", "cluster_commands", "script_command")}
 
 
 def test_a_users_program_gets_the_environment_of_the_user() -> None:
