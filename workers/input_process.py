@@ -75,11 +75,26 @@ def end_group(leader: int) -> None:
             with contextlib.suppress(ProcessLookupError):
                 members[pid] = os.pidfd_open(pid)
                 closing.callback(os.close, members[pid])
+        semaphores = set().union(*map(_named_semaphores, members))
         os.killpg(leader, signal.SIGKILL)
         deadline = time.monotonic() + deadlines.INPUT_PROCESS.group
         for pid, pidfd in members.items():
             if readable([pidfd], max(0.0, deadline - time.monotonic())):
                 remove_shared_memory(pid)
+        for path in semaphores:
+            path.unlink(missing_ok=True)
+
+
+def _named_semaphores(pid: int) -> set[Path]:
+    """Returns the semaphores that a spawned process of multiprocessing has mapped by their names.
+
+    A process of multiprocessing removes them at the end of the others, but is killed with these.
+    """
+    try:
+        mapped = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:  # It has ended, or is another user's.
+        return set()
+    return {Path(line.split()[-1]) for line in mapped if "/dev/shm/sem.mp-" in line and not line.endswith("(deleted)")}
 
 
 def _members(group: int) -> list[int]:

@@ -76,6 +76,15 @@ def random_rows(rows: int) -> torch.utils.data.DataLoader[Any]:
     return torch.utils.data.DataLoader(dataset, batch_size=rows, shuffle=True, num_workers=2, drop_last=True)
 
 
+def spawned_rows(rows: int) -> torch.utils.data.DataLoader[Any]:
+    """As random_rows, but its processes are spawned, and share semaphores that have names."""
+    values = torch.arange(8 * rows)
+    dataset = torch.utils.data.TensorDataset(values.float().unsqueeze(1).expand(-1, 3).contiguous(), values)
+    return torch.utils.data.DataLoader(
+        dataset, batch_size=rows, num_workers=1, drop_last=True, multiprocessing_context="spawn"
+    )
+
+
 def random_rows_without_signals(rows: int) -> torch.utils.data.DataLoader[Any]:
     """As random_rows, but torch misses its batch before it learns that a process of the loader has ended."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])

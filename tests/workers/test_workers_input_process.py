@@ -28,7 +28,7 @@ from waferbox.launch.fork_server_process import ForkServerProcess
 from waferbox.links.hub import Stopped
 from waferbox.runtime.node_job import JobFailure
 from workers import input_process
-from workers.input_process import InputProcess, _read_state
+from workers.input_process import InputProcess, _members, _named_semaphores, _read_state
 from wsc.v1 import node_pb2, plan_pb2
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("forked")]
@@ -225,6 +225,15 @@ def test_the_temporary_files_of_a_loader_with_processes_are_removed(prepare: Pre
             assert list(folder.iterdir())  # sockets
         assert not folder.exists()
         assert temporary_folder(lives).exists()
+
+
+def test_named_semaphores_of_a_loader_are_removed_with_its_processes(prepare: Prepare) -> None:
+    with running(prepare(input_functions.spawned_rows, ROWS)) as harness:
+        harness.batch()
+        semaphores = set().union(*map(_named_semaphores, _members(harness.process._process.pid)))
+        assert semaphores
+        assert all(path.exists() for path in semaphores)
+    assert not any(path.exists() for path in semaphores)
 
 
 def test_temporary_files_of_a_process_that_died_with_its_worker_are_removed_by_the_next(prepare: Prepare) -> None:
