@@ -165,7 +165,6 @@ class CoordinatedJob:
         self._terminated = False
         self.is_finished = False  # the script has announced its end
         self._is_cancelled = False
-        self._findings: set[str] = set()  # which are not repeated
         self._succeeded = False
 
     def start(self) -> None:
@@ -441,10 +440,8 @@ class CoordinatedJob:
         self.observation.scalars(step, values)
 
     def found(self, finding: str) -> None:
-        """Sends what the script does otherwise than it says to the client, once."""
-        if finding not in self._findings:
-            self._findings.add(finding)
-            self.session.send(coordinator_pb2.SessionResponse(finding=finding))
+        """Sends what the script does otherwise than it says to the client, which shows it once."""
+        self.session.send(coordinator_pb2.SessionResponse(finding=finding))
 
     def _send_advice(self, advice: str) -> None:
         self.session.send(coordinator_pb2.SessionResponse(advice=advice))

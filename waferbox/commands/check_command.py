@@ -9,18 +9,16 @@ import typer
 
 from waferbox.commands.html_option import HtmlOption, write_page
 from waferbox.commands.machine_option import MachineName, MachineOption, find_machine
-from waferbox.commands.script_command import NoScript, command_of
+from waferbox.commands.script_command import ModuleOption, NoScript, ScriptArgument, ScriptArguments, command_of
 from waferbox.output.console import Status, errors, fail, output, print_text
 
 WIDTH: Final = 120  # of the verdict, which has sentences
 
 
 def check(
-    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A Python script, or a program such as cszoo.")],
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="What the script is given.")] = None,
-    module: Annotated[
-        bool, typer.Option("-m", "--module", metavar="", help="SCRIPT is a module, as in `python -m`.")
-    ] = False,
+    script: ScriptArgument,
+    arguments: ScriptArguments = None,
+    module: ModuleOption = False,
     wafers: Annotated[str, typer.Option(metavar="N,N", help="The numbers of wafers to compile for.")] = "1,2",
     steps: Annotated[int, typer.Option(min=2, max=1000, help="The most steps of each execution.")] = 5,
     full_size: Annotated[

@@ -24,7 +24,7 @@ from waferbox.commands.connection import (
     connect,
     find_cluster,
 )
-from waferbox.commands.script_command import NoScript, command_of
+from waferbox.commands.script_command import ModuleOption, NoScript, ScriptArgument, ScriptArguments, command_of
 from waferbox.host.folders import cache_root
 from waferbox.host.memory import parse_size
 from waferbox.launch.installation import user_environment
@@ -338,11 +338,9 @@ def _show(cluster: Cluster | Embedded, remark: str) -> None:
 
 
 def run(
-    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A Python script, or a program such as cszoo.")],
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="What the script is given.")] = None,
-    module: Annotated[
-        bool, typer.Option("-m", "--module", metavar="", help="SCRIPT is a module, as in `python -m`.")
-    ] = False,
+    script: ScriptArgument,
+    arguments: ScriptArguments = None,
+    module: ModuleOption = False,
     wafers: Wafers = 1,
     memoryx: MemoryX = None,
     workers: Workers = None,

@@ -4,6 +4,19 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+ScriptArgument: TypeAlias = Annotated[
+    str, typer.Argument(metavar="SCRIPT", help="A Python script, or a program such as cszoo.")
+]
+ScriptArguments: TypeAlias = Annotated[
+    list[str] | None, typer.Argument(metavar="ARGS", help="What the script is given.")
+]
+ModuleOption: TypeAlias = Annotated[
+    bool, typer.Option("-m", "--module", metavar="", help="SCRIPT is a module, as in `python -m`.")
+]
 
 _ELF = b"\x7fELF"
 

@@ -18,12 +18,14 @@ class BatchDigest(NamedTuple):
 UNKNOWN = BatchDigest(b"", b"")
 
 
-def batch_digest(tensors: Iterable[Any]) -> BatchDigest:
-    """Returns the digest of the tensors of a batch, in the order of its leaves; UNKNOWN if it has no values here."""
+def batch_digest(leaves: Iterable[Any]) -> BatchDigest:
+    """Returns the digest of the tensors among the leaves of a batch; UNKNOWN if they have no values here."""
+    import torch
+
     layout, values = hashlib.blake2b(digest_size=BATCH_DIGEST_BYTES), hashlib.blake2b(digest_size=BATCH_DIGEST_BYTES)
     is_empty = True
-    for tensor in tensors:
-        if str(tensor.layout) != "torch.strided" or tensor.device.type != "cpu":
+    for tensor in (leaf for leaf in leaves if isinstance(leaf, torch.Tensor)):
+        if tensor.layout != torch.strided or tensor.device.type != "cpu":
             return UNKNOWN
         is_empty = False
         layout.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())

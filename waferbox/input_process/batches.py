@@ -134,7 +134,7 @@ class Selection:
             if number == 0:
                 self._is_sharded = self._shards(rows)
                 if self._begins and self._wafer == self._worker == 0:
-                    self.first_batch = batch_digest(_tensor_leaves(leaves))
+                    self.first_batch = batch_digest(leaves)
             self._check_rows(number, rows)
             is_sharded = self._is_sharded
             if number == 0 and is_sharded and rows < self._global_rows:
@@ -249,12 +249,6 @@ class Selection:
                 f"{list(member.shape)[first:]}: every batch must be like the first"
                 + ("; fill up the tensors of each batch to the same sizes" if self._is_one_row else "")
             )
-
-
-def _tensor_leaves(leaves: Sequence[Any]) -> list[Any]:
-    """Returns the tensors among the leaves of a batch, in their order."""
-    torch = sys.modules["torch"]
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 def _digests(tensors: Sequence[Any]) -> list[str]:

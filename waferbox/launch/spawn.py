@@ -100,16 +100,18 @@ class UnknownStatus:
 
 def process_started(pid: int) -> int:
     """The start time of a process, in clock ticks since the boot. Raises ProcessLookupError."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    except FileNotFoundError as error:
-        raise ProcessLookupError(f"there is no process {pid}") from error
+    return int(_stat_fields(pid)[19])
 
 
 def is_zombie(pid: int) -> bool:
     """Whether a process has ended, and its parent has not waited for it. Raises ProcessLookupError."""
+    return _stat_fields(pid)[0] in "ZX"
+
+
+def _stat_fields(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the third on, the state. Raises ProcessLookupError."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except FileNotFoundError as error:
         raise ProcessLookupError(f"there is no process {pid}") from error
 
@@ -117,7 +119,7 @@ def is_zombie(pid: int) -> bool:
 def zombie_status(pid: int, pidfd: int) -> int | None:
     """The exit status of a process that has ended and for which its parent has not waited; else None."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = _stat_fields(pid)
         waited_for = "Pid:\t-1\n" in Path(f"/proc/self/fdinfo/{pidfd}").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None

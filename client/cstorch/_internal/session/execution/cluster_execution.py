@@ -124,7 +124,7 @@ class ClusterExecution(Execution):
                 self._staged = Staged(state.named_getters(), session.stage)
         with logged_if_slow("Reading the first batch"):
             batch, *later = loader.first_batches(min(looked_at, self.executor.num_steps), has_values=runs)
-        self._first_batch = batch_digest(_tensors(batch)) if runs else UNKNOWN
+        self._first_batch = batch_digest(pytree.tree_leaves(batch)) if runs else UNKNOWN
         self._rows = check_batch(batch, config.num_csx)
         self._changed_objects = list(changed_objects([batch, *later]))
         return pytree.tree_map_only(torch.Tensor, _without_values, batch)
@@ -371,10 +371,6 @@ class ClusterExecution(Execution):
 @cache
 def _warn_once(text: str) -> None:
     logger.warning("%s", text)
-
-
-def _tensors(batch: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
 
 
 def _without_values(tensor: torch.Tensor) -> torch.Tensor:

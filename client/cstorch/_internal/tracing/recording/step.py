@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,21 +60,6 @@ def trace_step(
         recording.close()
 
 
-@contextlib.contextmanager
-def _no_anomaly_detection() -> Iterator[None]:
-    """Context without anomaly detection, which reads the values of gradients."""
-    if not torch.is_anomaly_enabled():
-        yield
-        return
-    _warn_of_anomaly_detection()
-    checks_nan = torch.is_anomaly_check_nan_enabled()
-    torch.autograd.set_detect_anomaly(False)
-    try:
-        yield
-    finally:
-        torch.autograd.set_detect_anomaly(True, checks_nan)
-
-
 @functools.cache
 def _warn_of_anomaly_detection() -> None:
     logger.warning(
@@ -121,7 +106,9 @@ class OpenTrace:
         self._modes.enter_context(captured())
         self._modes.enter_context(patched())
         self._modes.enter_context(device_modes())
-        self._modes.enter_context(_no_anomaly_detection())
+        if torch.is_anomaly_enabled():  # it reads the values of gradients
+            _warn_of_anomaly_detection()
+            self._modes.enter_context(torch.autograd.set_detect_anomaly(False))
         self._is_open = True
 
     def _add_input(self, leaf: Any) -> Any:
