@@ -5,6 +5,7 @@ Imports in functions and under TYPE_CHECKING count.
 
 import ast
 import gc
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -291,3 +292,8 @@ def test_only_the_child_of_a_worker_unpickles() -> None:
             if isinstance(node, ast.Attribute) and node.attr in ("loads", "load") and isinstance(node.value, ast.Name):
                 where = f"{path.relative_to(ROOT)}:{node.lineno}"
                 assert node.value.id not in ("pickle", "cloudpickle", "dill"), where
+
+
+def test_modules_of_tests_have_names_of_their_own() -> None:
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == [], "pytest imports one of them for both"
