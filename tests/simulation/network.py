@@ -190,9 +190,10 @@ class ServerCall:
         self.context = Context(metadata)
         self._requests: deque[object] = deque()
         self._arrived = asyncio.Event()
+        self._response: bytes | None = None  # the one of a call that has one, which goes with its status
+        self._has_begun = False
         connection.handled[call.number] = self
         self._task = asyncio.get_running_loop().create_task(self._run())
-        self._task.add_done_callback(self._done)
 
     def request(self, data: object) -> None:
         """Takes a message of the client; CLOSED: there are no more."""
@@ -201,6 +202,8 @@ class ServerCall:
 
     def cancel(self) -> None:
         self._task.cancel()
+        if not self._has_begun:
+            self._end(grpc.StatusCode.CANCELLED, "cancelled")
 
     async def _next(self) -> object:
         while not self._requests:
@@ -213,32 +216,34 @@ class ServerCall:
             yield request
 
     async def _run(self) -> None:
-        handler = self._handler
-        requests = self._iterate() if handler.request_streaming else await self._next()
-        function = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
-        if handler.response_streaming:
-            async for response in function(requests, self.context):
-                self._respond(response)
-                await asyncio.sleep(self._connection.network.latency())  # until the transport takes another
-        else:
-            self._respond(await function(requests, self.context))
-
-    def _respond(self, response: Any) -> None:
-        self._connection.send(self._connection.client, self._call.response, self._handler.response_serializer(response))
-
-    def _done(self, task: "asyncio.Task[None]") -> None:
-        self._connection.handled.pop(self._call.number, None)
-        error = None if task.cancelled() else task.exception()
+        self._has_begun = True
         code, details = grpc.StatusCode.OK, ""
-        if task.cancelled():
+        try:
+            await self._handle()
+        except asyncio.CancelledError:
             code, details = grpc.StatusCode.CANCELLED, "cancelled"
-        elif isinstance(error, grpc.aio.AbortError):
+        except grpc.aio.AbortError:
             assert self.context.error is not None
             code, details = self.context.error
-        elif error is not None:
+        except Exception as error:  # noqa: BLE001 - a defect of the simulated process
             code, details = grpc.StatusCode.UNKNOWN, f"Unexpected {error!r}"
             self._connection.server.process.defects.append(f"a handler of {self._call.method}: {error!r}")
-        self._connection.send(self._connection.client, self._call.end, code, details)
+        self._end(code, details)
+
+    async def _handle(self) -> None:
+        handler, connection = self._handler, self._connection
+        requests = self._iterate() if handler.request_streaming else await self._next()
+        function = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+        if not handler.response_streaming:
+            self._response = handler.response_serializer(await function(requests, self.context))
+            return
+        async for response in function(requests, self.context):
+            connection.send(connection.client, self._call.response, handler.response_serializer(response))
+            await asyncio.sleep(connection.network.latency())  # until the transport takes another
+
+    def _end(self, code: grpc.StatusCode, details: str) -> None:
+        self._connection.handled.pop(self._call.number, None)
+        self._connection.send(self._connection.client, self._call.end, code, details, self._response)
         for callback in self.context.callbacks:
             callback(self.context)
 
@@ -261,6 +266,11 @@ class Channel:
         self._numbers = itertools.count(1)
         self._calls: set[Call] = set()
 
+    @property
+    def connection(self) -> Connection | None:
+        """The connection, if there is one."""
+        return None if self._connection is None or self._connection.is_broken else self._connection
+
     async def connect(self, *, waits: bool) -> Connection:
         """Returns the connection, a new one if there is none.
 
@@ -273,8 +283,8 @@ class Channel:
         end, silent_end = now + READY_SECONDS, now + SILENT_SECONDS
         while True:
             await asyncio.sleep(CONNECT_SECONDS)
-            if self._connection is not None and not self._connection.is_broken:
-                return self._connection
+            if (connection := self.connection) is not None:
+                return connection
             server = self._network.servers.get(self._address)
             if server is not None:
                 cut = self._network.cut_until(self._process.host, server.process.host)
@@ -356,34 +366,48 @@ class Call:
         self._arrived = asyncio.Event()
         self._status: tuple[grpc.StatusCode, str] | None = None
         self._connection: Connection | None = None
+        self._task: asyncio.Task[None] | None = None
         loop = asyncio.get_running_loop()
-        self._task = loop.create_task(self._send(request, metadata, wait_for_ready))
+        if (connection := channel.connection) is not None and not isinstance(request, AsyncIterable):
+            self._send_whole(connection, request, metadata)
+        else:
+            self._task = loop.create_task(self._send(request, metadata, wait_for_ready))
         if timeout is not None:
             loop.call_later(timeout, self.end, grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
 
     async def _send(self, request: Any, metadata: Sequence[tuple[str, str]], waits: bool) -> None:
         try:
-            connection = self._connection = await self._channel.connect(waits=waits)
+            connection = await self._channel.connect(waits=waits)
         except ConnectionError as error:
             self.end(grpc.StatusCode.UNAVAILABLE, str(error))
             return
+        if not isinstance(request, AsyncIterable):
+            self._send_whole(connection, request, metadata)
+            return
+        self._connection = connection
         connection.calls[self.number] = self
-        server = connection.server
-        connection.send(server.process, self._begin, connection, metadata)
-        if isinstance(request, AsyncIterable):
-            async for each in request:
-                connection.send(server.process, self._pass, connection, self._serialize(each))
-        else:
-            connection.send(server.process, self._pass, connection, self._serialize(request))
-        connection.send(server.process, self._pass, connection, CLOSED)
+        server = connection.server.process
+        connection.send(server, self._begin, connection, metadata)
+        async for each in request:
+            connection.send(server, self._pass, connection, self._serialize(each))
+        connection.send(server, self._pass, connection, CLOSED)
 
-    def _begin(self, connection: Connection, metadata: Sequence[tuple[str, str]]) -> None:
+    def _send_whole(self, connection: Connection, request: Any, metadata: Sequence[tuple[str, str]]) -> None:
+        """Sends a call of one request, all of it at once, as gRPC does."""
+        self._connection = connection
+        connection.calls[self.number] = self
+        data = self._serialize(request)
+        connection.send(connection.server.process, self._begin, connection, metadata, data, CLOSED)
+
+    def _begin(self, connection: Connection, metadata: Sequence[tuple[str, str]], *requests: object) -> None:
         """Begins the call at the server, in whose loop this is called."""
         handler = connection.server.handlers.get(self.method)
         if handler is None:
             connection.send(connection.client, self.end, grpc.StatusCode.UNIMPLEMENTED, f"no {self.method}")
-        else:
-            ServerCall(connection, self, handler, metadata)
+            return
+        call = ServerCall(connection, self, handler, metadata)
+        for request in requests:
+            call.request(request)
 
     def _pass(self, connection: Connection, data: object) -> None:
         if (handled := connection.handled.get(self.number)) is not None:
@@ -398,14 +422,17 @@ class Call:
             self._responses.append(self._deserialize(data))
             self._arrived.set()
 
-    def end(self, code: grpc.StatusCode, details: str) -> None:
-        """Ends the call, if it has not ended."""
+    def end(self, code: grpc.StatusCode, details: str, response: bytes | None = None) -> None:
+        """Ends the call, if it has not ended. response: the one of a call that has one."""
         if self._status is not None:
             return
+        if response is not None:
+            self._responses.append(self._deserialize(response))
         self._status = code, details
         self._arrived.set()
         connection = self._connection
-        self._task.cancel()
+        if self._task is not None:
+            self._task.cancel()
         if connection is not None:
             connection.calls.pop(self.number, None)
             if code in (grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED):

@@ -166,7 +166,7 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "replacements get no inputs": Mutation(owner=Inputs, method="prepare_again", replacement=_prepare_nobody),
     "preempted jobs get nodes anywhere": Mutation(
-        owner=JobMembers, method="_bound", replacement=_bind_nothing, kinds=("kill a node",)
+        owner=JobMembers, method="_bound", replacement=_bind_nothing, kinds=("stall a coordinator",)
     ),
     "preempted jobs get no inputs": Mutation(owner=Recovery, method="preempted", replacement=_restore_without_inputs),
     "points of ended jobs stay": Mutation(owner=ManagementService, method="_job_ended", replacement=_tell_nobody),

@@ -211,7 +211,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def __init__(self, process: Process) -> None:
         self._process = process
         self._world = process.world
-        self._tasks: dict[asyncio.Task[Any], None] = {}
+        self._tasks: list[asyncio.Task[Any]] = []  # nobody else may have them while they wait
+        self._most_tasks = 20  # before those that are done are dropped
 
     def time(self) -> float:
         return self._process.monotonic()
@@ -264,8 +265,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         context: contextvars.Context | None = None,
     ) -> "asyncio.Task[Any]":
         task = asyncio.Task(coro, loop=self, name=name, context=context)
-        self._tasks[task] = None
-        task.add_done_callback(lambda task: self._tasks.pop(task, None))
+        if len(self._tasks) >= self._most_tasks:  # a callback of each that is done would be an event more
+            self._tasks = [each for each in self._tasks if not each.done()]
+            self._most_tasks = 2 * len(self._tasks) + 20
+        self._tasks.append(task)
         return task
 
     def run_in_executor(  # type: ignore[override]
@@ -293,7 +296,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             self._process.defects.append(f"{self._process.name}: {context['message']}: {error!r}")
 
     def close(self) -> None:
-        for task in list(self._tasks):
+        for task in self._tasks:
             with suppress(RuntimeError, StopIteration):  # a coroutine that waits on its way out cannot be helped
                 coroutine = task.get_coro()
                 assert coroutine is not None
