@@ -223,7 +223,11 @@ class JobRecord:
             return None
         point = self._record.point
         return RecoveryPoint(
-            number=point.number, execution=point.execution, step=point.step, input_states=list(point.input_states)
+            number=point.number,
+            execution=point.execution,
+            step=point.step,
+            input_states=list(point.input_states),
+            hosts={share.keeper: list(share.hosts) for share in point.shares},
         )
 
     @property
@@ -353,6 +357,10 @@ class JobRecord:
                     execution=point.execution,
                     step=point.step,
                     input_states=point.input_states,
+                    shares=[
+                        record_pb2.RecordedShare(keeper=keeper, hosts=sorted(hosts))
+                        for keeper, hosts in sorted(point.hosts.items())
+                    ],
                 )
             )
 

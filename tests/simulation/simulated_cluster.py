@@ -284,7 +284,8 @@ class SimulatedCluster:
     def lose_host(self, random: Random) -> None:
         """A host vanishes with all its processes, as by a power cut, and comes back with its disk.
 
-        It is back before a client gives up, which cannot reach the cluster for about 18 s.
+        One with control processes is back before a client gives up, which cannot reach the cluster for about 18 s; one
+        with nodes alone before a job gives up, whose states may be there alone.
         """
         host = f"host-{random.randrange(NUM_HOSTS)}"
         if host in self._away_hosts:
@@ -299,7 +300,8 @@ class SimulatedCluster:
             process.vanish()
         for node in nodes:
             self.nodes.remove(node)
-        self.world.after(random.uniform(5.0, 17.0), self._return_host, host, lost, nodes)
+        has_nodes_alone = len(nodes) == len(lost)
+        self.world.after(random.uniform(5.0, 45.0 if has_nodes_alone else 17.0), self._return_host, host, lost, nodes)
 
     def _return_host(self, host: str, lost: Sequence[Process], nodes: Sequence[NodeModel]) -> None:
         self.world.note(f"{host} is back")
@@ -533,13 +535,18 @@ EXPLANATIONS: dict[str, set[str]] = {
     "no recovery point has the states": {"fill a disk"},
     # A job of the queue has got the nodes meanwhile.
     "there was no replacement": {"kill management", "stall management", "partition", "lose a node", "lose a host"},
-    "and none is free": {"kill a node", "stall a node", "partition", "break a connection", "stall management"},
-    # A node that is stopped for longer than a job waits is not in the cluster.
-    "the job needs": {"lose a node", "stall a node"},
+    "and none is free": {
+        "kill a node",
+        "stall a node",
+        "lose a host",
+        "partition",
+        "break a connection",
+        "stall management",
+    },
+    # A node that is stopped, or whose host is away, for longer than a job waits is not in the cluster.
+    "the job needs": {"lose a node", "stall a node", "lose a host"},
     # A node that was leased and cannot be reached.
     "did not answer within": {"partition", "stall a node", "lose a host"},
-    # The host that has it is out of reach.
-    "finds no share": {"partition", "stall a node"},
 }
 
 

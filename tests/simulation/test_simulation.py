@@ -120,6 +120,11 @@ def _bind_nothing(self: JobMembers) -> Sequence[str]:
     return ()
 
 
+def _bind_nobody(self: Recovery) -> Sequence[str]:
+    """Nodes on other hosts take the place of those whose host alone has their states."""
+    return ()
+
+
 def _restore_without_inputs(self: Recovery) -> None:
     """The workers of a job that was preempted get no inputs."""
     self.is_incomplete = True
@@ -167,6 +172,9 @@ MUTATIONS: dict[str, Mutation] = {
     "replacements get no inputs": Mutation(owner=Inputs, method="prepare_again", replacement=_prepare_nobody),
     "preempted jobs get nodes anywhere": Mutation(
         owner=JobMembers, method="_bound", replacement=_bind_nothing, kinds=("stall a coordinator",)
+    ),
+    "lost states are looked for elsewhere": Mutation(
+        owner=Recovery, method="_bound", replacement=_bind_nobody, kinds=("lose a host",)
     ),
     "preempted jobs get no inputs": Mutation(owner=Recovery, method="preempted", replacement=_restore_without_inputs),
     "points of ended jobs stay": Mutation(owner=ManagementService, method="_job_ended", replacement=_tell_nobody),

@@ -25,6 +25,7 @@ class RecoveryPoint:
     execution: int  # number of the execution in the job, from 1
     step: int  # of the execution; 0: before its first
     input_states: Sequence[bytes]  # of all workers' loaders, wafer by wafer; empty: loaders must skip batches
+    hosts: Mapping[str, Collection[str]]  # those that have the share of a keeper, by keeper
 
     @property
     def is_last(self) -> bool:
@@ -42,6 +43,7 @@ class _Making:
     keepers: frozenset[str]  # names of the state keepers
     workers: Sequence[str]
     kept: dict[str, node_pb2.RecoveryPointKept] = field(default_factory=dict)  # shares, by keeper
+    hosts: dict[str, set[str]] = field(default_factory=dict)  # those that have a share, by keeper
     awaited: set[str] = field(default_factory=set)  # keepers whose shares are being copied
     input_states: dict[str, bytes] = field(default_factory=dict)  # by worker
     waits_for_inputs: bool  # whether it needs the states of all workers' loaders to be complete
@@ -80,6 +82,8 @@ class RecoveryPoints:
         self._on_complete = on_complete
         self._on_forgotten = on_forgotten
         self._complete = complete
+        # The hosts that have a share of the complete point, by keeper: those that restored it as well.
+        self._hosts = {} if complete is None else {keeper: set(hosts) for keeper, hosts in complete.hosts.items()}
         self._making: dict[int, _Making] = {}
         self._restored: dict[str, node_pb2.RecoveryPointKept] = {}  # shares of the complete point, by keeper
 
@@ -123,22 +127,36 @@ class RecoveryPoints:
         self._making.clear()
         self._restored.clear()
 
-    def kept(self, member: str, kept: node_pb2.RecoveryPointKept) -> None:
-        """Notes that a state keeper has written its share."""
+    def hosts_of(self, keeper: str) -> Collection[str]:
+        """Returns the hosts that have the share of a state keeper of the complete point, copies included."""
+        return self._hosts.get(keeper, ())
+
+    def kept(self, member: str, host: str, kept: node_pb2.RecoveryPointKept) -> None:
+        """Notes that a state keeper on a host has written its share, or restored it."""
         making = self._making.get(kept.recovery_point)
         if making is not None:
             making.kept[member] = kept
+            making.hosts.setdefault(member, set()).add(host)
             if making.is_kept:
                 making.awaited.update(self._copy(making.kept))
         elif self._complete is not None and kept.recovery_point == self._complete.number:
             # A restored point: its copies may have been lost with the dead node.
             self._restored[member] = kept
+            self._hosts.setdefault(member, set()).add(host)
             self._copy(self._restored)
 
-    def copied(self, member: str, number: int) -> None:
-        """Notes that a member's share was copied, or cannot be."""
-        if number in self._making:
-            self._making[number].awaited.discard(member)
+    def copied(self, member: str, number: int, host: str) -> None:
+        """Notes that a member's share was copied to a host; empty: it cannot be copied."""
+        making = self._making.get(number)
+        if making is not None:
+            making.awaited.discard(member)
+            hosts = making.hosts
+        elif self._complete is not None and number == self._complete.number:
+            hosts = self._hosts
+        else:
+            return
+        if host:
+            hosts.setdefault(member, set()).add(host)
 
     def given_up(self, number: int) -> None:
         """Discards a point whose share a member could not write; the earlier one stays."""
@@ -186,9 +204,10 @@ class RecoveryPoints:
             execution=making.execution,
             step=making.step,
             input_states=input_states if all(input_states) else (),
+            hosts=making.hosts,
         )
         self._on_complete(point)  # recorded before anything relies on it
-        self._complete = point
+        self._complete, self._hosts = point, making.hosts
         self._making = {later: each for later, each in self._making.items() if later > number}
 
 

@@ -266,9 +266,15 @@ class Recovery:
         return None  # the client writes the states again, or reports its progress
 
     def _bound(self) -> Sequence[str]:
-        """Returns the members whose states are on their host's disk alone: nobody has copies of a single keeper's."""
+        """Returns the members whose states are on their own host alone, where no other keeper of the job lives."""
         keepers = self._nodes.topology.state_keepers
-        return [keepers[0].name] if len(keepers) == 1 and self._points.complete is not None else []
+        living = {keeper.node.host for keeper in keepers if keeper.name not in self._dead}
+        hosts_of = self._points.hosts_of
+        return [
+            keeper.name
+            for keeper in keepers
+            if keeper.node.host not in living and set(hosts_of(keeper.name)) == {keeper.node.host}
+        ]
 
     async def _replace_dead(self) -> None:
         """Replaces the dead members, or reduces the job to fewer wafers."""

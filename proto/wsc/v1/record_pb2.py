@@ -27,7 +27,7 @@ from wsc.v1 import management_pb2 as wsc_dot_v1_dot_management__pb2
 from wsc.v1 import node_pb2 as wsc_dot_v1_dot_node__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13wsc/v1/record.proto\x12\x06wsc.v1\x1a\x18wsc/v1/coordinator.proto\x1a\x17wsc/v1/management.proto\x1a\x11wsc/v1/node.proto\"\x83\x01\n\x11RecordedExecution\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x1c\n\x05\x62\x65gin\x18\x02 \x01(\x0b\x32\r.wsc.v1.Begin\x12\x0f\n\x07started\x18\x03 \x01(\x08\x12\x0c\n\x04over\x18\x04 \x01(\x08\x12\x0c\n\x04left\x18\x05 \x01(\x08\x12\x14\n\x0c\x66ollows_left\x18\x06 \x01(\x08\"V\n\rRecordedPoint\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x11\n\texecution\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x14\n\x0cinput_states\x18\x04 \x03(\x0c\"3\n\x10RecordedArtifact\x12\x10\n\x08\x61rtifact\x18\x01 \x01(\t\x12\r\n\x05\x61sked\x18\x02 \x01(\x0c\"B\n\x0bRecordedEnd\x12 \n\x07\x66\x61ilure\x18\x01 \x01(\x0b\x32\x0f.wsc.v1.Failure\x12\x11\n\tsucceeded\x18\x02 \x01(\x08\"\xa1\x04\n\tJobRecord\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x12\n\nlast_epoch\x18\x02 \x01(\x04\x12,\n\texecution\x18\x03 \x01(\x0b\x32\x19.wsc.v1.RecordedExecution\x12$\n\x05point\x18\x04 \x01(\x0b\x32\x15.wsc.v1.RecordedPoint\x12+\n\tartifacts\x18\x05 \x03(\x0b\x32\x18.wsc.v1.RecordedArtifact\x12-\n\x06placed\x18\x06 \x03(\x0b\x32\x1d.wsc.v1.JobRecord.PlacedEntry\x12\x0f\n\x07loaders\x18\x07 \x03(\t\x12\x0e\n\x06\x63\x61uses\x18\x08 \x03(\t\x12\x12\n\nmanagement\x18\t \x01(\t\x12\x0f\n\x07\x63ut_off\x18\x0b \x01(\x08\x12\'\n\x05hello\x18\n \x01(\x0b\x32\x18.wsc.v1.CoordinatorHello\x12 \n\x06\x66ormer\x18\x0c \x03(\x0b\x32\x10.wsc.v1.NodeInfo\x12 \n\x03\x65nd\x18\r \x01(\x0b\x32\x13.wsc.v1.RecordedEnd\x12+\n\x05hosts\x18\x0e \x03(\x0b\x32\x1c.wsc.v1.JobRecord.HostsEntry\x1a-\n\x0bPlacedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x1a,\n\nHostsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13wsc/v1/record.proto\x12\x06wsc.v1\x1a\x18wsc/v1/coordinator.proto\x1a\x17wsc/v1/management.proto\x1a\x11wsc/v1/node.proto\"\x83\x01\n\x11RecordedExecution\x12\r\n\x05index\x18\x01 \x01(\x04\x12\x1c\n\x05\x62\x65gin\x18\x02 \x01(\x0b\x32\r.wsc.v1.Begin\x12\x0f\n\x07started\x18\x03 \x01(\x08\x12\x0c\n\x04over\x18\x04 \x01(\x08\x12\x0c\n\x04left\x18\x05 \x01(\x08\x12\x14\n\x0c\x66ollows_left\x18\x06 \x01(\x08\".\n\rRecordedShare\x12\x0e\n\x06keeper\x18\x01 \x01(\t\x12\r\n\x05hosts\x18\x02 \x03(\t\"}\n\rRecordedPoint\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x11\n\texecution\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x14\n\x0cinput_states\x18\x04 \x03(\x0c\x12%\n\x06shares\x18\x05 \x03(\x0b\x32\x15.wsc.v1.RecordedShare\"3\n\x10RecordedArtifact\x12\x10\n\x08\x61rtifact\x18\x01 \x01(\t\x12\r\n\x05\x61sked\x18\x02 \x01(\x0c\"B\n\x0bRecordedEnd\x12 \n\x07\x66\x61ilure\x18\x01 \x01(\x0b\x32\x0f.wsc.v1.Failure\x12\x11\n\tsucceeded\x18\x02 \x01(\x08\"\xa1\x04\n\tJobRecord\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x12\n\nlast_epoch\x18\x02 \x01(\x04\x12,\n\texecution\x18\x03 \x01(\x0b\x32\x19.wsc.v1.RecordedExecution\x12$\n\x05point\x18\x04 \x01(\x0b\x32\x15.wsc.v1.RecordedPoint\x12+\n\tartifacts\x18\x05 \x03(\x0b\x32\x18.wsc.v1.RecordedArtifact\x12-\n\x06placed\x18\x06 \x03(\x0b\x32\x1d.wsc.v1.JobRecord.PlacedEntry\x12\x0f\n\x07loaders\x18\x07 \x03(\t\x12\x0e\n\x06\x63\x61uses\x18\x08 \x03(\t\x12\x12\n\nmanagement\x18\t \x01(\t\x12\x0f\n\x07\x63ut_off\x18\x0b \x01(\x08\x12\'\n\x05hello\x18\n \x01(\x0b\x32\x18.wsc.v1.CoordinatorHello\x12 \n\x06\x66ormer\x18\x0c \x03(\x0b\x32\x10.wsc.v1.NodeInfo\x12 \n\x03\x65nd\x18\r \x01(\x0b\x32\x13.wsc.v1.RecordedEnd\x12+\n\x05hosts\x18\x0e \x03(\x0b\x32\x1c.wsc.v1.JobRecord.HostsEntry\x1a-\n\x0bPlacedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\x1a,\n\nHostsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,16 +40,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_JOBRECORD_HOSTSENTRY']._serialized_options = b'8\001'
   _globals['_RECORDEDEXECUTION']._serialized_start=102
   _globals['_RECORDEDEXECUTION']._serialized_end=233
-  _globals['_RECORDEDPOINT']._serialized_start=235
-  _globals['_RECORDEDPOINT']._serialized_end=321
-  _globals['_RECORDEDARTIFACT']._serialized_start=323
-  _globals['_RECORDEDARTIFACT']._serialized_end=374
-  _globals['_RECORDEDEND']._serialized_start=376
-  _globals['_RECORDEDEND']._serialized_end=442
-  _globals['_JOBRECORD']._serialized_start=445
-  _globals['_JOBRECORD']._serialized_end=990
-  _globals['_JOBRECORD_PLACEDENTRY']._serialized_start=899
-  _globals['_JOBRECORD_PLACEDENTRY']._serialized_end=944
-  _globals['_JOBRECORD_HOSTSENTRY']._serialized_start=946
-  _globals['_JOBRECORD_HOSTSENTRY']._serialized_end=990
+  _globals['_RECORDEDSHARE']._serialized_start=235
+  _globals['_RECORDEDSHARE']._serialized_end=281
+  _globals['_RECORDEDPOINT']._serialized_start=283
+  _globals['_RECORDEDPOINT']._serialized_end=408
+  _globals['_RECORDEDARTIFACT']._serialized_start=410
+  _globals['_RECORDEDARTIFACT']._serialized_end=461
+  _globals['_RECORDEDEND']._serialized_start=463
+  _globals['_RECORDEDEND']._serialized_end=529
+  _globals['_JOBRECORD']._serialized_start=532
+  _globals['_JOBRECORD']._serialized_end=1077
+  _globals['_JOBRECORD_PLACEDENTRY']._serialized_start=986
+  _globals['_JOBRECORD_PLACEDENTRY']._serialized_end=1031
+  _globals['_JOBRECORD_HOSTSENTRY']._serialized_start=1033
+  _globals['_JOBRECORD_HOSTSENTRY']._serialized_end=1077
 # @@protoc_insertion_point(module_scope)

@@ -61,6 +61,33 @@ class RecordedExecution(_message.Message):
 Global___RecordedExecution: _TypeAlias = RecordedExecution  # noqa: Y015
 
 @_typing.final
+class RecordedShare(_message.Message):
+    """The share of a complete recovery point that one state keeper has written."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEEPER_FIELD_NUMBER: _builtins.int
+    HOSTS_FIELD_NUMBER: _builtins.int
+    keeper: _builtins.str
+    @_builtins.property
+    def hosts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """those that have it: the keeper's, and that of a copy"""
+
+    def __init__(
+        self,
+        *,
+        keeper: _builtins.str = ...,
+        hosts: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hosts", b"hosts", "keeper", b"keeper"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecordedShare: _TypeAlias = RecordedShare  # noqa: Y015
+
+@_typing.final
 class RecordedPoint(_message.Message):
     """A complete recovery point."""
 
@@ -70,12 +97,15 @@ class RecordedPoint(_message.Message):
     EXECUTION_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     INPUT_STATES_FIELD_NUMBER: _builtins.int
+    SHARES_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     execution: _builtins.int
     """index of its execution"""
     step: _builtins.int
     @_builtins.property
     def input_states(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    @_builtins.property
+    def shares(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecordedShare]: ...
     def __init__(
         self,
         *,
@@ -83,10 +113,11 @@ class RecordedPoint(_message.Message):
         execution: _builtins.int = ...,
         step: _builtins.int = ...,
         input_states: _abc.Iterable[_builtins.bytes] | None = ...,
+        shares: _abc.Iterable[Global___RecordedShare] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["execution", b"execution", "input_states", b"input_states", "number", b"number", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["execution", b"execution", "input_states", b"input_states", "number", b"number", "shares", b"shares", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

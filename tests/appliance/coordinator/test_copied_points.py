@@ -66,7 +66,8 @@ class Points:
         self.points.make(number, execution=1, step=number, keepers=["a", "b"], workers=())
 
     def kept(self, member: str, number: int) -> None:
-        self.points.kept(member, node_pb2.RecoveryPointKept(recovery_point=number, folder=f"disk of {member}"))
+        kept = node_pb2.RecoveryPointKept(recovery_point=number, folder=f"disk of {member}")
+        self.points.kept(member, f"host of {member}", kept)
 
     def settle(self) -> list[int]:
         self.points.settle(1, lambda step: True)
@@ -81,13 +82,33 @@ def test_a_point_is_complete_when_all_copies_are() -> None:
     points.kept("b", 1)
     assert points.asked == [{"a": "disk of a", "b": "disk of b"}]
     assert points.settle() == []
-    points.points.copied("a", 1)
-    points.points.copied("a", 1)
-    points.points.copied("b", 7)
+    points.points.copied("a", 1, "host of b")
+    points.points.copied("a", 1, "host of b")
+    points.points.copied("b", 7, "host of a")
     assert points.settle() == []
-    points.points.copied("b", 1)
+    points.points.copied("b", 1, "host of a")
     assert points.settle() == [1]
     assert points.points.is_over(1)
+
+
+def test_the_hosts_of_a_share_are_those_that_have_it_now() -> None:
+    points = Points(["a", "b"])
+    points.make(1)
+    points.kept("a", 1)
+    points.kept("b", 1)
+    points.points.copied("a", 1, "host of b")
+    points.points.copied("b", 1, "")  # it cannot be copied
+    assert points.points.hosts_of("a") == ()  # while the point is not complete
+    assert points.settle() == [1]
+    assert points.points.hosts_of("a") == {"host of a", "host of b"}
+    assert points.points.hosts_of("b") == {"host of b"}
+    restored = node_pb2.RecoveryPointKept(recovery_point=1)
+    points.points.kept("b", "another", restored)
+    points.points.copied("b", 1, "host of a")
+    assert points.points.hosts_of("b") == {"host of a", "host of b", "another"}
+    points.make(2)
+    points.kept("b", 2)
+    assert points.points.hosts_of("b") == {"host of a", "host of b", "another"}
 
 
 def test_without_copies_a_point_is_complete_when_all_have_kept_it() -> None:
@@ -104,9 +125,9 @@ def test_a_later_point_takes_the_place_of_one_that_waits_for_a_copy() -> None:
         points.make(number)
         points.kept("a", number)
         points.kept("b", number)
-    points.points.copied("a", 2)
+    points.points.copied("a", 2, "host of b")
     assert points.settle() == [2]
-    points.points.copied("a", 1)
+    points.points.copied("a", 1, "host of b")
     points.kept("b", 1)
     assert points.settle() == [2]
     assert len(points.asked) == 2
