@@ -118,7 +118,8 @@ class CoordinationDeadlines:
     another: how long a script waits for another coordinator.
     another_wait: how long management may hold one call by which the script asks for it.
     another_answer: how much longer the script waits for the answer to that call.
-    script_away: how long management may be absent meanwhile.
+    script_away: how long management may be absent meanwhile, unless its cluster is known to have ended: containers are
+        restarted after up to half a minute.
     session_return: until a script that was cut off has opened its session again.
     left: from the death of a coordinator until its script has given up the job.
     orphaned: until a coordinator has ended whose ingress died, or whose script was cut off.
@@ -137,7 +138,7 @@ class CoordinationDeadlines:
     another: float = 120.0
     another_wait: float = 1.0
     another_answer: float = 1.0
-    script_away: float = 10.0
+    script_away: float = 60.0
     session_return: float = 20.0
     left: float = 150.0
     orphaned: float = 10.0

@@ -187,8 +187,7 @@ class CoordinatedJob:
 
     def tick(self) -> None:
         """Does periodic work; to be called once a second."""
-        if not self.session.is_open and not self._over and self._has_script_ended():
-            self._cancelled(f"the script (pid {self.request.process_id}) has ended")
+        self._watch_script()
         self.observation.tick()
         self._record.touch()
         if (status := self._recovery.long_wait()) is not None:
@@ -259,15 +258,23 @@ class CoordinatedJob:
 
     def _may_script_run(self) -> bool:
         """Whether the script may be alive, although its connection broke."""
-        request = self.request
-        if request.host_id not in ("", self._host.identity.host):
-            return True  # a script on another host cannot be distinguished from a broken connection
-        return bool(request.process_id) and self._host.is_running(request.process_id, request.process_started)
+        # A script on another host cannot be distinguished from a broken connection.
+        return self.request.host_id not in ("", self._host.identity.host) or self._does_script_run()
 
-    def _has_script_ended(self) -> bool:
-        """Whether a script that was cut off has ended since: a kill breaks its connections before it is over."""
-        # The coordinator before found the process on this host, so that its number means the same here.
-        return self._record.was_cut_off and not self._may_script_run()
+    def _does_script_run(self) -> bool:
+        """Whether the process of the script is found on this host."""
+        request = self.request
+        is_here = bool(request.process_id) and request.host_id in ("", self._host.identity.host)
+        return is_here and self._host.is_running(request.process_id, request.process_started)
+
+    def _watch_script(self) -> None:
+        """Ends the job if its script has ended without a session: it was killed while there was no coordinator."""
+        record = self._record
+        if self.session.is_open:
+            if not record.is_script_seen and self._does_script_run():
+                record.saw_script()
+        elif not self._over and (record.is_script_seen or record.was_cut_off) and not self._may_script_run():
+            self._cancelled(f"the script (pid {self.request.process_id}) has ended")
 
     def _script_is_missing(self) -> None:
         did = "come back" if self._record.was_cut_off else "open a session"

@@ -251,6 +251,11 @@ class JobRecord:
         return self._record.hosts
 
     @property
+    def is_script_seen(self) -> bool:
+        """Whether a coordinator has found the script's process on this host, so that its number means the same here."""
+        return self._record.script_seen
+
+    @property
     def end(self) -> record_pb2.RecordedEnd | None:
         """The end of the job, if the earlier incarnation was ending it."""
         return self._record.end if self._record.HasField("end") else None
@@ -290,6 +295,14 @@ class JobRecord:
         """Records the host of each member, unless the job had nodes before."""
         if not self._record.hosts:
             self._change(lambda record: record.hosts.update(hosts))
+
+    def saw_script(self) -> None:
+        """Records that the script's process was found on this host."""
+
+        def change(record: record_pb2.JobRecord) -> None:
+            record.script_seen = True
+
+        self._change(change)
 
     def ending(self, failure: node_pb2.Failure | None, *, succeeded: bool) -> None:
         """Records how the job ends, before its recovery points are removed. failure: None if the client has left."""

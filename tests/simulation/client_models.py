@@ -134,6 +134,7 @@ class ClientModel:
             self._connect,
             gateway="",
             may_be_replaced=self.request.max_num_restarts > 0,
+            has_cluster_ended=lambda: False,
         )
         await self.session.open()
 

@@ -284,8 +284,8 @@ class SimulatedCluster:
     def lose_host(self, random: Random) -> None:
         """A host vanishes with all its processes, as by a power cut, and comes back with its disk.
 
-        One with control processes is back before a client gives up, which cannot reach the cluster for about 18 s; one
-        with nodes alone before a job gives up, whose states may be there alone.
+        It is back before a job gives up whose states may be there alone, and before a client, which may wait for the
+        control processes.
         """
         host = f"host-{random.randrange(NUM_HOSTS)}"
         if host in self._away_hosts:
@@ -300,8 +300,7 @@ class SimulatedCluster:
             process.vanish()
         for node in nodes:
             self.nodes.remove(node)
-        has_nodes_alone = len(nodes) == len(lost)
-        self.world.after(random.uniform(5.0, 45.0 if has_nodes_alone else 17.0), self._return_host, host, lost, nodes)
+        self.world.after(random.uniform(5.0, 45.0), self._return_host, host, lost, nodes)
 
     def _return_host(self, host: str, lost: Sequence[Process], nodes: Sequence[NodeModel]) -> None:
         self.world.note(f"{host} is back")

@@ -260,6 +260,20 @@ def local_clusters() -> list[LocalCluster]:
     return sorted(found, key=lambda cluster: cluster.created)
 
 
+def cluster_at(management: str) -> LocalCluster | None:
+    """Returns the cluster of this user on this machine whose management service has an address; None: it has another.
+
+    A record of a cluster that was killed counts as well.
+    """
+    with contextlib.suppress(OSError):
+        for path in runtime_folder(create=False).glob("*.json"):
+            with contextlib.suppress(OSError, ValueError, TypeError):
+                cluster = LocalCluster(**json.loads(path.read_text()))
+                if cluster.management == management:
+                    return cluster
+    return None
+
+
 def for_everybody(clusters: Sequence[LocalCluster]) -> list[LocalCluster]:
     """Returns those of `waferbox up`, which serve all scripts of the user."""
     return [cluster for cluster in clusters if cluster.starter is Starter.UP]

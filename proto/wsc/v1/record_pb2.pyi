@@ -231,6 +231,7 @@ class JobRecord(_message.Message):
     FORMER_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
     HOSTS_FIELD_NUMBER: _builtins.int
+    SCRIPT_SEEN_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     """number of coordinators that the job had before"""
     last_epoch: _builtins.int
@@ -238,6 +239,8 @@ class JobRecord(_message.Message):
     """address of the management service that created the job"""
     cut_off: _builtins.bool
     """the connection to the script broke: the script may reconnect"""
+    script_seen: _builtins.bool
+    """the script's process was found on the host of a coordinator, by its number there"""
     @_builtins.property
     def execution(self) -> Global___RecordedExecution:
         """the last one that was begun"""
@@ -291,10 +294,11 @@ class JobRecord(_message.Message):
         former: _abc.Iterable[_management_pb2.NodeInfo] | None = ...,
         end: Global___RecordedEnd | None = ...,
         hosts: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        script_seen: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "execution", b"execution", "hello", b"hello", "point", b"point"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifacts", b"artifacts", "causes", b"causes", "cut_off", b"cut_off", "end", b"end", "execution", b"execution", "former", b"former", "hello", b"hello", "hosts", b"hosts", "incarnation", b"incarnation", "last_epoch", b"last_epoch", "loaders", b"loaders", "management", b"management", "placed", b"placed", "point", b"point"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifacts", b"artifacts", "causes", b"causes", "cut_off", b"cut_off", "end", b"end", "execution", b"execution", "former", b"former", "hello", b"hello", "hosts", b"hosts", "incarnation", b"incarnation", "last_epoch", b"last_epoch", "loaders", b"loaders", "management", b"management", "placed", b"placed", "point", b"point", "script_seen", b"script_seen"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

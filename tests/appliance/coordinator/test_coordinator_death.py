@@ -13,6 +13,7 @@ import pytest
 
 from appliance.coordinator import record, serving
 from appliance.coordinator.process_host import ProcessHost
+from appliance.coordinator.record import JobRecord
 from appliance.coordinator.session import ClientSession
 from appliance.ingress.process import Ingress, IngressSettings
 from appliance.management import supervision
@@ -628,3 +629,29 @@ def test_records_without_an_owner_are_swept(tmp_path: Path) -> None:
     assert (tmp_path / record.RECORDS / "job-1").exists()
     record.sweep_records(tmp_path, older_than_seconds=-1.0)
     assert not (tmp_path / record.RECORDS / "job-1").exists()
+
+
+def test_a_script_that_dies_while_it_has_no_coordinator_ends_its_job_at_once(
+    cluster: Any, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its successor would wait for a script that it has never had a session with."""
+    saw_script = threading.Event()
+    runs = True
+
+    def saw(record: JobRecord) -> None:
+        record_script(record)
+        saw_script.set()
+
+    record_script = JobRecord.saw_script
+    monkeypatch.setattr(JobRecord, "saw_script", saw)
+    monkeypatch.setattr(ProcessHost, "is_running", lambda self, process_id, process_started: runs)
+    one = script()
+    one.begin(NUM_STEPS)
+    one.start()
+    assert saw_script.wait(20.0)
+    runs = False
+    one.job.session._may_be_replaced = False
+    one.coordinator().kill()
+    cluster.until(lambda: cluster.jobs()[0].ended, 15.0)
+    assert f"the script (pid {os.getpid()}) has ended" in cluster.jobs()[0].message
+    cluster.until(lambda: cluster.free_nodes() == 4)

@@ -18,6 +18,7 @@ from cstorch.distributed.run_settings import max_num_restarts, min_num_csx
 from cstorch.errors import CstorchError, JobCancelledError, UsageError
 from waferbox import __version__, deadlines
 from waferbox.host.threads import SerialThread
+from waferbox.launch.local_clusters import cluster_at
 from waferbox.launch.spawn import process_started
 from waferbox.links.socket_names import host_id
 from waferbox.rpc.loop_channel import LoopChannel
@@ -113,6 +114,7 @@ class ClientJob:
                 _connect,
                 gateway=management if created.gateway else "",
                 may_be_replaced=self.recovers,
+                has_cluster_ended=_end_of_cluster(management),
                 log=log,
             )
             await session.open()
@@ -301,3 +303,9 @@ async def _connect(address: str, what: str, token: str) -> grpc.aio.Channel:
     finally:
         thread.close()
     return LoopChannel(channel)  # type: ignore[return-value]  # it has the methods that stubs use
+
+
+def _end_of_cluster(management: str) -> Callable[[], bool]:
+    """Returns a function: whether a cluster that this user has started on this machine has ended; False of others."""
+    cluster = cluster_at(management)
+    return lambda: cluster is not None and not cluster.runs()

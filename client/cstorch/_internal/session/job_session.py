@@ -19,6 +19,7 @@ from waferbox.rpc.server import is_from_ingress, status_of, through
 from wsc.v1 import coordinator_pb2, coordinator_pb2_grpc, management_pb2, management_pb2_grpc
 
 RETRY_SECONDS: Final = 0.2
+SILENT_SECONDS: Final = 2.0  # how long management may be away before a message says so
 
 _Response = TypeVar("_Response")
 # Returns a channel to a server that answers, from its address, its kind and the token of all calls. Raises
@@ -57,6 +58,7 @@ class JobSession:
         *,
         gateway: str,
         may_be_replaced: bool,
+        has_cluster_ended: Callable[[], bool],
         log: logging.Logger = logger,
     ) -> None:
         """
@@ -66,6 +68,7 @@ class JobSession:
             connect: connects to a server.
             gateway: the address in front of the coordinators'; empty if there is none.
             may_be_replaced: whether another coordinator may take over.
+            has_cluster_ended: whether the cluster is known to have ended, so that management will not come back.
             log: of the messages to the user.
         """
         self.job = created.job
@@ -75,6 +78,7 @@ class JobSession:
         self._management = management
         self._connect_to = connect
         self._may_be_replaced = may_be_replaced  # False once no other coordinator will take over
+        self._has_cluster_ended = has_cluster_ended
         self._log = log
         self.findings: deque[str] = deque()  # what the script does otherwise than it says; taken by its thread
         self._changes = Changes()  # of the connection, of whether it may be replaced, and of the next three
@@ -279,6 +283,7 @@ class JobSession:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + deadlines.COORDINATION.another
         away_since: float | None = None
+        is_noted = False
         lost = self.connection.coordinator
         logger.info("The connection to the coordinator of %s broke: looking for its successor", self.job)
         logger.debug("the session ended: %s", error)
@@ -294,8 +299,15 @@ class JobSession:
                 # is stopped, or cut off, gives no answer.
                 is_late = status_of(refusal).code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.NOT_FOUND)
                 away_since = now if is_late or is_ingress_away or away_since is None else away_since
-                if not (is_late or is_unanswered(refusal)) or now - away_since > deadlines.COORDINATION.script_away:
+                away = now - away_since
+                if not (is_late or is_unanswered(refusal)) or away > deadlines.COORDINATION.script_away:
                     return False
+                if not is_late and self._has_cluster_ended():
+                    return False
+                if not is_noted and away > SILENT_SECONDS:
+                    is_noted = True
+                    left = deadlines.COORDINATION.script_away - away
+                    self._log.info("The management service does not answer either: waiting up to %.0f s for it", left)
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
             away_since = None
