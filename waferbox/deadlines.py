@@ -199,6 +199,7 @@ class StateTransferDeadlines:
     transfer: a call that writes, reads or initialises states.
     stage: the call StageStates.
     reason: until a call has ended whose link broke, which gives the reason.
+    close: until the connection of a script is closed.
     """
 
     open: float = 10.0
@@ -206,6 +207,7 @@ class StateTransferDeadlines:
     transfer: float = 600.0
     stage: float = 600.0
     reason: float = 1.0
+    close: float = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

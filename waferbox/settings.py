@@ -176,7 +176,7 @@ CACHE: Final[Variable[Path | None]] = Variable(
     name="WAFERBOX_CACHE",
     form=_FOLDER,
     default=None,
-    default_text="`waferbox` in `XDG_CACHE_HOME`, else in `~/.cache`",
+    default_text="`waferbox` in `XDG_CACHE_HOME`, else in `~/.cache`; without a home a temporary folder",
     meaning="The cache folder: compiled artifacts and kernels, the cluster's secret, records of jobs, finished jobs.",
     readers="all processes of a cluster, scripts, commands",
 )

@@ -1,5 +1,6 @@
 """Batches that wafers cannot take are refused with a way out."""
 
+import errno
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from user_script import Script
 
 import cstorch
-from cstorch._internal.artifacts import make_artifact_dir
+from cstorch._internal.artifacts import make_artifact_dir, writes_in
 from cstorch.errors import ConfigurationError, InputError
 from cstorch.utils.data import DataExecutor, DataLoader
 
@@ -54,3 +55,9 @@ def test_a_schedule_of_functions_refuses_one_as_its_first_value(tmp_path: Path) 
     script = Script(tmp_path)
     with pytest.raises(TypeError, match=r"LambdaLR takes the first value as a number.*`set_value_lambda`"):
         cstorch.optim.lr_scheduler.LambdaLR(script.optimizer, lambda epoch: 0.9**epoch)
+
+
+def test_a_write_that_fails_names_the_folder_and_the_way_out(tmp_path: Path) -> None:
+    message = rf"{tmp_path} .*No space left on device\. Name another .*artifact_dir"
+    with pytest.raises(ConfigurationError, match=message), writes_in(tmp_path):
+        raise OSError(errno.ENOSPC, "No space left on device")

@@ -1,5 +1,7 @@
 """State on its way between the client and a real shard's StateService, over both lanes."""
 
+import random
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -384,3 +386,28 @@ def test_a_stranger_reads_and_writes_no_weights(shard: Shard, names: tuple[Any, 
             with pytest.raises(grpc.RpcError) as caught:
                 call(timeout=10)
             assert caught.value.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+
+
+def test_an_interrupted_transfer_ends_at_once(connection: ShardConnection) -> None:
+    """At whatever place: within gRPC an interrupt would leave a call that its channel waits for without end."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    connection.write([outgoing("small")])
+    chance = random.Random(0)
+    reader = threading.get_ident()
+    before = signal.signal(signal.SIGUSR2, interrupt)
+    try:
+        for _ in range(300):
+            timer = threading.Timer(chance.uniform(0.0, 0.004), signal.pthread_kill, (reader, signal.SIGUSR2))
+            began = time.monotonic()
+            with pytest.raises(KeyboardInterrupt):  # noqa: PT012 - the timer interrupts what follows
+                timer.start()
+                while True:
+                    read(connection, "small")
+            assert time.monotonic() - began < 5.0
+            timer.join()
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert torch.equal(read(connection, "small"), VALUES["small"])

@@ -1,6 +1,7 @@
 """What `executor.profiler` measures."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -75,3 +76,15 @@ def test_a_profiler_alone(tmp_path: Path) -> None:
     assert profiler.rate_tracker.flops_utilization is None
     profiler.write()
     assert json.loads((tmp_path / "profile.json").read_text())["LargestBatch"] == 3
+
+
+def test_measurements_that_cannot_be_written_replace_no_error_of_the_script(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cstorch.backend("CPU", artifact_dir=tmp_path)
+    executor = cstorch.utils.data.DataExecutor(cstorch.utils.data.DataLoader(batches), num_steps=3)
+    with pytest.raises(ZeroDivisionError):
+        for _ in executor:
+            shutil.rmtree(executor.artifact_dir)
+            raise ZeroDivisionError
+    assert "The rates of the execution are not in" in caplog.text

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from waferbox import settings
 from waferbox.commands.cli import app
-from waferbox.host.folders import read_secret_key, secret_key
+from waferbox.host.folders import cache_root, read_secret_key, secret_key
 from waferbox.security import tokens
 from waferbox.security.tokens import (
     SECRET_FILE,
@@ -120,3 +120,15 @@ def test_the_command_prints_tokens(cache: Path, options: list[str], caller: Call
     printed = CliRunner().invoke(app, ["token", *options])
     assert printed.exit_code == 0, printed.output
     assert cluster_secret().caller(printed.output.strip()) == caller
+
+
+def test_a_user_without_a_home_has_a_cache_all_the_same(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container whose user has no entry in its list of users."""
+
+    def unknown() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv(settings.CACHE.name)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", unknown)
+    assert cache_root() == cache.parent / f"waferbox-cache-{os.getuid()}"

@@ -9,6 +9,7 @@ import os
 import secrets
 import shutil
 import stat
+import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -21,9 +22,15 @@ KEY_BYTES: Final = 32
 
 
 def cache_root() -> Path:
-    """$WAFERBOX_CACHE, or the user's cache folder."""
-    named = settings.CACHE.get()
-    return named or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "waferbox"
+    """$WAFERBOX_CACHE, or the user's cache folder; one in the temporary folder for a user without a home."""
+    if (named := settings.CACHE.get()) is not None:
+        return named
+    if caches := os.environ.get("XDG_CACHE_HOME"):
+        return Path(caches) / "waferbox"
+    try:
+        return Path.home() / ".cache" / "waferbox"
+    except RuntimeError:  # the user is unknown to the host, as in a container, and HOME is not set
+        return Path(tempfile.gettempdir()) / f"waferbox-cache-{os.getuid()}"
 
 
 def secret_key(path: Path) -> bytes:

@@ -43,7 +43,7 @@ class GuardedThread(threading.Thread):
 
 
 class SerialThread:
-    """A daemon thread that calls functions of an event loop which block, one after the other.
+    """A daemon thread that calls functions which block, one after the other, for an event loop or another thread.
 
     An executor's threads would keep the process from ending.
     """
@@ -59,9 +59,13 @@ class SerialThread:
 
         If the caller is cancelled, a function that has begun goes on, and its result is dropped.
         """
+        return await asyncio.wrap_future(self.submit(function))
+
+    def submit(self, function: Callable[[], _Result]) -> "concurrent.futures.Future[_Result]":
+        """Begins a call of the function in the thread. Returns the future of its result."""
         future: concurrent.futures.Future[_Result] = concurrent.futures.Future()
         self._calls.put((function, future))  # type: ignore[arg-type]  # the result of each is of its own type
-        return await asyncio.wrap_future(future)
+        return future
 
     def close(self) -> None:
         """Ends the thread after all calls that were made. Does not wait."""

@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Final
 
 from waferbox import settings
 from waferbox.host.descriptors import readable
+from waferbox.launch.spawn import is_zombie, process_started
 
 EMBEDDED: Final = "embedded"  # in the place of a cluster's name: a script starts a cluster of its own
 FAILURE = "last_failure"
@@ -49,7 +51,8 @@ class LocalCluster:
         wafers: the number of its wafers.
         workers: the number of its input workers.
         pid: of the process that owns it.
-        created: creation time of that process, as an id may be used again.
+        started: start time of that process, as an id may be used again; in ticks since the boot, which no clock moves.
+        created: when the record was made, in seconds since 1970.
         tls: the folder of its certificates; empty: it uses no TLS.
         given_up: messages about processes that are not restarted any more.
     """
@@ -61,6 +64,7 @@ class LocalCluster:
     wafers: int = 1
     workers: int = 1
     pid: int
+    started: int
     created: float
     tls: str = ""
     given_up: Sequence[str] = ()
@@ -70,13 +74,9 @@ class LocalCluster:
 
     def runs(self) -> bool:
         """Whether the process that owns the cluster still runs."""
-        import psutil
-
         try:
-            process = psutil.Process(self.pid)
-            same = abs(process.create_time() - self.created) < 1.0
-            return same and process.status() != psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
+            return process_started(self.pid) == self.started and not is_zombie(self.pid)
+        except ProcessLookupError:
             return False
 
     def use_certificates(self) -> None:
@@ -159,8 +159,6 @@ def recorded(
 
     A ClusterError that leaves the block is recorded as the failure of a cluster of `waferbox up`.
     """
-    import psutil  # in the function: a script needs it only where there are clusters
-
     record = LocalCluster(
         name=name,
         starter=starter,
@@ -169,7 +167,8 @@ def recorded(
         wafers=wafers,
         workers=workers,
         pid=os.getpid(),
-        created=psutil.Process().create_time(),
+        started=process_started(os.getpid()),
+        created=time.time(),
         tls=os.environ.get(settings.TLS_DIR.name, ""),
     )
     try:

@@ -1,6 +1,8 @@
 """The folder for the files of executions."""
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from cstorch.errors import ConfigurationError
@@ -12,13 +14,24 @@ def make_artifact_dir(folder: Path) -> None:
     Raises:
         ConfigurationError: It cannot be made, or files cannot be made in it.
     """
-    try:
+    with writes_in(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        reason = "" if os.access(folder, os.W_OK | os.X_OK) else "it may not be written"
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError("it may not be written")
+
+
+@contextlib.contextmanager
+def writes_in(folder: Path) -> Iterator[None]:
+    """Names the folder, and the way out, in the error of a write within the context.
+
+    Raises:
+        ConfigurationError: The write has failed.
+    """
+    try:
+        yield
     except OSError as error:
-        reason = error.strerror or str(error)
-    if reason:
         raise ConfigurationError(
-            f"the folder {folder} for the files of executions cannot be made, or files in it: {reason}. Name another "
-            "by cstorch.backend('CSX', artifact_dir=...), or start the script in a folder that you may write"
-        )
+            f"the folder {folder} for the files of executions cannot be made, or files in it: "
+            f"{error.strerror or error}. Name another by cstorch.backend('CSX', artifact_dir=...), or start the script "
+            "in a folder that you may write"
+        ) from None

@@ -1,12 +1,15 @@
 """The measurements of an executor."""
 
 import json
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from cstorch.utils.tracker import RateTracker
+
+logger = logging.getLogger("cstorch.execution")
 
 RESULTS = "profile.json"
 
@@ -142,9 +145,12 @@ class Profiler:
         self.rate_tracker.tracker.record_elapsed(seconds)
 
     def write(self) -> None:
-        """Writes the results of all activities into the folder."""
+        """Writes the results of all activities into the folder; a warning is logged if it cannot be written."""
         results = {name: activity.compute() for name, activity in self._activities.items()}
-        (self._outdir / RESULTS).write_text(json.dumps(results, indent=2) + "\n")
+        try:
+            (self._outdir / RESULTS).write_text(json.dumps(results, indent=2) + "\n")
+        except OSError as error:
+            logger.warning("The rates of the execution are not in %s: %s", self._outdir / RESULTS, error.strerror)
 
     # The form of releases before 2.1.
 

@@ -12,6 +12,7 @@ from waferbox.launch.local_clusters import (
     ClusterError,
     LocalCluster,
     Starter,
+    cluster_at,
     for_everybody,
     forget_failure,
     given_up,
@@ -68,10 +69,15 @@ def test_a_name_is_free_again_when_its_cluster_has_ended_or_was_killed(folder: P
 def test_the_record_of_a_cluster_that_was_killed_is_removed_by_who_looks(folder: Path) -> None:
     folder.mkdir(mode=0o700)
     (folder / "gone.json").write_text(
-        '{"name": "gone", "starter": "up", "management": "a:1", "page": "", "pid": 1, "created": 1.0, "tls": ""}'
+        '{"name": "gone", "starter": "up", "management": "a:1", "page": "", "pid": 1, "started": 9, "created": 1.0}'
     )
     (folder / "other.json").write_text("no record")
+    gone = cluster_at("a:1")
+    assert gone is not None
+    assert not gone.runs()
+    assert cluster_at("a:2") is None
     assert local_clusters() == []
+    assert cluster_at("a:1") is None
     assert [path.name for path in folder.iterdir()] == ["other.json"]
     (folder / "other.json").unlink()
     folder.rmdir()
@@ -127,5 +133,5 @@ def test_a_record_is_of_the_process_that_owns_it() -> None:
     with recorded(Starter.UP, "up", "a:1"):
         (cluster,) = local_clusters()
         assert cluster.runs()
-        other = LocalCluster(name="x", starter=Starter.UP, management="a:1", pid=cluster.pid, created=1.0)
+        other = LocalCluster(name="x", starter=Starter.UP, management="a:1", pid=cluster.pid, started=1, created=1.0)
         assert not other.runs()

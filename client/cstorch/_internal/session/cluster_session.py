@@ -57,8 +57,12 @@ def _in_thread(name: str, call: Callable[[], Result]) -> Future[Result]:
 
 def _check_answers(management: Management) -> None:
     """Checks that management answers, before the script builds its model and traces it."""
-    try:
+
+    def check() -> None:
         connect(management.address, "management service", management.token()).close()
+
+    try:
+        outcome(_in_thread("cstorch connecting", check))  # as an interrupt within gRPC can leave its channel open
     except ClusterUnreachableError as error:
         raise ClusterUnreachableError(f"{error}; the address is from {management.source}") from None
 

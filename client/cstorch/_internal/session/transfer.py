@@ -1,5 +1,6 @@
 """Transfers of states between the client and one MemoryX shard: gRPC calls for control, a link for the bytes."""
 
+import concurrent.futures
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from cstorch._internal.session.connecting import connect
 from cstorch.distributed.cluster_config import LANES
 from cstorch.errors import ClusterError, ClusterUnreachableError, CstorchError
 from waferbox import deadlines
+from waferbox.host.threads import SerialThread
 from waferbox.links.dialling import dial
 from waferbox.links.elements import aligned
 from waferbox.links.hub import Hub, Stopped
@@ -26,6 +28,8 @@ BATCH_STATES = 1024
 ATTEMPTS = 5  # to use a shard; each waits until the job has all its nodes
 
 _Result = TypeVar("_Result")
+_Request = TypeVar("_Request")
+_Response = TypeVar("_Response")
 # A shard discards the token of a link together with the link.
 _CUT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAUTHENTICATED)
 
@@ -55,6 +59,9 @@ class ShardedJob(Protocol):
 class ShardConnection:
     """A connection to a shard, opened at its first use and again after a failure. Used by one thread.
 
+    Another thread opens and closes it, and begins its calls: an interrupt within gRPC would leave a call there that its
+    channel waits for without end.
+
     Args:
         shard: The address of the shard, and the name of the job there.
         lane: The lane of the link.
@@ -67,7 +74,8 @@ class ShardConnection:
         self._gateway = gateway
         self._lane = LANES[lane]
         self._job = job
-        self._open: _OpenConnection | None = None
+        self._opened: list[_OpenConnection] = []  # one, or none
+        self._thread: SerialThread | None = None
 
     @property
     def address(self) -> str:
@@ -133,9 +141,7 @@ class ShardConnection:
         """
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                if self._open is None:
-                    self._open = _OpenConnection(self._shard, self._lane, self._gateway, self._job.token)
-                return use(self._open)
+                return use(self._connection())
             except (grpc.RpcError, LinkLost, Stopped, ClusterError) as error:
                 self.close()
                 if attempt == ATTEMPTS or not (_is_cut(error) or _is_missing(error)):
@@ -148,11 +154,30 @@ class ShardConnection:
                 raise ShardReplacedError(f"shard {self._shard.shard} of MemoryX was replaced while {doing}")
         raise AssertionError("the last attempt returns or raises")
 
+    def _connection(self) -> "_OpenConnection":
+        opened = self._opened
+        if not opened:
+            thread = self._thread = self._thread or SerialThread("cstorch shard")
+
+            def open_connection() -> None:
+                opened.append(_OpenConnection(self._shard, self._lane, self._gateway, self._job.token, thread))
+
+            thread.submit(open_connection).result()
+        return opened[0]
+
     def close(self) -> None:
-        """Closes the connection."""
-        if self._open is not None:
-            self._open.close()
-            self._open = None
+        """Closes the connection; one that is being opened as soon as it is open."""
+        thread, opened = self._thread, self._opened
+        self._thread, self._opened = None, []
+
+        def close_opened() -> None:
+            for each in opened:
+                each.close()
+
+        if thread is not None:
+            closed = thread.submit(close_opened)
+            thread.close()
+            concurrent.futures.wait([closed], deadlines.STATE_TRANSFER.close)
 
 
 def _is_cut(error: Exception) -> bool:
@@ -185,8 +210,15 @@ class _OpenConnection:
     """A channel and a link to a shard. Raises gRPC's errors, and those of links."""
 
     def __init__(
-        self, shard: coordinator_pb2.StateShard, lane: "node_pb2.Lane.ValueType", gateway: str, token: str
+        self,
+        shard: coordinator_pb2.StateShard,
+        lane: "node_pb2.Lane.ValueType",
+        gateway: str,
+        token: str,
+        thread: SerialThread,
     ) -> None:
+        """thread: it calls this and `close`, and begins the calls of gRPC."""
+        self._thread = thread
         name = f"memoryx-{shard.shard}"
         self._job = shard.job
         self._channel = connect(through(gateway, shard.address), f"MemoryX shard {shard.shard}", token)
@@ -226,9 +258,7 @@ class _OpenConnection:
             end += aligned(state.nbytes)
         memory = SharedMemory.create(max(end, 1))
         try:
-            call = self._stub.WriteState.future(
-                self._request([state.name for state in states], 0), timeout=deadlines.STATE_TRANSFER.transfer
-            )
+            call = self._begin(self._stub.WriteState, self._request([state.name for state in states], 0))
             with self._watching(call):
                 for index, (state, offset) in enumerate(zip(states, offsets, strict=True)):
                     value = state.value()
@@ -248,7 +278,7 @@ class _OpenConnection:
                 nbytes = min(BATCH_BYTES, state.nbytes - offset)
                 request = self._request([state.name], 0)
                 request.part.offset, request.part.nbytes = offset, nbytes
-                call = self._stub.WriteState.future(request, timeout=deadlines.STATE_TRANSFER.transfer)
+                call = self._begin(self._stub.WriteState, request)
                 with self._watching(call):
                     memory.tensor(torch.uint8, (nbytes,), 0).copy_(value[offset : offset + nbytes])
                     self._hub.send(self._link, 0, 0, Slice(memory, 0, nbytes), as_bytes=True)
@@ -261,12 +291,12 @@ class _OpenConnection:
     ) -> None:
         request = node_pb2.InitialiseStatesRequest(job=self._job, states=states)
         try:
-            self._stub.InitialiseStates(request, timeout=deadlines.STATE_TRANSFER.transfer)
+            self._begin(self._stub.InitialiseStates, request).result()
         except grpc.RpcError as error:
             if error.code() != grpc.StatusCode.DATA_LOSS:  # the staged values are lost
                 raise
             request = node_pb2.InitialiseStatesRequest(job=self._job, states=unstaged())
-            self._stub.InitialiseStates(request, timeout=deadlines.STATE_TRANSFER.transfer)
+            self._begin(self._stub.InitialiseStates, request).result()
 
     def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, step: int, offset: int) -> torch.Tensor:
         """Reads the part of a state that begins `offset` bytes from its start and has this shape."""
@@ -274,12 +304,17 @@ class _OpenConnection:
         self._link.expect({0: nbytes})
         request = self._request([name], step)
         request.part.offset, request.part.nbytes = offset, nbytes
-        call = self._stub.ReadState.future(request, timeout=deadlines.STATE_TRANSFER.transfer)
+        call = self._begin(self._stub.ReadState, request)
         with self._watching(call):
             message = self._hub.receive(self._link, 0, step)
             value = message.tensor(dtype, shape, 0).clone()
             call.result()
         return value
+
+    def _begin(
+        self, method: "grpc.UnaryUnaryMultiCallable[_Request, _Response]", request: _Request
+    ) -> "grpc.CallFuture[_Response]":
+        return self._thread.submit(partial(method.future, request, timeout=deadlines.STATE_TRANSFER.transfer)).result()
 
     def _watching(self, call: "grpc.CallFuture[node_pb2.TransferStateResponse]") -> "_Watched":
         return _Watched(call, self._hub)

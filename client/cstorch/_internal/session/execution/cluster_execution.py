@@ -17,6 +17,7 @@ from xdsl.dialects.builtin import ModuleOp
 
 from cstorch import backends
 from cstorch._internal import state, step_clock
+from cstorch._internal.artifacts import writes_in
 from cstorch._internal.batch import check_batch
 from cstorch._internal.batch_objects import ChangedObjects, changed_objects
 from cstorch._internal.execution import Closure, Execution, Executor, Input
@@ -134,9 +135,10 @@ class ClusterExecution(Execution):
         folder = self.executor.artifact_dir
         path = folder / execution_folders.CIRH
         module = self._lower()
-        path.write_text(self._step.text)
         record = self._record()
-        record.write(folder)
+        with writes_in(folder):
+            path.write_text(self._step.text)
+            record.write(folder)
         logger.info("Execution %s, %s", folder.name.lstrip("0"), record)
         if self._target.session is None:
             verify(module)
@@ -145,7 +147,8 @@ class ClusterExecution(Execution):
         job, compiled = compile_step(self._target, self._step.text, trains=self._step.trains)
         if compiled.report:
             # The plan lies beside the folder of its report.
-            replace(record, plan=str(Path(compiled.report).parent.with_suffix(".plan"))).write(folder)
+            with writes_in(folder):
+                replace(record, plan=str(Path(compiled.report).parent.with_suffix(".plan"))).write(folder)
         if self._input is None or self._staged is None:
             return
         with logged_if_slow("Starting the input_fn in the workers"):
