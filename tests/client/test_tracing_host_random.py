@@ -12,6 +12,7 @@ from cstorch.errors import TraceError
 
 X = torch.ones(4, 3)
 MADE_BEFORE = torch.rand(4, 3)
+HEADS = torch.ones(1, 4, 3)
 
 
 def _row_of_a_tensor(x: torch.Tensor) -> torch.Tensor:
@@ -38,7 +39,7 @@ ENTERING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "an index": lambda x: x[torch.randint(0, 4, (2,))],
     "a permutation": lambda x: x[torch.randperm(4).to(x.device)],
     "copied": lambda x: x.clone().copy_(torch.rand(4, 3)),
-    "Normal": lambda x: x + torch.distributions.Normal(0.0, 1.0).sample((3,)).to(x.device),
+    "Normal": lambda x: x + torch.distributions.Normal(0.0, 1.0).sample((3,)).to(x.device),  # type: ignore[no-untyped-call]  # torch has no types of it
     "Gamma": lambda x: x + torch.distributions.Gamma(torch.ones(3), torch.ones(3)).sample().to(x.device),
     "Dirichlet": lambda x: x + torch.distributions.Dirichlet(torch.ones(3)).sample().to(x.device),
     "Beta": lambda x: x * torch.distributions.Beta(1.0, 1.0).sample().to(x.device),
@@ -50,9 +51,7 @@ NOT_ENTERING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "decides nothing": lambda x: x * 1 if torch.rand([]) < 2 else x,  # as layers with a chance of zero to be left out
     "its shape alone": lambda x: x * torch.rand(3).numel(),
     "dropout that drops nothing": lambda x: x + F.dropout(MADE_BEFORE, training=False).to(x.device),
-    "attention without dropout": lambda x: (
-        x + F.scaled_dot_product_attention(*[torch.ones(1, 4, 3)] * 3)[0].to(x.device)
-    ),
+    "attention without dropout": lambda x: x + F.scaled_dot_product_attention(HEADS, HEADS, HEADS)[0].to(x.device),
 }
 
 

@@ -60,7 +60,8 @@ def test_release_2_0_has_two_names_for_the_activities(tmp_path: Path) -> None:
 
 def test_what_is_no_class_of_activity_is_refused(tmp_path: Path) -> None:
     cstorch.backend("CPU", artifact_dir=tmp_path)
-    for wrong in (LargestBatch(), int, "rate"):
+    wrongs: list[Any] = [LargestBatch(), int, "rate"]
+    for wrong in wrongs:
         with pytest.raises(TypeError, match="profiler_activities"):
             cstorch.utils.data.DataExecutor(
                 cstorch.utils.data.DataLoader(batches), num_steps=1, profiler_activities=[wrong]
