@@ -39,7 +39,7 @@ ENTERING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "an index": lambda x: x[torch.randint(0, 4, (2,))],
     "a permutation": lambda x: x[torch.randperm(4).to(x.device)],
     "copied": lambda x: x.clone().copy_(torch.rand(4, 3)),
-    "Normal": lambda x: x + torch.distributions.Normal(0.0, 1.0).sample((3,)).to(x.device),  # type: ignore[no-untyped-call]  # torch has no types of it
+    "Normal": lambda x: x + torch.distributions.Normal(0.0, 1.0).sample((3,)).to(x.device),
     "Gamma": lambda x: x + torch.distributions.Gamma(torch.ones(3), torch.ones(3)).sample().to(x.device),
     "Dirichlet": lambda x: x + torch.distributions.Dirichlet(torch.ones(3)).sample().to(x.device),
     "Beta": lambda x: x * torch.distributions.Beta(1.0, 1.0).sample().to(x.device),

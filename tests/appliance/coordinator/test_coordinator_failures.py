@@ -184,6 +184,7 @@ def test_a_missing_role_is_named_with_the_command_that_starts_one(
         one.compile()
     assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
     details = caught.value.details()
+    assert details is not None
     assert f"python -m wafer --management {cluster.address}" in details
     assert "1 wafer" in details
     assert "worker" not in details

@@ -1,5 +1,6 @@
 """Which recovery point a job goes on from: one whose states are those of its execution, or none."""
 
+import asyncio
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -98,9 +99,10 @@ def test_an_execution_that_begins_while_somebody_is_replaced_has_its_states_put_
 ) -> None:
     restore = ExecutionSlot.restore
 
-    def restore_when_it_has_begun(executions: ExecutionSlot) -> None:
-        cluster.until(lambda: executions.current is not None)
-        restore(executions)
+    async def restore_when_it_has_begun(executions: ExecutionSlot) -> None:
+        while executions.current is None:
+            await asyncio.sleep(0.01)
+        await restore(executions)
 
     monkeypatch.setattr(ExecutionSlot, "restore", restore_when_it_has_begun)
     train(one)

@@ -127,7 +127,7 @@ def test_a_coordinator_that_does_not_start_at_the_ingress_is_reported(
     monkeypatch.setattr(settings, "spawn", lambda *arguments, outlives: Stillborn())
     with pytest.raises(grpc.RpcError) as caught:
         client(ingress=ingress.address)
-    assert "its coordinator ended with status 3" in caught.value.details()
+    assert "its coordinator ended with status 3" in str(caught.value.details())
     assert cluster.jobs()[0].phase == management_pb2.JOB_PHASE_FAILED
 
 
@@ -138,7 +138,7 @@ def test_an_ingress_that_is_gone_is_named(
     cluster.service._registry.add(gone)
     with pytest.raises(grpc.RpcError) as caught:
         client()
-    assert "did not start: the ingress at 127.0.0.1:1 does not run it" in caught.value.details()
+    assert "did not start: the ingress at 127.0.0.1:1 does not run it" in str(caught.value.details())
 
 
 def test_a_coordinator_of_which_the_ingress_is_lost_may_come_back_but_not_for_ever(
@@ -178,19 +178,19 @@ def test_messages_that_are_too_large_are_refused_with_the_cap(
     with pytest.raises(grpc.RpcError) as caught:  # by management, behind the ingress
         client(ingress=ingress.address, user="u" * (SMALL_MESSAGE_BYTES + 1))
     assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert str(SMALL_MESSAGE_BYTES) in caught.value.details()
+    assert str(SMALL_MESSAGE_BYTES) in str(caught.value.details())
     one = client(ingress=ingress.address)
     with pytest.raises(grpc.RpcError) as caught:  # by the ingress, which takes what a coordinator takes
         one.compile("c" * (LARGE_MESSAGE_BYTES + 1))
     assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert str(LARGE_MESSAGE_BYTES) in caught.value.details()
+    assert str(LARGE_MESSAGE_BYTES) in str(caught.value.details())
 
 
 def test_an_ingress_has_artifacts_below_its_own_roots_only(ingress: Ingress) -> None:
     request = ingress_pb2.RunCoordinatorRequest(job="job-1", compile_dir="/etc")
     with pytest.raises(grpc.RpcError) as caught:
         cluster_ingress(ingress.address, request)
-    assert "--compile-root" in caught.value.details()
+    assert "--compile-root" in str(caught.value.details())
 
 
 @pytest.mark.parametrize("names", [(), (Kind.USER, "eve"), (Kind.JOB, "job-of-eve"), (Kind.ADMIN,), (Kind.NODE,)])

@@ -49,7 +49,7 @@ class FakeCoordinator:
         self._requests.put(management_pb2.CoordinateRequest(**kind))
 
     def end(self, status: int) -> None:
-        self._call.cancel()
+        self._call.cancel()  # type: ignore[no-untyped-call]  # without types in the stubs
         self._requests.put(None)
         self.exit(status)
 

@@ -88,7 +88,7 @@ def test_priority_reorders_the_queue(cluster: Any, client: Callable[..., Any]) -
     assert late.compile().artifact == "artifact-good"
     with pytest.raises(grpc.RpcError) as caught:
         cluster.stub.SetPriority(management_pb2.SetPriorityRequest(job=late.created.job, priority=4))
-    assert "1 (first) to 3, not 4" in caught.value.details()
+    assert "1 (first) to 3, not 4" in str(caught.value.details())
 
 
 def test_a_client_that_leaves_the_queue_is_out_of_it_at_once(cluster: Any, client: Callable[..., Any]) -> None:

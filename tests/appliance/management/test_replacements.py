@@ -560,7 +560,7 @@ def test_a_node_says_when_the_job_has_let_it_go(cluster: Any, linked: Linked) ->
     commands: queue.SimpleQueue[node_pb2.AttachRequest | None] = queue.SimpleQueue()
     commands.put(node_pb2.AttachRequest(attach=node_pb2.AttachJob(job=linked.job, node="wafer-0")))
     with make_channel(wafer.address, wafer.lease) as channel:
-        responses = node_pb2_grpc.NodeServiceStub(channel).Attach(iter(commands.get, None))
+        responses = iter(node_pb2_grpc.NodeServiceStub(channel).Attach(iter(commands.get, None)))
         next(responses)
         heard = threading.Event()
         renew = cluster.service._registry.renew
@@ -606,7 +606,7 @@ def test_management_refuses_requests_that_are_wrong(
     with pytest.raises(grpc.RpcError) as caught:
         list(cluster.stub.Coordinate(iter(requests), timeout=WAIT_SECONDS, metadata=shows))
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-    assert said in caught.value.details()
+    assert said in str(caught.value.details())
 
 
 def test_jobs_that_hold_what_the_other_waits_for_do_not_wait_for_ever(

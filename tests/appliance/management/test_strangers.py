@@ -40,7 +40,7 @@ def refused(call: Callable[[], object]) -> grpc.StatusCode:
     return caught.value.code()
 
 
-def hello(role: "node_pb2.Role.ValueType", **fields: str) -> management_pb2.RegisterRequest:
+def hello(role: "node_pb2.Role.ValueType", **fields: Any) -> management_pb2.RegisterRequest:
     return management_pb2.RegisterRequest(role=role, address="127.0.0.1:1", version=__version__, **fields)
 
 
@@ -106,7 +106,7 @@ def test_leases_are_told_to_the_jobs_coordinator_alone(cluster: Any, client: Cal
 def test_a_stranger_registers_no_node(cluster: Any, names: tuple[Any, ...]) -> None:
     with make_channel(cluster.address, token(*names) if names else "") as channel:
         register = management_pb2_grpc.ManagementStub(channel).Register
-        refused(lambda: next(register(iter([hello(node_pb2.ROLE_WAFER)]), timeout=SECONDS)))
+        refused(lambda: next(iter(register(iter([hello(node_pb2.ROLE_WAFER)]), timeout=SECONDS))))
     assert not cluster.stub.ListNodes(management_pb2.ListNodesRequest()).nodes
 
 
@@ -118,7 +118,7 @@ def test_a_stranger_takes_the_place_of_no_member(cluster: Any, client: Callable[
     with make_channel(cluster.address, one.created.token) as channel:
         register = management_pb2_grpc.ManagementStub(channel).Register
         impostor = hello(node_pb2.ROLE_WAFER, job=one.created.job, member="wafer-0")
-        refused(lambda: next(register(iter([impostor]), timeout=SECONDS)))
+        refused(lambda: next(iter(register(iter([impostor]), timeout=SECONDS))))
     one.compile("again")
 
 
@@ -185,4 +185,4 @@ def test_nobody_speaks_for_another_jobs_coordinator(cluster: Any, client: Callab
     refused(lambda: next(call))
     with make_channel(cluster.address, one.created.token) as channel:
         script = management_pb2_grpc.ManagementStub(channel)
-        refused(lambda: next(script.Coordinate(iter([management_pb2.CoordinateRequest(hello=takes_over)]))))
+        refused(lambda: next(iter(script.Coordinate(iter([management_pb2.CoordinateRequest(hello=takes_over)])))))
