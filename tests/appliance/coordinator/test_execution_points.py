@@ -97,9 +97,10 @@ def test_an_execution_begins_with_the_end_of_the_one_before(cluster: ClusterInPr
 def test_an_execution_that_begins_while_somebody_is_replaced_has_its_states_put_back(
     cluster: ClusterInProcess, one: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    restore = ExecutionSlot.restore
+    restore, restores = ExecutionSlot.restore, threading.Event()
 
     async def restore_when_it_has_begun(executions: ExecutionSlot) -> None:
+        restores.set()
         while executions.current is None:
             await asyncio.sleep(0.01)
         await restore(executions)
@@ -108,6 +109,7 @@ def test_an_execution_that_begins_while_somebody_is_replaced_has_its_states_put_
     train(one)
     end = last_start(cluster, 1).last_recovery_point
     replace_memoryx(cluster)
+    assert restores.wait(10)
     one.begin(NUM_STEPS)
     start(one, wrote=False)
     last_start(cluster, 2)
