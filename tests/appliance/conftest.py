@@ -74,7 +74,7 @@ def cluster(make_cluster: Callable[[float], ClusterInProcess]) -> ClusterInProce
 def client(cluster: ClusterInProcess) -> Iterator[Callable[..., Client]]:
     clients: list[Client] = []
 
-    def make(**settings: object) -> Client:
+    def make(**settings: Any) -> Client:
         clients.append(Client(cluster, **settings))
         return clients[-1]
 
