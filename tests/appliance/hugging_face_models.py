@@ -45,7 +45,8 @@ class HuggingFace:
         """Transformers are loaded here, which takes seconds."""
         import transformers
 
-        transformers.logging.set_verbosity_error()  # end tokens lie outside of the vocabulary
+        # End tokens lie outside of the vocabulary.
+        transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # without types
         family = self.model.partition("For")[0].removesuffix("LMHeadModel").removesuffix("Model")
         config = getattr(transformers, f"{self.config or family}Config")(**self.settings)
         for part in (config, *(getattr(config, name) for name in config.sub_configs)):

@@ -35,7 +35,9 @@ def replaced(outcome: Outcome, results: list[Placement]) -> Outcome:
     return dataclasses.replace(outcome, results=results)
 
 
-def never_decomposed(rule: Callable[[Query], Outcome], needs: Callable[[Query], list[Placement]], *results: Placement):
+def never_decomposed(
+    rule: Callable[[Query], Outcome], needs: Callable[[Query], list[Placement]], *results: Placement
+) -> Callable[[Query], Outcome]:
     def mutant(query: Query) -> Outcome:
         try:
             return rule(query)

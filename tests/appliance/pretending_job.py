@@ -29,7 +29,7 @@ class Behaviour:
     prepared: dict[str, node_pb2.PrepareInput] = field(default_factory=dict)
     loads: dict[str, list[node_pb2.Load]] = field(default_factory=dict)
     links: dict[str, set[LinkKey]] = field(default_factory=dict)
-    on_step: dict[str, Callable[[JobContext, int], None]] = field(default_factory=dict)
+    on_step: dict[str, Callable[[JobContext, int], object]] = field(default_factory=dict)
     may_begin: dict[str, Callable[[int], object]] = field(default_factory=dict)  # a step, which waits until it may
     on_attach: dict[str, Callable[[], None]] = field(default_factory=dict)
     on_stop: dict[str, Callable[[], None]] = field(default_factory=dict)

@@ -15,6 +15,12 @@ from torch.nn import functional as F
 
 
 class Weights(nn.Module):
+    w: nn.Parameter
+    v: nn.Parameter
+    table: nn.Parameter
+    scale: nn.Parameter
+    square: nn.Parameter
+
     def __init__(self) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(5)
@@ -68,7 +74,7 @@ def first_half(t: torch.Tensor, d: int) -> torch.Tensor:
 
 def combined(t: torch.Tensor, other: torch.Tensor, function: Any) -> torch.Tensor | None:
     try:
-        torch.broadcast_shapes(t.shape, other.shape)
+        torch.broadcast_shapes(t.shape, other.shape)  # type: ignore[no-untyped-call]  # torch has no types of it
     except RuntimeError:
         return None
     result: torch.Tensor = function(t, other)
@@ -226,7 +232,7 @@ def program(seed: int, operations: list[str] | None = None) -> Callable[[Any], C
             r = random.Random(seed)
             x, y, ids = batch
             live = [x * (1 + model.w[0, 0]), y + model.v[0]]
-            losses = []
+            losses: list[torch.Tensor] = []
             for _ in range(r.randint(2, 6)):
                 value = r.choice(live[-3:])
                 name = r.choice(operations or list(OPERATIONS))

@@ -7,6 +7,8 @@ from compiled_steps import Traced
 from torch import nn
 
 from appliance.compiler.cost.machine_model import MachineModel
+from appliance.compiler.report.report import Report
+from appliance.compiler.wafer_schedule.memory_plan import MemoryPlan
 
 MACHINE = MachineModel(
     source="stated for tests",
@@ -18,6 +20,12 @@ MACHINE = MachineModel(
     message_seconds=1e-5,
 )
 ROWS, NARROW, WIDE = 12, 8, 64
+
+
+def memory_of(report: Report) -> MemoryPlan:
+    """The memory of a wafer to which weights are streamed."""
+    assert isinstance(report.memory, MemoryPlan)
+    return report.memory
 
 
 class Blocks(nn.Module):

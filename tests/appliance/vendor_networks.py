@@ -33,7 +33,7 @@ PARTS: dict[str, Callable[[Tensor], Tensor]] = {
     "max_pool": lambda x: F.max_pool2d(x.reshape(16, 1, 2, 4), 2),
     "max": lambda x: x.max(-1)[0],
     "pad": lambda x: F.pad(x, (1, 2)),
-    "sdpa": lambda x: F.scaled_dot_product_attention(*[x.reshape(16, 1, 2, 4)] * 3),
+    "sdpa": lambda x: F.scaled_dot_product_attention(*(x.reshape(16, 1, 2, 4),) * 3),
     "sigmoid": torch.sigmoid,
     "slice": lambda x: x[:, 1:5],
     "slice_step": lambda x: x[:, ::2],
@@ -52,7 +52,7 @@ class Images(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.pool(F.relu(self.n1(self.c1(x))))
-        return self.out(F.relu(self.n2(self.c2(x))).flatten(1))  # type: ignore[no-any-return]
+        return self.out(F.relu(self.n2(self.c2(x))).flatten(1))
 
 
 class _Block(nn.Module):
@@ -68,7 +68,7 @@ class _Block(nn.Module):
         q, k, v = (z.view(b, t, self.heads, -1).transpose(1, 2) for z in self.qkv(self.n1(x)).split(c, dim=2))
         weights = torch.softmax(q @ k.transpose(2, 3) / math.sqrt(q.shape[-1]) + mask, dim=-1)
         x = x + self.o((weights @ v).transpose(1, 2).reshape(b, t, c))
-        return x + self.f2(F.gelu(self.f1(self.n2(x))))  # type: ignore[no-any-return]
+        return x + self.f2(F.gelu(self.f1(self.n2(x))))
 
 
 class Text(nn.Module):
@@ -86,7 +86,7 @@ class Text(nn.Module):
         x = self.tokens(ids) + self.positions(places)
         for block in self.blocks:
             x = block(x, mask)
-        return self.head(self.norm(x))  # type: ignore[no-any-return]
+        return self.head(self.norm(x))
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:

@@ -130,6 +130,17 @@ class FakeShard:
 
 
 class Management(management_pb2_grpc.ManagementServicer):
+    # No client calls these, which the stubs call abstract.
+    Register = management_pb2_grpc.ManagementServicer.Register
+    Coordinate = management_pb2_grpc.ManagementServicer.Coordinate
+    AdoptJob = management_pb2_grpc.ManagementServicer.AdoptJob
+    ListNodes = management_pb2_grpc.ManagementServicer.ListNodes
+    ListJobs = management_pb2_grpc.ManagementServicer.ListJobs
+    GetJob = management_pb2_grpc.ManagementServicer.GetJob
+    SetPriority = management_pb2_grpc.ManagementServicer.SetPriority
+    LabelJob = management_pb2_grpc.ManagementServicer.LabelJob
+    Shutdown = management_pb2_grpc.ManagementServicer.Shutdown
+
     def __init__(self, cluster: FakeCluster) -> None:
         self._cluster = cluster
 

@@ -1,9 +1,14 @@
 """Operations lowered, printed, parsed and run, against plain torch."""
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import torch
-from traced_steps import Runner, run_module, trace
+from traced_steps import Getter, Runner, Step, run_module, trace
+from xdsl.dialects.builtin import ModuleOp
 
 from cstorch._internal.lowering import lower
+from cstorch._internal.tracing import Trace
 from waferbox.cirh.dialect.operations import func_of
 from waferbox.cirh.modules.verify import verify
 from waferbox.cirh.text.parser import parse_module
@@ -39,7 +44,7 @@ LABELS = torch.tensor([1, 0, -100, 5])
 ARGUMENTS = (X, Y, ROW, COLUMN, N, MASK, WIDE, LABELS)
 
 
-def lowered(step, batch, states=None):
+def lowered(step: Step, batch: object, states: Mapping[str, Getter] | None = None) -> tuple[Trace, ModuleOp]:
     traced = trace(step, batch, states)
     module = lower(traced)
     text = print_module(module)
@@ -49,11 +54,11 @@ def lowered(step, batch, states=None):
     return traced, module
 
 
-def names_in(module):
+def names_in(module: ModuleOp) -> list[str]:
     return [op.name for op in func_of(module).block.ops if op.name not in ("cirh.Const", "cirh.return")]
 
 
-def check(function, batch=ARGUMENTS):
+def check(function: Callable[..., Any], batch: tuple[torch.Tensor, ...] = ARGUMENTS) -> ModuleOp:
     traced, module = lowered(lambda batch: function(*batch), batch)
     results = Runner(traced, run_module(module)).step(batch)
     expected = [t for t in torch.utils._pytree.tree_leaves(function(*batch)) if isinstance(t, torch.Tensor)]

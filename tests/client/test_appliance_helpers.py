@@ -52,7 +52,7 @@ def test_a_logger_is_named_by_a_decorator() -> None:
     assert Plain.logger.name.endswith("Plain")  # type: ignore[attr-defined]
     assert Called.logger.name.endswith("Called")  # type: ignore[attr-defined]
     with pytest.raises(TypeError, match="class or has a name"):
-        log.named_class_logger(3)  # type: ignore[call-overload]
+        log.named_class_logger(3)
 
 
 def test_two_more_levels_have_names_and_methods(caplog: pytest.LogCaptureFixture) -> None:
@@ -64,8 +64,8 @@ def test_two_more_levels_have_names_and_methods(caplog: pytest.LogCaptureFixture
         pass
 
     with caplog.at_level(log.VERBOSE, logger=Mine.logger.name):
-        Mine.logger.verbose("said %s", 1)  # type: ignore[attr-defined]
-        Mine.logger.trace("not said")  # type: ignore[attr-defined]
+        Mine.logger.verbose("said %s", 1)
+        Mine.logger.trace("not said")
     (record,) = caplog.records
     assert (record.levelname, record.getMessage(), record.filename) == ("VERBOSE", "said 1", Path(__file__).name)
 
@@ -114,7 +114,7 @@ def test_units_of_bytes() -> None:
     assert convert_byte_unit(1536, "KiB", precision=1) == 1.5
     for wrong in ({"src_unit": "XB"}, {"precision": -1}):
         with pytest.raises(ValueError, match=r"unit|precision"):
-            convert_byte_unit(1, "B", **wrong)  # type: ignore[arg-type]
+            convert_byte_unit(1, "B", **wrong)
     with pytest.raises(ValueError, match="log_base"):
         bytes_to_human(1, log_base=3)
 
@@ -194,7 +194,7 @@ def test_a_storage_of_the_script_is_found(tmp_path: Path) -> None:
 
 
 def test_none_means_the_default_of_a_setting() -> None:
-    config = CSConfig(num_csx=None, max_wgt_servers=None, mount_dirs=None, execution_strategy=None)  # type: ignore[arg-type]
+    config = CSConfig(num_csx=None, max_wgt_servers=None, mount_dirs=None, execution_strategy=None)
     assert config == CSConfig()
     assert config.cluster_config().num_csx == 1
 

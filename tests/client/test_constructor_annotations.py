@@ -69,7 +69,7 @@ def test_names_of_schedules_are_unique() -> None:
 
 def test_tags() -> None:
     def optimizer() -> cstorch.optim.SGD:
-        groups = [{"params": [torch.ones(1)], "tags": {"a", "b"}}, {"params": [torch.ones(1)]}]
+        groups: list[dict[str, Any]] = [{"params": [torch.ones(1)], "tags": {"a", "b"}}, {"params": [torch.ones(1)]}]
         return cstorch.optim.SGD(groups, lr=9.0)
 
     def rates(tags: Any) -> list[float]:

@@ -17,6 +17,7 @@ from cstorch._internal.random_state import random_state, set_random_state
 from cstorch.utils.data import DataLoader
 
 LENGTH = 12
+EIGHT: Any = range(8)  # the stubs want a Dataset, and any sequence will do
 
 
 class Augmented(Dataset[Any]):
@@ -37,6 +38,7 @@ class Augmented(Dataset[Any]):
         self.inner["calls"] += 1
         drawn = [self.rng.random(), np.random.rand(), random.random(), torch.rand(()).item(), self.own.random()]
         worker = get_worker_info()
+        assert worker is not None
         assert worker.dataset is self
         places = [index, self.order[index], self.offsets[index], self.inner["calls"], worker.id, worker.num_workers]
         return torch.tensor([*drawn, *places], dtype=torch.float64)
@@ -44,8 +46,10 @@ class Augmented(Dataset[Any]):
 
 def initialise(worker_id: int) -> None:
     worker = get_worker_info()
+    assert worker is not None
     assert worker.id == worker_id
     dataset = worker.dataset
+    assert isinstance(dataset, Augmented)
     dataset.rng = np.random.default_rng(worker.seed)
     dataset.own.seed(worker_id)
     dataset.rng.shuffle(dataset.order)
@@ -66,7 +70,10 @@ class Divided(IterableDataset[Any]):
 
 
 def divide(worker_id: int) -> None:
-    dataset = get_worker_info().dataset
+    worker = get_worker_info()
+    assert worker is not None
+    dataset = worker.dataset
+    assert isinstance(dataset, Divided)
     dataset.start += sum(dataset.shares[:worker_id])
     dataset.end = dataset.start + dataset.shares[worker_id]
 
@@ -100,7 +107,7 @@ def collating() -> TorchLoader[Any]:
         return {"rows": torch.stack(rows), "noise": torch.rand(2)}
 
     return TorchLoader(
-        range(8), batch_size=4, num_workers=2, collate_fn=lambda rows: collate(list(map(torch.tensor, rows)))
+        EIGHT, batch_size=4, num_workers=2, collate_fn=lambda rows: collate(list(map(torch.tensor, rows)))
     )
 
 
@@ -187,7 +194,7 @@ def test_what_the_worker_init_fn_raises_is_raised() -> None:
     def fail(worker_id: int) -> None:
         raise OSError(f"no files for {worker_id}")
 
-    loader = DataLoader(lambda: TorchLoader(range(8), num_workers=2, worker_init_fn=fail))
+    loader = DataLoader(lambda: TorchLoader(EIGHT, num_workers=2, worker_init_fn=fail))
     with pytest.raises(OSError, match="no files for 0"):
         loader.first_batch()
     assert get_worker_info() is None
@@ -195,16 +202,20 @@ def test_what_the_worker_init_fn_raises_is_raised() -> None:
 
 def test_objects_hold_again_what_they_held() -> None:
     class Held:
-        pass
+        added: torch.Tensor
 
-    held, cell = Held(), [1]
-    held.items, held.queue, held.names = [cell, 2], deque([3]), {4}
-    held.generators = (np.random.RandomState(1), torch.Generator().manual_seed(1), np.random.default_rng(1))
-    held.tensor = torch.zeros(3)
-    held.held = held
-    drawn = list(held.generators)
+        def __init__(self, cell: list[int]) -> None:
+            self.items: list[Any] = [cell, 2]
+            self.queue, self.names = deque([3]), {4}
+            self.generators = (np.random.RandomState(1), torch.Generator().manual_seed(1), np.random.default_rng(1))
+            self.tensor = torch.zeros(3)
+            self.held = self
+
+    cell = [1]
+    held = Held(cell)
+    numpy, own, newer = held.generators
     snapshot = Snapshot([held])
-    first = (drawn[0].rand(), torch.rand(2, generator=drawn[1]).tolist(), drawn[2].random())
+    first = (numpy.rand(), torch.rand(2, generator=own).tolist(), newer.random())
     cell.append(5)
     held.items.reverse()
     held.queue.popleft()
@@ -217,7 +228,7 @@ def test_objects_hold_again_what_they_held() -> None:
     assert (list(held.queue), held.names) == ([3], {4})
     assert held.tensor.tolist() == [0, 0, 0]
     assert not hasattr(held, "added")
-    assert first == (drawn[0].rand(), torch.rand(2, generator=drawn[1]).tolist(), drawn[2].random())
+    assert first == (numpy.rand(), torch.rand(2, generator=own).tolist(), newer.random())
 
 
 def test_batch_size_before_the_first_batch() -> None:
@@ -225,7 +236,7 @@ def test_batch_size_before_the_first_batch() -> None:
 
     def input_fn(**options: Any) -> Any:
         made.append(1)
-        return TorchLoader(range(8), **options)
+        return TorchLoader(EIGHT, **options)
 
     loader = DataLoader(input_fn, batch_size=4)
     assert [loader.batch_size, len(loader), loader.batch_size] == [4, 2, 4]

@@ -3,6 +3,7 @@
 import json
 import mmap
 import os
+import shutil
 from collections import UserDict, namedtuple
 from collections.abc import Iterator
 from itertools import islice
@@ -113,7 +114,8 @@ def test_structures_of_users() -> None:
     try:
         assert nest.find_visit_fn(Box(1)) is visit_box
         ((scope, value),) = nest.visit_torch_tensors([Box(torch.tensor(5))])
-        assert (scope, value) == (["0", "content"], 5)
+        assert scope == ["0", "content"]
+        assert value == 5
         with pytest.raises(ValueError, match="Box has a visit function"):
             nest.register_visit_fn(Box)(visit_box)
     finally:
@@ -144,7 +146,7 @@ def test_small_helpers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert make_param_filter(lambda name, parameter: parameter.ndim > 1)("any", weight)
     for bad in (3, [3], lambda: True):
         with pytest.raises(TypeError, match="filter of parameters"):
-            make_param_filter(bad)
+            make_param_filter(bad)  # type: ignore[arg-type]
     monkeypatch.setenv("WAFERBOX_TEST_OLD", "1")
     with override_env_vars(WAFERBOX_TEST_OLD="2", WAFERBOX_TEST_NEW="3"):
         assert (os.environ["WAFERBOX_TEST_OLD"], os.environ["WAFERBOX_TEST_NEW"]) == ("2", "3")
@@ -240,7 +242,7 @@ def test_state_of_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_limit_of_the_worker_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "WORKER_CACHE_ROOT", str(tmp_path / "cache"))
     usage = namedtuple("usage", ["total", "used", "free"])
-    monkeypatch.setattr(worker.shutil, "disk_usage", lambda folder: usage(1000, 700, 300))
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(1000, 700, 300))
     (tmp_path / "data").write_bytes(bytes(10))
     source = tmp_path / "source"
     source.mkdir()

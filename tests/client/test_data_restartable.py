@@ -130,7 +130,8 @@ def test_when_there_is_no_state() -> None:
 
 
 def test_a_loader_that_cannot_be_restarted() -> None:
-    loader = DataLoader(lambda: torch.utils.data.DataLoader([torch.zeros(2)]))
+    samples: Any = [torch.zeros(2)]
+    loader = DataLoader(lambda: torch.utils.data.DataLoader(samples))
     assert not loader.is_restartable
     with pytest.raises(UsageError, match=r"the loader that the input_fn .*lambda.* cannot be restarted: give it"):
         loader.load_state_dict({})
@@ -141,7 +142,7 @@ def test_a_loader_that_cannot_be_restarted() -> None:
 
 
 def test_states_come_as_they_were() -> None:
-    state = {
+    state: dict[Any, Any] = {
         "none": None,
         "numbers": [1, -(2**70), 1.5, math.inf, True, "text \ud800"],
         3: (np.int64(7), b"\x00\xff", ()),

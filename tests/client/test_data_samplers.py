@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterator
 from itertools import chain, islice
+from typing import Any
 
 import pytest
 import torch
@@ -32,7 +33,7 @@ def endless(sampler: DistributedSampler) -> Iterator[list[int]]:
 
 
 def merged(
-    monkeypatch: pytest.MonkeyPatch, num_csx: int, workers: int, steps: int, **settings: object
+    monkeypatch: pytest.MonkeyPatch, num_csx: int, workers: int, steps: int, **settings: Any
 ) -> list[list[object]]:
     """The global batches of the first steps: step t comes from worker t of each system, whose rows lie in order."""
     batches: list[list[object]] = [[] for _ in range(steps)]
@@ -53,7 +54,7 @@ def merged(
     ids=str,
 )
 def test_the_order_does_not_depend_on_the_cluster(
-    monkeypatch: pytest.MonkeyPatch, settings: dict[str, object], start_index: int
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], start_index: int
 ) -> None:
     alone = list(islice(endless(DistributedSampler(dataset(21), seed=3, batch_size=4, **settings)), 24))
     expected = alone[start_index // 4 :][:13]
@@ -81,7 +82,7 @@ def test_without_a_seed_all_workers_draw_the_same() -> None:
 
 
 def test_what_does_not_fill_a_batch() -> None:
-    plain = {"shuffle": False, "batch_size": 4}
+    plain: dict[str, Any] = {"shuffle": False, "batch_size": 4}
     assert list(DistributedSampler(dataset(6), **plain)) == [[0, 1, 2, 3]]
     assert list(DistributedSampler(dataset(6), drop_last=False, **plain)) == [[0, 1, 2, 3], [4, 5]]
     sampler = DistributedSampler(dataset(6), drop_last=False, pad_last=True, **plain)
@@ -117,7 +118,7 @@ def test_a_state_is_a_count_of_samples() -> None:
 
 
 @pytest.mark.parametrize("settings", [{"num_samples": 0}, {"start_index": -1}])
-def test_numbers_out_of_range(settings: dict[str, int]) -> None:
+def test_numbers_out_of_range(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"num_samples=0|start_index must not be negative, got -1"):
         ShuffleSampler(dataset(5), **settings)
     with pytest.raises(ValueError, match="batch_size must be at least 1"):

@@ -1,6 +1,7 @@
 """The record of an execution in the artifact folder: what it is, for people and commands that look for it."""
 
 import re
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -10,11 +11,11 @@ import cerebras.pytorch as cstorch
 from waferbox.execution_folders import Stage, find_executions
 
 
-def samples():
+def samples() -> DataLoader[tuple[torch.Tensor, ...]]:
     return DataLoader(TensorDataset(torch.ones(8, 4)), batch_size=4)
 
 
-def test_training_and_evaluation(tmp_path):
+def test_training_and_evaluation(tmp_path: Path) -> None:
     backend = cstorch.backend("CSX", artifact_dir=tmp_path, validate_only=True)
     with backend.device:
         model = nn.Linear(4, 3)
@@ -22,7 +23,7 @@ def test_training_and_evaluation(tmp_path):
     optimizer = cstorch.optim.SGD(model.parameters(), lr=0.1)
 
     @cstorch.trace
-    def training_step(batch):
+    def training_step(batch: list[torch.Tensor]) -> torch.Tensor:
         loss = compiled(batch[0]).sum()
         loss.backward()
         optimizer.step()
@@ -30,7 +31,7 @@ def test_training_and_evaluation(tmp_path):
         return loss
 
     @cstorch.trace
-    def eval_step(batch):
+    def eval_step(batch: list[torch.Tensor]) -> torch.Tensor:
         return compiled(batch[0]).sum()
 
     for step in (training_step, eval_step):
@@ -39,6 +40,8 @@ def test_training_and_evaluation(tmp_path):
         for batch in executor:
             step(batch)
     training, evaluation = (each.record for each in find_executions(tmp_path))
+    assert training is not None
+    assert evaluation is not None
     assert (training.stage, evaluation.stage) == (Stage.TRAIN, Stage.EVAL)
     assert (training.model, training.steps, training.rows, training.num_csx) == ("Linear", 1, 4, 1)
     assert re.fullmatch(r"training_step \(\S*test_execution_record.py:\d+\)", training.function)

@@ -82,7 +82,7 @@ def test_builder_holds_the_recipe_and_the_generators() -> None:
 def test_builder_says_what_cannot_be_sent() -> None:
     import threading
 
-    lock = threading.Lock()
+    lock: Any = threading.Lock()
     with pytest.raises(InputError, match="cannot be sent to the workers"):
         DataLoader(lambda: lock).builder()
 

@@ -78,11 +78,11 @@ def test_wrong_values_are_refused_by_name(path: str, name: str, value: Any, text
 
 def test_an_unknown_flag_has_a_suggestion() -> None:
     with pytest.raises(AttributeError, match=r"csx.precision has no flag 'optimisation_level': did you mean 'optim"):
-        csx.precision.optimisation_level = 2
+        csx.precision.optimisation_level = 2  # type: ignore[attr-defined]
     with pytest.raises(AttributeError, match=r"csx.debug has no flag 'retrace_each_iteration': did you mean"):
-        _ = csx.debug.retrace_each_iteration
+        _ = csx.debug.retrace_each_iteration  # type: ignore[attr-defined]
     with pytest.raises(AttributeError, match=r"csx.cluster has no flag 'zzz': there are auto_taint"):
-        csx.cluster.zzz = 1
+        csx.cluster.zzz = 1  # type: ignore[attr-defined]
     with pytest.raises(AttributeError, match="csx has no flag 'debug'"):
         csx.debug = None  # type: ignore[assignment]  # a group is not replaced
 
@@ -106,12 +106,13 @@ def test_settings_of_the_compiler_can_be_set_one_by_one() -> None:
 def test_what_has_no_effect_says_so_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     caplog.set_level(logging.INFO, "cstorch")
     flag = Flag(1, int, without_effect="it is a test")
-    monkeypatch.setattr(type(csx.cluster), "trial", flag, raising=False)
-    flag.__set_name__(type(csx.cluster), "trial")
-    csx.cluster.trial = 1
+    cluster: Any = csx.cluster
+    monkeypatch.setattr(type(cluster), "trial", flag, raising=False)
+    flag.__set_name__(type(cluster), "trial")
+    cluster.trial = 1
     assert caplog.messages == []
-    csx.cluster.trial = 2
-    csx.cluster.trial = 3
+    cluster.trial = 2
+    cluster.trial = 3
     assert caplog.messages == ["The flag csx.cluster.trial has no effect here: it is a test"]
 
 

@@ -27,7 +27,7 @@ def csx() -> None:
     cstorch.backend("CSX", validate_only=True)
 
 
-def model_and_optimizer() -> tuple[nn.Module, cstorch.optim.Optimizer]:
+def model_and_optimizer() -> tuple[nn.Linear, cstorch.optim.Optimizer]:
     with cstorch.device("CSX") if cstorch.use_cs() else cstorch.device("CPU"):
         model = nn.Linear(2, 1)
     return model, cstorch.optim.SGD(model.parameters(), lr=0.1)

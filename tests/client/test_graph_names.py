@@ -94,10 +94,11 @@ def test_a_scope_outside_a_step_does_nothing() -> None:
 
 
 def test_modules_have_names() -> None:
-    model = nn.Sequential(nn.Linear(1, 1), nn.Sequential(nn.ReLU()))
+    activation = nn.ReLU()
+    model = nn.Sequential(nn.Linear(1, 1), nn.Sequential(activation))
     assert cstorch.get_debug_name(model) == "Sequential"
     cstorch.add_debug_name(model)
-    assert cstorch.get_debug_name(model[1][0]) == "Sequential.1.0"
+    assert cstorch.get_debug_name(activation) == "Sequential.1.0"
     cstorch.add_debug_name(model, "root")
     assert [cstorch.get_debug_name(module) for module in model.modules()] == ["root", "root.0", "root.1", "root.1.0"]
 

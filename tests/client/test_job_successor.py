@@ -23,6 +23,13 @@ JOB, TOKEN = "job-1", "secret"
 class Coordinator(coordinator_pb2_grpc.CoordinatorServicer):
     """A coordinator. Its first sessions are refused, as by an ingress that does not have its address yet."""
 
+    # No client calls these, which the stubs call abstract.
+    Compile = coordinator_pb2_grpc.CoordinatorServicer.Compile
+    PrepareInput = coordinator_pb2_grpc.CoordinatorServicer.PrepareInput
+    Execute = coordinator_pb2_grpc.CoordinatorServicer.Execute
+    Shards = coordinator_pb2_grpc.CoordinatorServicer.Shards
+    Finish = coordinator_pb2_grpc.CoordinatorServicer.Finish
+
     def __init__(self, server: grpc.Server, refused: int = 0) -> None:
         self.refused = refused
         self.sessions = 0
@@ -47,6 +54,17 @@ class Coordinator(coordinator_pb2_grpc.CoordinatorServicer):
 
 class Management(management_pb2_grpc.ManagementServicer):
     """Creates a job with one coordinator, and names another for it."""
+
+    # No client calls these, which the stubs call abstract.
+    Register = management_pb2_grpc.ManagementServicer.Register
+    Coordinate = management_pb2_grpc.ManagementServicer.Coordinate
+    AdoptJob = management_pb2_grpc.ManagementServicer.AdoptJob
+    ListNodes = management_pb2_grpc.ManagementServicer.ListNodes
+    ListJobs = management_pb2_grpc.ManagementServicer.ListJobs
+    CancelJob = management_pb2_grpc.ManagementServicer.CancelJob
+    SetPriority = management_pb2_grpc.ManagementServicer.SetPriority
+    LabelJob = management_pb2_grpc.ManagementServicer.LabelJob
+    Shutdown = management_pb2_grpc.ManagementServicer.Shutdown
 
     def __init__(self, server: grpc.Server) -> None:
         self.created = management_pb2.CreateJobResponse(job=JOB, token=TOKEN)

@@ -22,6 +22,7 @@ from user_script import Script, step_of_cluster
 
 import cstorch
 from cstorch._internal.session.execution import program_check
+from cstorch._internal.tracing import LazyTensor
 from cstorch.errors import TraceError
 from cstorch.utils.data import DataLoader
 
@@ -45,6 +46,7 @@ class Net(nn.Module):
         self.temperature = 1.0
         self.hidden: Any = None
         self.seen: list[Any] = []
+        self.table: torch.Tensor
         self.register_buffer("table", torch.arange(2.0))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -53,6 +55,8 @@ class Net(nn.Module):
 
 class Planted(Script):
     """A script whose model does what a test says, and whose step can be replaced."""
+
+    model: Net  # type: ignore[assignment]  # in place of the layer
 
     def __init__(
         self, folder: Path, cluster: FakeCluster, forward: Callable[[Net, torch.Tensor], torch.Tensor]
@@ -210,7 +214,7 @@ def constant_of_count(net: Net, x: torch.Tensor) -> torch.Tensor:
     return net.linear(x)[:, : net.count]  # here
 
 
-FAULTS = {
+FAULTS: dict[Callable[[Net, torch.Tensor], torch.Tensor], str] = {
     counted: r"model\.count was 0 and is 1",
     cooled: r"\.temperature was 1.0 and is 0.5",
     one_of_two: r"\.count was 0 and is 2",
@@ -419,7 +423,7 @@ def frozen_beside(net: Net, x: torch.Tensor) -> torch.Tensor:
     return F.dropout(net.frozen(net.linear(x)), training=net.training)
 
 
-LOOPS = {
+LOOPS: dict[Callable[[Planted, int], None], str] = {
     lower_rate: r"call 2 .*SGD.param_groups\[0\]\['lr'\] was 0.1 and is 0.05",
     unfreeze: r"call 4 .*model.frozen.weight.requires_grad was False and is True",
     evaluate: r"call 4 .*model.training was True and is False",
@@ -517,11 +521,11 @@ class Touchy:
 
 
 class TouchyList(list[int]):
-    __len__ = __iter__ = __eq__ = __getitem__ = Touchy._fail  # type: ignore[assignment]
+    __len__ = __iter__ = __eq__ = __getitem__ = Touchy._fail
 
 
 class TouchyProxy:
-    __class__ = property(Touchy._fail)  # type: ignore[assignment]
+    __class__ = property(Touchy._fail)
 
 
 touchy = Touchy(), TouchyList([1]), TouchyProxy()
@@ -548,7 +552,7 @@ class Getter(property):
 
 
 def beside_a_member_of_c(net: Net, x: torch.Tensor) -> torch.Tensor:
-    net.hidden = net.hidden or Getter(plain)
+    net.hidden = net.hidden or Getter(plain)  # type: ignore[arg-type]
     return net.linear(x)
 
 
@@ -621,10 +625,12 @@ def test_nothing_of_the_script_changes_by_the_check(cluster: FakeCluster, tmp_pa
     def body(batch: Any) -> None:
         script.step(batch)
         net = script.model
+        assert isinstance(net.table, LazyTensor)
         cell = net.table._handle.cell
         grads = [parameter.grad for parameter in net.parameters()]
         hidden = net.hidden["loss"]
-        generators = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+        state_of_numpy: Any = np.random.get_state()
+        generators = random.getstate(), state_of_numpy[1].tolist(), torch.get_rng_state().tolist()
         flags = net.frozen.weight.requires_grad
         version = None if cell is None else cell.version
         group = dict(script.optimizer.param_groups[0])
@@ -668,7 +674,12 @@ def test_the_check_is_made_once_for_a_function_and_a_program(
 ) -> None:
     script = Planted(tmp_path, cluster, plain)
     compared: list[Any] = []
-    monkeypatch.setattr(program_check, "findings", lambda *traces: compared.append(traces) or [])
+
+    def findings(*traces: Any) -> list[Any]:
+        compared.append(traces)
+        return []
+
+    monkeypatch.setattr(program_check, "findings", findings)
     for _ in range(3):
         script.loop(script.step, num_steps=4)
     assert len(compared) == 1

@@ -123,6 +123,7 @@ def seed_004() -> nn.Module:
     model = Init(lambda w: w.data.uniform_(-1, 1), lambda w: w.data.normal_())
 
     def init_weights(module: nn.Module) -> None:
+        assert isinstance(module, Init)
         nn.init.kaiming_uniform_(module.w1)
         nn.init.kaiming_normal_(module.w2)
 
@@ -178,10 +179,10 @@ def test_copies_and_loads() -> None:
 
 def test_tied_weights_are_one() -> None:
     def make() -> nn.Module:
-        model = nn.Sequential(nn.Embedding(300, 80), nn.Linear(80, 300, bias=False))
-        model[1].weight = model[0].weight
-        nn.init.normal_(model[0].weight, std=0.02)
-        return model
+        embedding, linear = nn.Embedding(300, 80), nn.Linear(80, 300, bias=False)
+        linear.weight = embedding.weight
+        nn.init.normal_(embedding.weight, std=0.02)
+        return nn.Sequential(embedding, linear)
 
     ours, theirs = both(make)
     assert cell_of(ours[0].weight) is cell_of(ours[1].weight)
@@ -190,7 +191,11 @@ def test_tied_weights_are_one() -> None:
 
 def test_an_overlap_is_refused_at_once() -> None:
     tensor = torch.ones(LARGE, LARGE, device=DEVICE)
-    for wrong in (lambda: tensor.copy_(tensor.t()), lambda: tensor[:1].expand(LARGE, LARGE).mul_(2)):
+    wrongs: list[Callable[[], torch.Tensor]] = [
+        lambda: tensor.copy_(tensor.t()),
+        lambda: tensor[:1].expand(LARGE, LARGE).mul_(2),
+    ]
+    for wrong in wrongs:
         with pytest.raises(RuntimeError, match="single memory location"):
             wrong()
 

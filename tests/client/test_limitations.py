@@ -35,7 +35,7 @@ def optimizer_that_makes_state_in_its_step(script: Script) -> Callable[[Any], An
         def preinitialize(self) -> None:
             pass
 
-        def step(self, closure: Any = None) -> None:
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
             for p in self.param_groups[0]["params"]:
                 if "momentum" not in self.state[p]:
                     self.state[p]["momentum"] = torch.zeros_like(p)
@@ -71,7 +71,7 @@ def rate_as_a_scalar(script: Script) -> Callable[[Any], Any]:
     def function(batch: torch.Tensor) -> torch.Tensor:
         step.add_(1)
         rates = torch.where(step > 1000, step.float() * 0.0001, 0.0002)
-        return torch.add(script.train(batch), batch.sum(), alpha=rates)
+        return torch.add(script.train(batch), batch.sum(), alpha=rates)  # type: ignore[call-overload]
 
     return function
 
@@ -130,8 +130,12 @@ def test_anomaly_detection_of_the_script_is_off_in_its_steps(tmp_path: Path, cap
 def test_a_scalar_and_a_tensor_from_outside_are_no_limitation(tmp_path: Path) -> None:
     """Seed 000: numbers, and tensors created outside tracing, work where a scalar is expected."""
     script = Script(tmp_path)
-    pi = torch.tensor(3.14)
-    script.loop(cstorch.trace(lambda b: script.train(b.addcdiv(b, b, value=3.14) + b.addcdiv(b, b, value=pi))))
+    pi: Any = torch.tensor(3.14)
+
+    def step(b: torch.Tensor) -> torch.Tensor:
+        return script.train(b.addcdiv(b, b, value=3.14) + b.addcdiv(b, b, value=pi))
+
+    script.loop(cstorch.trace(step))
 
 
 def leave_early(script: Script) -> None:
@@ -236,7 +240,7 @@ AROUND_THE_STEP: dict[str, tuple[Callable[[Script], Any], type[Exception], str]]
         "checkpoint_steps of the DataExecutor",
     ),
     "3.2: leaving early": (
-        lambda s: (leave_early(s), s.loop(s.step)),
+        lambda s: [leave_early(s), s.loop(s.step)],  # type: ignore[func-returns-value]
         StateError,
         "is not available.*load a checkpoint",
     ),
@@ -264,11 +268,15 @@ AROUND_THE_STEP: dict[str, tuple[Callable[[Script], Any], type[Exception], str]]
     ),
     # The input.
     "3.3: a plain loader": (
-        lambda s: DataExecutor([torch.ones(1)]),
+        lambda s: DataExecutor([torch.ones(1)]),  # type: ignore[arg-type]
         TypeError,
         r"cstorch.utils.data.DataLoader\(input_fn",
     ),
-    "3.3: no function": (lambda s: DataLoader([torch.ones(1)]), TypeError, "hand over the function itself"),
+    "3.3: no function": (
+        lambda s: DataLoader([torch.ones(1)]),  # type: ignore[arg-type]
+        TypeError,
+        "hand over the function itself",
+    ),
     "3.3: no tensors": (lambda s: s.loop(s.step, ["text"]), InputError, "in which no tensor is found"),
     "3.3: nothing": (lambda s: s.loop(s.step, []), InputError, "ran dry after 0 batches"),
     "3.3: unknown length": (

@@ -14,8 +14,8 @@ from waferbox.cirh.dialect.operations import func_of
 from waferbox.cirh.text.printer import print_module
 
 
-def test_writes_to_parts():
-    def step(x, y):
+def test_writes_to_parts() -> None:
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         z = x.clone()
         z[1] = 5
         z[:, 2:4] += y[:, 2:4]
@@ -26,7 +26,7 @@ def test_writes_to_parts():
     check(step, (X, Y))
 
 
-def gradients(x, y, row, n):
+def gradients(x: torch.Tensor, y: torch.Tensor, row: torch.Tensor, n: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     x, y, row = (t.detach().clone().requires_grad_() for t in (x, y, row))
     h = F.gelu(F.layer_norm(x * row, (6,), row, row)).tanh() + F.silu(x).relu() + F.sigmoid(y) + F.leaky_relu(x).exp()
     h = h[:, 1:5].softmax(1) @ y[:4, :3] + F.embedding(n[:, :3] % 4, y).sum(-1) + torch.cat([x[:, :2], y[:, :1]], 1)
@@ -42,14 +42,14 @@ def gradients(x, y, row, n):
     return x.grad, y.grad, row.grad
 
 
-def test_gradients_equal_torch():
+def test_gradients_equal_torch() -> None:
     check(gradients, (X, Y, ROW, N))
 
 
-def test_dimensions_that_only_the_result_has_are_counted_in_it():
+def test_dimensions_that_only_the_result_has_are_counted_in_it() -> None:
     """The gradient of a selection puts a dimension back; a stack adds one."""
 
-    def selected(x):
+    def selected(x: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x = x.detach().requires_grad_()
         (x[:, 1].pow(2).sum() + x[:, -2].exp().sum() + torch.select(x, -1, 0).sum()).backward()
         return x.grad, torch.stack([x, x * 2], -1), torch.stack([x, x * 2], 2), torch.stack([x[0], x[1]], 1)
@@ -57,29 +57,29 @@ def test_dimensions_that_only_the_result_has_are_counted_in_it():
     check(selected, (X,))
 
 
-def test_one_value_stays_one_element():
+def test_one_value_stays_one_element() -> None:
     module = check(lambda x: (x * 0.5, torch.full((1 << 12, 1 << 12), 2.0, device=x.device).sum(0)[:6] * x), (X,))
     assert len(print_module(module, locations=False)) < 3000
 
 
-def test_copies_are_erased_and_t_stays():
+def test_copies_are_erased_and_t_stays() -> None:
     module = check(lambda x, y: x.clone().detach().contiguous().view(4, 6) @ y.t(), (X, Y))
     assert names_in(module) == ["cirh.Transpose", "cirh.MatMul"]
 
 
-def test_composites_stay_whole():
+def test_composites_stay_whole() -> None:
     module = check(lambda x, labels: F.cross_entropy(x, labels), (X, LABELS))
     assert names_in(module) == ["aten._log_softmax", "aten.nll_loss_forward"]
     (loss,) = [op for op in func_of(module).block.ops if op.name == "aten.nll_loss_forward"]
     assert attrs(loss) == {"operand_segments": [1, 1, 0], "reduction": 1, "ignore_index": -100}
 
 
-def test_views_made_before_the_step():
+def test_views_made_before_the_step() -> None:
     with device_scope():
         w = torch.arange(24.0).view(4, 6)
         rows, columns, every_second = w[1:3], w.t()[2:4], w[:, ::2]
 
-    def step(x):
+    def step(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         rows.add_(1)
         columns.mul_(2)
         every_second.sub_(x[:, :3])
@@ -97,6 +97,6 @@ def test_views_made_before_the_step():
         assert torch.equal(result, value)
 
 
-def test_unknown_operations_are_refused():
+def test_unknown_operations_are_refused() -> None:
     with pytest.raises(CompileError, match=r"(?s)test_lowering_forms.py:\d+.*aten::linalg_.*Write it with other"):
         lower(trace(lambda x: torch.linalg.inv(x[:, :4]), X))

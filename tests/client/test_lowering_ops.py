@@ -1,11 +1,13 @@
 """Each operation lowered and run by CIRH's own calls equals plain torch, with broadcasting and type promotion."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from lowered_operations import check
 from torch.nn import functional as F
 
-CASES = {
+CASES: dict[str, Callable[..., tuple[torch.Tensor, ...]]] = {
     "add": lambda x, y, row, column, n, mask, wide, labels: (
         x + y,
         x + row,
@@ -307,5 +309,5 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_operations_equal_torch(case):
+def test_operations_equal_torch(case: Callable[..., tuple[torch.Tensor, ...]]) -> None:
     check(case)

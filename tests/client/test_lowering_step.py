@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from torch.nn import functional as F
 from traced_steps import Runner, run_module, states_of, trace
 
 from cstorch._internal.lowering import lower
-from cstorch._internal.tracing import device_scope, move_module
+from cstorch._internal.tracing import Trace, device_scope, move_module
 from waferbox.cirh.dialect.operations import body_ops
 from waferbox.cirh.modules.graph import canonical_text, signature
 from waferbox.cirh.modules.verify import verify
@@ -22,7 +24,7 @@ from waferbox.cirh.text.parser import parse_module
 from waferbox.cirh.text.printer import print_module
 
 
-def traced_training(optimizer_class, batch):
+def traced_training(optimizer_class: type[AdamW], batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[Trace, Network]:
     torch.manual_seed(1)
     model = Network()
     reference = copy.deepcopy(model)
@@ -33,7 +35,7 @@ def traced_training(optimizer_class, batch):
 
 
 @pytest.mark.parametrize("optimizer_class", [AdamW, Momentum])
-def test_three_training_steps_equal_eager(optimizer_class):
+def test_three_training_steps_equal_eager(optimizer_class: type[AdamW]) -> None:
     batches = [(torch.randn(6, 4, 5), torch.randint(10, (6,))) for _ in range(3)]
     traced, reference = traced_training(optimizer_class, batches[0])
     eager_step, _ = training_step(optimizer_class, reference)
@@ -48,7 +50,7 @@ def test_three_training_steps_equal_eager(optimizer_class):
         torch.testing.assert_close(runner.state[f"state.model.{name}"], parameter.detach(), rtol=1e-5, atol=1e-6)
 
 
-def test_the_signature_names_states_inputs_and_outputs():
+def test_the_signature_names_states_inputs_and_outputs() -> None:
     traced, _ = traced_training(Momentum, (torch.randn(6, 4, 5), torch.randint(10, (6,))))
     found = signature(lower(traced))
     assert [(s.name, s.argument, s.result) for s in found.states] == [
@@ -59,11 +61,11 @@ def test_the_signature_names_states_inputs_and_outputs():
     assert [(o.name, o.result) for o in found.outputs] == [("output_0", count), ("output_1", count + 1)]
 
 
-def test_state_that_stays_has_no_alias():
+def test_state_that_stays_has_no_alias() -> None:
     with device_scope():
         scale, count = torch.tensor(2.0), torch.tensor(0)
 
-    def step(x):
+    def step(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         count.add_(1)
         return x * scale, scale
 
@@ -71,16 +73,16 @@ def test_state_that_stays_has_no_alias():
     assert [(s.name, s.result) for s in signature(module).states] == [("state.scale", None), ("state.count", 0)]
 
 
-def test_batch_norm_keeps_its_statistics():
+def test_batch_norm_keeps_its_statistics() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
     reference = copy.deepcopy(model)
     move_module(model)
 
-    def make(model):
-        def step(x):
+    def make(model: nn.Sequential) -> Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor | None]]:
+        def step(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
             loss = model(x).pow(2).mean()
             loss.backward()
-            return loss.detach(), model[1].weight.grad
+            return loss.detach(), model[1].get_parameter("weight").grad
 
         return step
 
@@ -89,11 +91,11 @@ def test_batch_norm_keeps_its_statistics():
     runner = Runner(traced, run_module(lower(traced)))
     for result, value in zip(runner.step(x), make(reference)(x), strict=True):
         torch.testing.assert_close(result, value, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(runner.state["state.model.1.running_var"], reference[1].running_var)
+    torch.testing.assert_close(runner.state["state.model.1.running_var"], reference[1].get_buffer("running_var"))
     assert runner.state["state.model.1.num_batches_tracked"] == 1
 
 
-def test_the_text_is_the_same_every_time():
+def test_the_text_is_the_same_every_time() -> None:
     batch = (torch.randn(6, 4, 5), torch.randint(10, (6,)))
     first, second = (print_module(lower(traced_training(AdamW, batch)[0])) for _ in range(2))
     assert first == second
@@ -118,7 +120,7 @@ print(hashlib.sha256(print_module(lower(trace)).encode()).hexdigest())
 
 
 @pytest.mark.cluster
-def test_the_text_is_the_same_in_every_process(tmp_path, capsys):
+def test_the_text_is_the_same_in_every_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In one of another hash seed than this one has, which is drawn unless the variable gives it."""
     seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
     script = tmp_path / "script.py"
@@ -131,14 +133,14 @@ def test_the_text_is_the_same_in_every_process(tmp_path, capsys):
 
 
 class Block(nn.Module):
-    def __init__(self, width, heads):
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
         self.ln1, self.ln2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, width = x.shape
         parts = self.qkv(self.ln1(x)).split(width, dim=2)
         q, k, v = (t.view(batch, length, self.heads, width // self.heads).transpose(1, 2) for t in parts)
@@ -150,24 +152,24 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    def __init__(self, layers, width=16, vocabulary=32, length=8):
+    def __init__(self, layers: int, width: int = 16, vocabulary: int = 32, length: int = 8) -> None:
         super().__init__()
         self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
         self.blocks = nn.ModuleList([Block(width, 2) for _ in range(layers)])
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
         self.head.weight = self.tokens.weight
 
-    def forward(self, ids):
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
         x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))
 
 
-def transformer_step(model):
+def transformer_step(model: nn.Module) -> tuple[Callable[[torch.Tensor], torch.Tensor], Momentum]:
     optimizer = Momentum(model.parameters(), 0.1)
 
-    def step(ids):
+    def step(ids: torch.Tensor) -> torch.Tensor:
         logits = model(ids)
         loss = F.cross_entropy(logits[:, :-1].reshape(-1, logits.shape[-1]), ids[:, 1:].reshape(-1))
         model.zero_grad()
@@ -179,7 +181,7 @@ def transformer_step(model):
     return step, optimizer
 
 
-def test_a_transformer_equals_eager():
+def test_a_transformer_equals_eager() -> None:
     torch.manual_seed(0)
     model = Transformer(2)
     reference = copy.deepcopy(model)
@@ -195,7 +197,7 @@ def test_a_transformer_equals_eager():
         torch.testing.assert_close(runner.state[f"state.model.{name}"], parameter.detach(), rtol=1e-4, atol=1e-5)
 
 
-def test_a_deep_step_is_traced_and_lowered_in_seconds():
+def test_a_deep_step_is_traced_and_lowered_in_seconds() -> None:
     model = Transformer(12)
     move_module(model)
     step, optimizer = transformer_step(model)

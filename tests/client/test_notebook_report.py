@@ -60,7 +60,7 @@ def test_a_step_that_is_not_compiled_has_none(tmp_path: Path) -> None:
     assert inline_report(tmp_path) is None
 
 
-def samples() -> DataLoader:
+def samples() -> DataLoader[tuple[torch.Tensor, ...]]:
     return DataLoader(TensorDataset(torch.ones(8, 4)), batch_size=4)
 
 

@@ -126,7 +126,7 @@ def test_sparsity_is_configured_by_patterns_of_names() -> None:
     assert optimizer is plain
     model(torch.ones(2, 8)).sum().backward()
     optimizer.step()
-    first, second = (layer.weight for layer in model)
+    first, second = (layer.get_parameter("weight") for layer in model)
     assert int((first == 0).sum()) == 32
     assert int((second == 0).sum()) == 0
     sparsity.load_state_dict(sparsity.state_dict())

@@ -1,6 +1,7 @@
 """The optimizers against torch's, or against a reference in float64 where the rules differ on purpose."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -128,7 +129,8 @@ def _with_lr(optimizer: Optimizer, lr: torch.Tensor) -> Optimizer:
 
 def test_parameter_groups_have_settings_of_their_own() -> None:
     first, second = (torch.ones(2, requires_grad=True) for _ in range(2))
-    optimizer = SGD([{"params": [first]}, {"params": [second], "lr": 0.5, "momentum": 0.9}], lr=0.1)
+    groups: list[dict[str, Any]] = [{"params": [first]}, {"params": [second], "lr": 0.5, "momentum": 0.9}]
+    optimizer = SGD(groups, lr=0.1)
     first.grad, second.grad = torch.ones(2), torch.ones(2)
     optimizer.step()
     assert first[0].item() == pytest.approx(0.9)
@@ -288,7 +290,7 @@ def test_closure_result_is_returned() -> None:
 
 def test_an_optimizer_without_preinitialize_is_told_what_it_is_for() -> None:
     class Incomplete(Optimizer):
-        def step(self, closure: Callable[[], float] | None = None) -> None: ...
+        def step(self, closure: Callable[[], float] | None = None) -> None: ...  # type: ignore[override]
 
     with pytest.raises(TypeError, match=r"Incomplete does not define preinitialize\. An optimizer makes all its state"):
         Incomplete([torch.ones(1, requires_grad=True)], {"lr": 0.1})  # type: ignore[abstract]

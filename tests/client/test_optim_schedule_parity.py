@@ -1,5 +1,8 @@
 """Every schedule over its whole range: against torch's of the same name, or its formula; untraced and traced."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from schedule_cases import CASES, EPOCHS, Case, of_torch, optimizer
@@ -134,7 +137,8 @@ def test_combinations() -> None:
 
 def test_a_scale_for_each_group() -> None:
     first, second = (torch.zeros(1, requires_grad=True) for _ in range(2))
-    own = SGD([{"params": [first], "adjust_learning_rate": 0.5}, {"params": [second]}], lr=9.0)
+    groups: list[dict[str, Any]] = [{"params": [first], "adjust_learning_rate": 0.5}, {"params": [second]}]
+    own = SGD(groups, lr=9.0)
     schedule = lr_scheduler.ScalePerParamLR(own, lr_scheduler.LinearLR(own, 1.0, 0.0, 10))
     assert schedule.adjustment_scalars == [0.5, 1.0]
     for expected in (1.0, 0.9, 0.8):
@@ -147,7 +151,7 @@ def test_a_scale_for_each_group() -> None:
 
 
 class Squares(lr_scheduler.LambdaLR):
-    def set_value_lambda(self) -> list[object]:
+    def set_value_lambda(self) -> list[Callable[[torch.Tensor], torch.Tensor | float]]:
         return [lambda epoch: 0.9**epoch]
 
 

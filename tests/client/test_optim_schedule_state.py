@@ -67,8 +67,8 @@ def test_a_state_of_the_real_system_loads(
     assert schedule.state_dict().keys() == state.keys()
 
 
-def all_of(module: Any, base: type[Scheduler]) -> list[type[Scheduler]]:
-    kinds = {kind for kind in vars(module).values() if inspect.isclass(kind) and issubclass(kind, base)}
+def all_of(module: Any, base: type[Any]) -> list[type[Scheduler]]:
+    kinds: set[Any] = {kind for kind in vars(module).values() if inspect.isclass(kind) and issubclass(kind, base)}
     return sorted((kind for kind in kinds - {base} if not inspect.isabstract(kind)), key=lambda kind: kind.__name__)
 
 

@@ -1,6 +1,7 @@
 """Training with schedules, their sequences, tags and state."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -115,7 +116,7 @@ def test_state_dict_round_trip() -> None:
 def test_state_dict_of_a_sequence() -> None:
     def make() -> lr_scheduler.SequentialLR:
         own = optimizer()
-        parts = [lr_scheduler.LinearLR(own, 0.0, 1.0, 3), lr_scheduler.LinearLR(own, 1.0, 0.0, 5)]
+        parts: list[LRScheduler] = [lr_scheduler.LinearLR(own, 0.0, 1.0, 3), lr_scheduler.LinearLR(own, 1.0, 0.0, 5)]
         return lr_scheduler.SequentialLR(own, parts, [3])
 
     first, second = make(), make()
@@ -130,7 +131,8 @@ def test_state_dict_of_a_sequence() -> None:
 
 def test_param_group_tags() -> None:
     a, b, c = (torch.zeros(1, requires_grad=True) for _ in range(3))
-    own = SGD([{"params": [a], "tags": "head"}, {"params": [b], "tags": ["body"]}, {"params": [c]}], lr=9.0)
+    groups: list[dict[str, Any]] = [{"params": [a], "tags": "head"}, {"params": [b], "tags": ["body"]}, {"params": [c]}]
+    own = SGD(groups, lr=9.0)
     lr_scheduler.ConstantLR(own, 0.5, param_group_tags="head")
     lr_scheduler.ConstantLR(own, 0.25, param_group_tags=["body", None])
     assert [float(group["lr"]) for group in own.param_groups] == [0.5, 0.25, 0.25]
@@ -139,7 +141,7 @@ def test_param_group_tags() -> None:
 def test_errors() -> None:
     p = torch.zeros(1, requires_grad=True)
     with pytest.raises(TypeError, match=r"cstorch\.optim\.Optimizer, not SGD"):
-        lr_scheduler.ConstantLR(torch.optim.SGD([p], lr=1.0), 0.1)  # type: ignore[arg-type]
+        lr_scheduler.ConstantLR(torch.optim.SGD([p], lr=1.0), 0.1)
     with pytest.raises(ValueError, match="total_iters must be at least 1"):
         lr_scheduler.LinearLR(optimizer(), 1.0, 0.0, 0)
     with pytest.raises(NotImplementedError, match="_get_closed_form_lr"):

@@ -1,5 +1,6 @@
 """cerebras_torch, release 1.2: plain loops on the CPU and on a cluster that is a fake."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from cstorch.distributed import worker
 from cstorch.errors import ConfigurationError, TraceError, UsageError
 
 
-def loader() -> DataLoader:
+def loader() -> DataLoader[tuple[torch.Tensor, ...]]:
     return DataLoader(TensorDataset(torch.arange(24.0).reshape(12, 2) / 24), batch_size=4)
 
 
@@ -165,7 +166,7 @@ def test_what_comes_in_the_wrong_order_is_refused(tmp_path: Path) -> None:
 
 def test_initialize_refuses_unknown_settings() -> None:
     with pytest.raises(TypeError, match="cs_port"):
-        cbtorch.initialize(cs_port=1)
+        cbtorch.initialize(cs_port=1)  # type: ignore[call-arg]
 
 
 def test_a_host_without_a_port_only_asks_for_a_cluster(tmp_path: Path) -> None:
@@ -183,7 +184,7 @@ def test_the_limit_of_the_worker_cache_is_true_or_false_and_a_tuple(
 ) -> None:
     monkeypatch.setattr(worker, "WORKER_CACHE_ROOT", str(tmp_path / "cache"))
     usage = SimpleNamespace(total=1000, used=700)
-    monkeypatch.setattr(worker.shutil, "disk_usage", lambda folder: usage)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
     (tmp_path / "data").mkdir()
     (tmp_path / "data/file").write_bytes(bytes(size))
     limit = cb_model.hit_worker_cache_limit(str(tmp_path / "data"), str(tmp_path / "cache/data"))

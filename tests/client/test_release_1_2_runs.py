@@ -45,11 +45,11 @@ class Script:
     def saved(self) -> dict[int, float]:
         return {int(file.stem): float(torch.load(file)["weight"][0, 0]) for file in self.folder.glob("*.mdl")}
 
-    @cm.step_closure
+    @cm.step_closure  # type: ignore[untyped-decorator]  # the names of this release have no types
     def report(self, loss: torch.Tensor) -> None:
         self.losses.append(cm.mesh_reduce("loss", loss.item(), lambda values: sum(values) / len(values)))
 
-    @cm.step_closure
+    @cm.step_closure  # type: ignore[untyped-decorator]  # the names of this release have no types
     def save(self, step: int) -> None:
         try:
             cm.save(self.model.state_dict(), self.folder / f"{step}.mdl", master_only=True)
@@ -78,7 +78,9 @@ def test_a_run_has_so_many_steps_checkpoints_and_values(cluster: FakeCluster, tm
     assert script.saved == {2: 0.25, 4: 0.0625, 6: 0.5**6}
     assert script.refused == [1, 3, 5]
     assert script.losses == [1, 2, 3, 4, 1, 2]
-    assert cbtorch.state().rate_tracker.total_count == 8
+    tracker = cbtorch.state().rate_tracker
+    assert tracker is not None
+    assert tracker.total_count == 8
 
 
 @pytest.mark.parametrize(
@@ -164,7 +166,8 @@ def test_state_and_environment(tmp_path: Path) -> None:
 def test_an_optimizer_has_the_methods_of_its_time(tmp_path: Path) -> None:
     cbtorch.initialize(service_workdir=tmp_path)
     parameters = [nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))]
-    one, other = (cbtorch.optimizer(cbtorch.optim.SGD([p], lr=0.1, momentum=0.9)) for p in parameters)
+    optimizers: list[Any] = [cbtorch.optimizer(cbtorch.optim.SGD([p], lr=0.1, momentum=0.9)) for p in parameters]
+    one, other = optimizers
     schedule = cbtorch.optim.lr_scheduler.LinearLR(one, 0.1, 0.01, 10)
     one.set_main_lr_scheduler(schedule)
     one.set_main_lr_scheduler(None)

@@ -23,7 +23,7 @@ def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(configuration, "_configuration", None)
 
 
-def input_fn(rows: int = 12, batch_size: int = 4) -> DataLoader:
+def input_fn(rows: int = 12, batch_size: int = 4) -> DataLoader[tuple[torch.Tensor, ...]]:
     return DataLoader(TensorDataset(torch.arange(2.0 * rows).reshape(rows, 2)), batch_size=batch_size)
 
 
@@ -73,7 +73,7 @@ def test_the_loader_refuses_what_excludes_each_other(settings: dict[str, Any], t
         loader(**settings)
 
 
-class Endless(IterableDataset):
+class Endless(IterableDataset[torch.Tensor]):
     """Batches without an end, and so without a length."""
 
     def __iter__(self) -> Iterator[torch.Tensor]:
@@ -194,12 +194,12 @@ def test_checkpoints_are_taken_on_checkpoint_steps_only(cluster: FakeCluster, tm
             model.weight.mul_(0.5)
         return loss
 
-    @cstorch.step_closure
+    @cstorch.step_closure  # type: ignore[untyped-decorator]  # the names of this release have no types
     def save(number: int) -> None:
         cstorch.save({"model": model.state_dict()}, tmp_path / f"{number}.mdl")
         saved[number] = float(cstorch.load(tmp_path / f"{number}.mdl")["model"]["weight"][0, 0])
 
-    @cstorch.step_closure
+    @cstorch.step_closure  # type: ignore[untyped-decorator]  # the names of this release have no types
     def save_too_early(number: int) -> None:
         with pytest.raises(StateError, match="checkpoint step"):
             model.weight.cpu()
@@ -250,7 +250,7 @@ def test_scalar_summaries_are_kept_until_the_script_writes_them(tmp_path: Path) 
     def step(batch: list[torch.Tensor]) -> None:
         cstorch.scalar_summary("first", batch[0][0, 0])
 
-    @cstorch.step_closure
+    @cstorch.step_closure  # type: ignore[untyped-decorator]  # the names of this release have no types
     def write(number: int) -> None:
         cstorch.save_summaries(Writer(), number)
 

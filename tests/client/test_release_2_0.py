@@ -27,7 +27,7 @@ def test_summaries_go_to_the_writer_of_the_executor_on_the_cpu(tmp_path: Path) -
     cstorch.backend("CPU", artifact_dir=tmp_path, max_checkpoints=3)
     writer = Writer()
 
-    @cstorch.trace
+    @cstorch.trace  # type: ignore[untyped-decorator]  # the names of this release have no types
     def step(batch: torch.Tensor) -> None:
         cstorch.summarize_scalar("mean", batch.mean())
         cstorch.summarize_scalar("number", 7)
@@ -47,7 +47,7 @@ def test_summaries_called_in_the_traced_step_are_written_after_every_step(cluste
     compiled = cstorch.compile(model)
     writer = Writer()
 
-    @cstorch.trace
+    @cstorch.trace  # type: ignore[untyped-decorator]  # the names of this release have no types
     def step(batch: torch.Tensor) -> torch.Tensor:
         loss = compiled(batch).mean()
         cstorch.summarize_scalar("loss", loss)
@@ -71,6 +71,7 @@ def test_the_cluster_is_that_of_the_first_executor(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="validate_only"):
         executor(cs_config=config)
     assert backend.cluster_config == config.cluster_config()
+    assert backend.cluster_config is not None
     assert (backend.cluster_config.num_csx, backend.cluster_config.num_workers_per_csx) == (2, 1)
     with pytest.warns(UserWarning, match="validate_only"), pytest.raises(UsageError, match="global: num_csx"):
         executor(cs_config=cstorch.utils.CSConfig(num_csx=4))

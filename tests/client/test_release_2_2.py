@@ -26,7 +26,8 @@ def executor(**settings: Any) -> Any:
 def test_a_script_of_2_2_runs_on_the_cluster_that_its_executor_names(
     cluster: FakeCluster, tmp_path: Path, retrace: bool
 ) -> None:
-    backend = cstorch.backend("CSX", artifact_dir=tmp_path, compile_dir=None, retrace_every_iteration=retrace)
+    settings: dict[str, Any] = {"artifact_dir": tmp_path, "compile_dir": None, "retrace_every_iteration": retrace}
+    backend = cstorch.backend("CSX", **settings)
     assert cstorch.backends.csx.debug.retrace_every_iteration is retrace
     backend.device.config.drop_data = True
     assert cstorch.backends.csx.debug.drop_data

@@ -254,7 +254,7 @@ def test_the_states_after_a_loop_that_was_left_are_those_of_its_step(
     closures: list[float] = []
 
     @cstorch.step_closure
-    def note(loss: float) -> None:
+    def note(loss: torch.Tensor) -> None:
         closures.append(float(loss))
 
     for number, batch in enumerate(setup.executor(20)):
@@ -279,7 +279,7 @@ def test_an_executor_stops_its_loop(cluster: FakeCluster, tmp_path: Path, where:
     seen: list[int] = []
 
     @cstorch.step_closure
-    def note(loss: float) -> None:
+    def note(loss: torch.Tensor) -> None:
         seen.append(executor.user_iteration)
         if where == "a closure" and len(seen) == 3:
             executor.stop()
@@ -340,7 +340,7 @@ def test_validate_only_traces_and_compile_only_compiles(
     cluster: FakeCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "cstorch")
-    closures: list[float] = []
+    closures: list[torch.Tensor] = []
     setup = Setup(cluster, tmp_path, compile_only=True)
     with pytest.warns(UserWarning, match="compile_only"):
         executor = setup.executor(5)

@@ -56,7 +56,8 @@ def test_two_traced_functions(cluster: FakeCluster, tmp_path: Path) -> None:
 
 def test_another_structure(cluster: FakeCluster, tmp_path: Path) -> None:
     setup = Setup(cluster, tmp_path)
-    inputs = iter([lambda batch: batch, lambda batch: [batch, batch]])
+    structures: list[Callable[[torch.Tensor], Any]] = [lambda batch: batch, lambda batch: [batch, batch]]
+    inputs = iter(structures)
     with pytest.raises(UsageError, match=r"test_session_misuse\.py:\d+ .*structure.*another DataExecutor"):
         run_two_steps(setup, lambda batch: setup.step(next(inputs)(batch)))
 

@@ -86,7 +86,7 @@ class Shard:
         self.listener.add_to_server(self.server)
         self.service.listen_with(self.listener)
         node_pb2_grpc.add_StateServiceServicer_to_server(self.service, self.server)
-        self.service.add_job("job", self.store, self.snapshots, lambda: self.running, no_point, pytest.fail)
+        self.service.add_job("job", self.store, self.snapshots, lambda: self.running, no_point, raise_defect)
         self.server.start()
 
     def cut_links(self) -> None:
@@ -264,7 +264,7 @@ def test_where_the_job_has_ended_its_end_is_told(shard: Shard, end: str) -> None
     job.failure = NodeLostError("wafer-1 died")
     if end == "dropped":
         shard.service.remove_job("job")
-        shard.service.add_job("another", shard.store, shard.snapshots, lambda: False, no_point, pytest.fail)
+        shard.service.add_job("another", shard.store, shard.snapshots, lambda: False, no_point, raise_defect)
     else:
         shard.cut_links()
     with pytest.raises(NodeLostError, match="wafer-1 died"):
@@ -272,7 +272,7 @@ def test_where_the_job_has_ended_its_end_is_told(shard: Shard, end: str) -> None
     connection.close()
     if end == "dropped":
         shard.service.remove_job("another")
-        shard.service.add_job("job", shard.store, shard.snapshots, lambda: False, no_point, pytest.fail)
+        shard.service.add_job("job", shard.store, shard.snapshots, lambda: False, no_point, raise_defect)
 
 
 def test_a_defect_in_the_state_service_ends_the_job(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,7 +324,7 @@ def test_a_session_that_is_opened_while_the_job_ends_is_not_left(shard: Shard, m
     with pytest.raises(grpc.RpcError, match="keeps no state of a job"):
         open_session(shard)
     assert not shard.listener._pending
-    shard.service.add_job("job", shard.store, shard.snapshots, lambda: False, no_point, pytest.fail)
+    shard.service.add_job("job", shard.store, shard.snapshots, lambda: False, no_point, raise_defect)
 
 
 def test_a_call_that_waits_while_the_job_ends_does_not_use_its_store(shard: Shard) -> None:
@@ -340,7 +340,7 @@ def test_a_call_that_waits_while_the_job_ends_does_not_use_its_store(shard: Shar
         remover.join()
         with pytest.raises(grpc.RpcError, match="keeps no state of a job"):
             call.result()
-    shard.service.add_job("job", shard.store, shard.snapshots, lambda: False, no_point, pytest.fail)
+    shard.service.add_job("job", shard.store, shard.snapshots, lambda: False, no_point, raise_defect)
     assert not shard.store.is_written("small")
 
 
@@ -377,9 +377,10 @@ def test_a_stranger_reads_and_writes_no_weights(shard: Shard, names: tuple[Any, 
     """The name of a job was once enough."""
     with make_channel(shard.address, token(*names) if names else "") as channel:
         stub = node_pb2_grpc.StateServiceStub(channel)
-        calls = [partial(stub.OpenState, node_pb2.OpenStateRequest(job="job"))]
+        calls: list[Callable[..., object]] = [partial(stub.OpenState, node_pb2.OpenStateRequest(job="job"))]
         transfer_request = node_pb2.TransferStateRequest(job="job", names=["small"])
-        calls += [partial(method, transfer_request) for method in (stub.ReadState, stub.WriteState)]
+        calls.append(partial(stub.ReadState, transfer_request))
+        calls.append(partial(stub.WriteState, transfer_request))
         calls.append(partial(stub.InitialiseStates, node_pb2.InitialiseStatesRequest(job="job")))
         calls.append(partial(stub.StageStates, node_pb2.StageStatesRequest(job="job")))
         for call in calls:

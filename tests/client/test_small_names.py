@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -33,18 +34,18 @@ def test_annotations_change_nothing() -> None:
     for decorate in (kernel_annotater("FLASH"), kernel_annotater(None), groups_annotater(4), groups_annotater()):
         assert decorate(torch.matmul) is torch.matmul
     with pytest.raises(TypeError, match="kernel"):
-        kernel_annotater(3)  # type: ignore[arg-type]
+        kernel_annotater(3)
     with pytest.raises(TypeError, match="num_kv_groups"):
-        groups_annotater("4")  # type: ignore[arg-type]
+        groups_annotater("4")
     cerebras_pytorch_lib.set_attribute(torch.ones(1), "cs.internal", {"a": 1})
-    assert not cstorch._generating_docs
+    assert not cstorch._generating_docs  # type: ignore[attr-defined]  # not for scripts
 
 
 def test_a_function_is_called_once() -> None:
     calls: list[int] = []
     repeated: list[int] = []
 
-    @call_once(lambda: repeated.append(1))
+    @call_once(lambda: repeated.append(1))  # type: ignore[untyped-decorator]  # the names of this release have no types
     def add(value: int) -> int:
         if value < 0:
             raise ValueError("negative")
@@ -62,7 +63,7 @@ def test_a_function_is_called_once_by_many_threads() -> None:
     calls: list[int] = []
     together = threading.Barrier(4)
 
-    @call_once()
+    @call_once()  # type: ignore[untyped-decorator]  # the names of this release have no types
     def note() -> int:
         calls.append(1)
         return len(calls)
@@ -111,7 +112,7 @@ def run_on_the_cpu(writer: Any = None) -> None:
     older.backend("CPU")
     model = older.compile(Network())
 
-    @older.trace
+    @older.trace  # type: ignore[untyped-decorator]  # the names of this release have no types
     def step(batch: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = model(batch)
         return result
@@ -177,14 +178,15 @@ def test_a_hook_hears_what_arrives_from_the_cluster(
 
 def test_what_needs_a_loop_on_the_wafer_says_so() -> None:
     tensor = torch.ones(2, 3, dtype=torch.int32)
-    for call in (
+    calls: list[Callable[[], object]] = [
         lambda: cstorch.experimental.start_implicit_loop(input_tensor=tensor, loop_dim=1),
         lambda: cstorch.experimental.get_loop_iteration_slice(tensor, tensor),
         lambda: cstorch.experimental.update_implicit_loop(tensor, tensor, tensor, tensor, 0, max_tokens=3),
         lambda: older.experimental.run_implicit_autoregressive_loop(
             input_tensor=tensor, output_tensor=tensor, loop_dim=1, start_token=0, stop_token=1, max_tokens=2
         ),
-    ):
+    ]
+    for call in calls:
         with pytest.raises(UsageError, match="loop on the wafer"):
             call()
     with pytest.raises(UsageError, match="mx8"):
@@ -293,7 +295,8 @@ def test_parameters_of_the_micro_batch_have_a_type() -> None:
 def test_a_tree_spec_is_changed_as_in_older_versions_of_torch() -> None:
     leaves, spec = pytree.tree_flatten({"a": (1, 2)})
     (pair,) = spec.children()
-    listed = dataclasses.replace(pair, type=list, children_specs=[*pair.children()])
-    changed = dataclasses.replace(spec, type=dict, children_specs=[listed])
+    replace: Callable[..., Any] = dataclasses.replace
+    listed = replace(pair, type=list, children_specs=[*pair.children()])
+    changed = replace(spec, type=dict, children_specs=[listed])
     assert pytree.tree_unflatten(leaves, changed) == {"a": [1, 2]}
     assert pytree.tree_flatten({"a": [1, 2]})[1] == changed

@@ -64,7 +64,7 @@ def test_ten_steps_equal_those_written_out(case: SparseCase) -> None:
         (lambda step, is_update_step: step / 10 + is_update_step, [1.0, 0.1, 1.2, 0.3]),
     ],
 )
-def test_a_schedule_has_the_value_of_its_formula(config: object, expected: list[float]) -> None:
+def test_a_schedule_has_the_value_of_its_formula(config: Any, expected: list[float]) -> None:
     schedule = schedules.make_schedule(config)
     update = schedules.FreqSchedule(freq=2)
     steps = [torch.tensor(step) for step in range(4)]
@@ -73,7 +73,7 @@ def test_a_schedule_has_the_value_of_its_formula(config: object, expected: list[
 
 
 def test_update_schedules_choose_their_steps() -> None:
-    def chosen(update: object) -> list[int]:
+    def chosen(update: Any) -> list[int]:
         schedule = schedules.make_update_schedule(update)
         return [step for step in range(12) if schedule(torch.tensor(step))]
 
@@ -92,7 +92,7 @@ def test_first_masks() -> None:
         with torch.no_grad():
             layer.weight.copy_(weight)
         layer.apply(sparse.Static(sparsity, init_method=method))
-        return layer.weight_mask
+        return layer.get_buffer("weight_mask")
 
     assert int(mask("random", 0.75).sum()) == 12
     assert not torch.equal(mask("random", 0.75), mask("random", 0.75))
@@ -134,7 +134,9 @@ def test_state_is_taken_up_again_and_loaded_weights_are_pruned() -> None:
         optimizer.apply(algorithm)
         return model, algorithm, optimizer
 
-    def train(model: nn.Module, optimizer: cstorch.optim.Optimizer, data: list[tuple[torch.Tensor, torch.Tensor]]):
+    def train(
+        model: nn.Module, optimizer: cstorch.optim.Optimizer, data: list[tuple[torch.Tensor, torch.Tensor]]
+    ) -> None:
         for features, labels in data:
             optimizer.zero_grad()
             F.cross_entropy(model(features), labels).backward()

@@ -84,16 +84,26 @@ def test_a_closure_gets_what_the_body_computes(script: Script, name: str) -> Non
 def test_expressions_over_several_steps(operations: list[str]) -> None:
     """Of every step's value once, whenever it was written down."""
     at_hand, expected, total = StepAtHand(), torch.tensor(1.0), StepValue(step=0, value=torch.tensor(1.0))
-    functions = {"+": torch.add, "-": torch.sub, "*": torch.mul, "min": torch.minimum, "keep": lambda total, new: total}
+    functions: dict[str, Callable[..., Any]] = {
+        "+": torch.add,
+        "-": torch.sub,
+        "*": torch.mul,
+        "min": torch.minimum,
+        "keep": lambda total, new: total,
+    }
+
+    def half(number: int) -> Callable[[object], torch.Tensor]:
+        return lambda source: torch.tensor(number / 2)
+
     for number, operation in enumerate(operations, 1):
         at_hand.begin()
         new = StepValue(step=number, source=0)
         total = StepValue(step=number, call=(functions[operation], (total, new), {}))
         expected = functions[operation](expected, torch.tensor(number / 2))
         if number % 2 or number == len(operations):
-            total.evaluate(lambda source, value=number / 2: torch.tensor(value))
+            total.evaluate(half(number))
         else:
-            new.evaluate(lambda source, value=number / 2: torch.tensor(value))
+            new.evaluate(half(number))
     assert total.evaluate(lambda source: torch.tensor(float("nan"))) == expected
 
 

@@ -10,6 +10,7 @@ import textwrap
 import time
 from collections import OrderedDict
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -23,7 +24,7 @@ from cstorch.errors import CheckpointError
 from cstorch.storage import load, save
 
 
-def tree() -> dict:
+def tree() -> dict[str, Any]:
     weight = torch.arange(12.0).reshape(3, 4)
     return {
         "model": OrderedDict({"fc1.weight": weight, "fc1.tied": weight, "mask": torch.tensor([True, False])}),

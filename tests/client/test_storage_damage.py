@@ -14,7 +14,7 @@ import torch
 from cerebras_pytorch.saver.pt_h5_saver import PyTorchH5Saver
 from test_storage_formats import SAMPLES, TREE, write_format_0_4
 
-from cstorch._internal.checkpoint_files import structure
+from cstorch._internal.checkpoint_files import structure, walk
 from cstorch.errors import CheckpointError
 from cstorch.storage import load, save
 
@@ -92,7 +92,7 @@ def test_a_file_that_hdf5_crashes_on_is_refused(tmp_path: Path, monkeypatch: pyt
     crash = tmp_path / "crash.py"
     crash.write_text("import os\nos.abort()\n")
     write_format_0_4(tmp_path / "a.mdl", TREE)
-    monkeypatch.setattr(structure.walk, "__file__", str(crash))
+    monkeypatch.setattr(walk, "__file__", str(crash))
     with pytest.raises(CheckpointError, match=r"a\.mdl.*exit status -6"):
         load(tmp_path / "a.mdl")
 

@@ -3,7 +3,9 @@
 import copy
 import pickle
 import weakref
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -94,7 +96,7 @@ def test_each_map_location_reads_when_it_says(path: Path, reads: Reads) -> None:
         lambda tensor: tensor[:, :],
     ],
 )
-def test_every_use_sees_the_values(path: Path, use) -> None:
+def test_every_use_sees_the_values(path: Path, use: Callable[[torch.Tensor], Any]) -> None:
     got = use(load(path)["a"])
     assert np.array_equal(torch.as_tensor(got).detach().numpy(), np.arange(6.0).reshape(2, 3))
 
@@ -110,7 +112,7 @@ def test_writes_and_views_stay(path: Path) -> None:
 
 
 def test_a_model_and_its_optimizer_go_on_from_a_checkpoint(tmp_path: Path) -> None:
-    def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+    def train(model: nn.Linear, optimizer: torch.optim.Optimizer) -> torch.Tensor:
         optimizer.zero_grad()
         model(torch.ones(1, 3)).square().sum().backward()
         optimizer.step()

@@ -4,6 +4,7 @@ import json
 import pickle
 from collections import OrderedDict
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import h5py
@@ -32,7 +33,7 @@ TREE = (
     "274b0275626568254b0568264b0368274b0275626168254b0668264b0368274b0175626568254b0a68264b0468274b027562"
     "682268226822682268226568254b1368264b0b68274b0775622e"
 )
-LEAVES = {
+LEAVES: dict[str, tuple[str, np.ndarray[Any, Any] | None, dict[str, object]]] = {
     "model.fc.weight": ("TorchTensorH5Type", np.arange(6, dtype=np.float32).reshape(2, 3), {}),
     "model.fc.bias": ("TorchTensorH5Type", np.array([16256, -16384], dtype=np.int16), {"is_bfloat16": True}),
     "optimizer.state.0.step": ("TorchTensorH5Type", np.array(3), {}),
@@ -114,8 +115,8 @@ def test_format_0_4_with_a_tree_that_cannot_be_read_safely(tmp_path: Path, tree:
 
 
 def test_a_tree_that_names_what_would_be_imported_is_refused(tmp_path: Path) -> None:
-    leaf = {"type": None, "context": None, "children_spec": []}
-    nodes = [
+    leaf: dict[str, object] = {"type": None, "context": None, "children_spec": []}
+    nodes: list[dict[str, object]] = [
         {"type": "builtins.dict", "context": '[{"__enum__": true, "fqn": "os:x", "name": "y"}]'},
         {
             "type": "collections.defaultdict",

@@ -1,5 +1,6 @@
 """The temporary files of saves: what a killed one has left goes with the next, what somebody still writes stays."""
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -61,7 +62,8 @@ def test_a_save_leaves_alone_what_another_process_is_writing(tmp_path: Path) -> 
 def test_a_file_that_is_removed_before_it_is_locked_is_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lock, calls = temporary._lock, []
+    lock = temporary._lock
+    calls: list[int] = []
 
     def remove_first(descriptor: int) -> bool | None:
         if not calls:
@@ -81,7 +83,7 @@ def test_without_locks_nothing_is_taken_for_abandoned(tmp_path: Path, monkeypatc
     def no_locks(descriptor: int, operation: int) -> None:
         raise OSError(37, "No locks available")
 
-    monkeypatch.setattr(temporary.fcntl, "flock", no_locks)
+    monkeypatch.setattr(fcntl, "flock", no_locks)
     other = tmp_path / "a.mdl.0123abcd.cstorch.tmp"
     other.touch()
     save({"a": 1}, tmp_path / "a.mdl")

@@ -66,7 +66,7 @@ def test_summaries_of_the_traced_step_in_releases_1_9_to_2_1(cluster: FakeCluste
     config = released.utils.CSConfig(mgmt_address=cluster.address)
     loader = released.utils.data.DataLoader(batches)
 
-    @released.trace
+    @released.trace  # type: ignore[untyped-decorator]  # the names of this release have no types
     def step(batch: torch.Tensor) -> None:
         outputs = compiled(batch)
         released.summarize_scalar("loss", outputs.mean())
@@ -93,7 +93,7 @@ def test_summaries_of_release_1_8_and_of_cb_model(tmp_path: Path) -> None:
     def step(batch: torch.Tensor) -> None:
         experimental.scalar_summary("mean", batch.mean())
 
-    @experimental.step_closure
+    @experimental.step_closure  # type: ignore[untyped-decorator]  # the names of this release have no types
     def write(number: int) -> None:
         experimental.save_summaries(writer, number)
 

@@ -7,7 +7,8 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from cstorch._internal.tracing.cell import RAM_BYTES
 LARGE = RAM_BYTES // 4 + 100
 
 
-def linear():
+def linear() -> tuple[nn.Linear, nn.Linear]:
     torch.manual_seed(0)
     model = nn.Linear(4, 3)
     reference = copy.deepcopy(model)
@@ -27,29 +28,30 @@ def linear():
     return model, reference
 
 
-def test_moving_keeps_parameters_and_ties():
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.BatchNorm1d(4))
-    model[1].weight = model[0].weight
-    weight = model[0].weight
+def test_moving_keeps_parameters_and_ties() -> None:
+    first, second, norm = nn.Linear(4, 4), nn.Linear(4, 4), nn.BatchNorm1d(4)
+    model = nn.Sequential(first, second, norm)
+    second.weight = first.weight
+    weight = first.weight
     value = weight.detach().clone()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     move_module(model)
-    assert model[0].weight is weight is model[1].weight is optimizer.param_groups[0]["params"][0]
+    assert first.weight is weight is second.weight is optimizer.param_groups[0]["params"][0]
     assert isinstance(weight, nn.Parameter)
     assert weight.device.type == "lazy"
-    assert isinstance(model[2].running_mean, LazyTensor)
+    assert isinstance(norm.running_mean, LazyTensor)
     assert torch.equal(weight.cpu(), value)
     move_module(model)
-    assert model[0].weight is weight
+    assert first.weight is weight
 
 
-def test_moving_modules_that_hold_weak_references():
+def test_moving_modules_that_hold_weak_references() -> None:
     model = nn.LSTM(4, 3)
     move_module(model)
     assert all(isinstance(parameter, LazyTensor) for parameter in model.parameters())
 
 
-def test_to_and_cpu():
+def test_to_and_cpu() -> None:
     model, reference = linear()
     assert torch.equal(reference.weight.to("lazy").cpu(), reference.weight)
     assert torch.equal(reference.weight.to(torch.device("lazy", 0)).cpu(), reference.weight)
@@ -59,8 +61,8 @@ def test_to_and_cpu():
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (LARGE,), (LARGE, 3)])
-def test_initialisation_is_bitwise_that_of_the_cpu(shape):
-    def make():
+def test_initialisation_is_bitwise_that_of_the_cpu(shape: tuple[int, ...]) -> None:
+    def make() -> list[torch.Tensor]:
         torch.manual_seed(3)
         values = [torch.zeros(shape), torch.ones(shape), torch.randn(shape), torch.arange(7), torch.tensor([1.5, 2])]
         values.append(nn.init.kaiming_uniform_(torch.empty(shape)) if len(shape) > 1 else torch.rand(shape))
@@ -77,7 +79,7 @@ def test_initialisation_is_bitwise_that_of_the_cpu(shape):
         assert value.dtype == reference.dtype
 
 
-def test_changes_between_steps():
+def test_changes_between_steps() -> None:
     model, reference = linear()
     cell = cell_of(model.weight)
     version = cell.version
@@ -95,7 +97,7 @@ def test_changes_between_steps():
     assert cell.version == version + 3
 
 
-def test_reading_does_not_count_as_a_change():
+def test_reading_does_not_count_as_a_change() -> None:
     model, _ = linear()
     version = cell_of(model.weight).version
     model.weight.norm().item()
@@ -105,7 +107,7 @@ def test_reading_does_not_count_as_a_change():
     assert cell_of(model.weight).version == version
 
 
-def test_large_tensors_alias_through_the_spool():
+def test_large_tensors_alias_through_the_spool() -> None:
     tensor = from_cpu(torch.arange(float(LARGE)))
     view = tensor[10:20]
     view.add_(tensor[:10])  # both sides of one operation over one mapping
@@ -117,15 +119,16 @@ def test_large_tensors_alias_through_the_spool():
     assert torch.equal(tensor.cpu(), expected[None])
 
 
-def test_eager_gradients():
+def test_eager_gradients() -> None:
     model, reference = linear()
     x = torch.randn(2, 4)
     model(x.to(DEVICE)).sum().backward()
     reference(x).sum().backward()
+    assert model.weight.grad is not None
     torch.testing.assert_close(model.weight.grad.cpu(), reference.weight.grad)
 
 
-def test_state_dict_deepcopy_pickle_and_save():
+def test_state_dict_deepcopy_pickle_and_save() -> None:
     model, reference = linear()
     weight = model.weight
     model.load_state_dict({name: torch.ones_like(value) for name, value in reference.state_dict().items()})
@@ -146,12 +149,12 @@ def test_state_dict_deepcopy_pickle_and_save():
 
 
 @pytest.mark.parametrize("count", [8, LARGE])
-def test_remote_values_are_fetched_once_and_only_when_read(count):
+def test_remote_values_are_fetched_once_and_only_when_read(count: int) -> None:
     cell = Cell((count,), torch.float32)
     tensor = new_tensor(cell)
     fetched = []
 
-    def fetch():
+    def fetch() -> Iterator[torch.Tensor]:
         fetched.append(1)
         yield torch.full((count - 1,), 5.0)  # in pieces
         yield torch.full((1,), 5.0)
@@ -179,14 +182,14 @@ def test_remote_values_are_fetched_once_and_only_when_read(count):
     assert cell.version == version + 2
 
 
-def test_a_partial_write_fetches_first():
+def test_a_partial_write_fetches_first() -> None:
     cell = Cell((4,), torch.float32)
     cell.set_remote(lambda: iter([torch.full((4,), 5.0)]))
     new_tensor(cell)[:2].zero_()
     assert cell.read().tolist() == [0, 0, 5, 5]
 
 
-def test_a_cell_refuses_other_shapes():
+def test_a_cell_refuses_other_shapes() -> None:
     with pytest.raises(ValueError, match="shape"):
         Cell((4,), torch.float32).write(torch.zeros(5))
     with pytest.raises(ValueError, match="float64"):
@@ -194,7 +197,7 @@ def test_a_cell_refuses_other_shapes():
 
 
 @pytest.mark.cluster
-def test_spooled_tensors_leave_memory_and_nothing_on_disk(tmp_path):
+def test_spooled_tensors_leave_memory_and_nothing_on_disk(tmp_path: Path) -> None:
     script = """
 import os, resource, sys, torch
 from torch import nn
@@ -216,7 +219,7 @@ assert not os.listdir(os.environ["TMPDIR"])
     assert not os.listdir(tmp_path)
 
 
-def test_dropped_cells_give_their_room_back():
+def test_dropped_cells_give_their_room_back() -> None:
     from cstorch._internal.tracing.cell import spool
 
     tensor = from_cpu(torch.ones(1 << 20))

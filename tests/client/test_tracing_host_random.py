@@ -12,6 +12,7 @@ from cstorch.errors import TraceError
 
 X = torch.ones(4, 3)
 MADE_BEFORE = torch.rand(4, 3)
+HEADS = torch.ones(1, 4, 3)
 
 
 def _row_of_a_tensor(x: torch.Tensor) -> torch.Tensor:
@@ -50,9 +51,7 @@ NOT_ENTERING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "decides nothing": lambda x: x * 1 if torch.rand([]) < 2 else x,  # as layers with a chance of zero to be left out
     "its shape alone": lambda x: x * torch.rand(3).numel(),
     "dropout that drops nothing": lambda x: x + F.dropout(MADE_BEFORE, training=False).to(x.device),
-    "attention without dropout": lambda x: (
-        x + F.scaled_dot_product_attention(*[torch.ones(1, 4, 3)] * 3)[0].to(x.device)
-    ),
+    "attention without dropout": lambda x: x + F.scaled_dot_product_attention(HEADS, HEADS, HEADS)[0].to(x.device),
 }
 
 

@@ -2,6 +2,8 @@
 
 import math
 import pickle
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,22 +12,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
-from traced_steps import states_of, trace
+from traced_steps import Getter, Step, states_of, trace
 
 from cstorch._internal.tracing import DEVICE, device_scope, is_tracing, move_module
 from cstorch._internal.tracing.recording import known_values
 from cstorch.errors import TraceError
 
 X = torch.randn(2, 4)
+Read = Callable[[torch.Tensor], object]
 
 
-def model_and_step(function):
+def model_and_step(function: Read) -> tuple[dict[str, Getter], Step]:
     model = nn.Linear(4, 3)
     move_module(model)
     return states_of(model=model), lambda x: function(model(x))
 
 
-READS = {
+READS: dict[str, Read] = {
     "item": lambda t: t.sum().item(),
     "if": lambda t: bool(t.sum() > 0),
     "assert": lambda t: (_ for _ in ()).throw(AssertionError) if t.sum() == 0 else 0,
@@ -59,14 +62,14 @@ READS = {
 
 
 @pytest.mark.parametrize("read", READS.values(), ids=READS.keys())
-def test_value_reads_are_refused(read):
+def test_value_reads_are_refused(read: Read) -> None:
     states, step = model_and_step(read)
     with pytest.raises(RuntimeError):
         trace(step, X, states)
     assert not is_tracing()
 
 
-def test_the_message_has_the_seed_text_the_line_and_the_way_out():
+def test_the_message_has_the_seed_text_the_line_and_the_way_out() -> None:
     states, step = model_and_step(lambda t: t.sum().item())
     with pytest.raises(TraceError) as error:
         trace(step, X, states)
@@ -77,7 +80,7 @@ def test_the_message_has_the_seed_text_the_line_and_the_way_out():
     assert "step_closure" in text
 
 
-SHAPES = {
+SHAPES: dict[str, Read] = {
     "nonzero": lambda t: t.nonzero(),
     "where with one argument": lambda t: torch.where(t > 0),
     "masked_select": lambda t: torch.masked_select(t, t > 0),
@@ -89,24 +92,24 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
-def test_shapes_that_depend_on_values_are_refused(shape):
+def test_shapes_that_depend_on_values_are_refused(shape: Read) -> None:
     states, step = model_and_step(shape)
     with pytest.raises(TraceError, match=r"(?s)test_tracing_reads.py:\d+ the shape .* depends on.*torch\.where"):
         trace(step, X, states)
 
 
-def test_a_result_without_a_meta_kernel_is_refused_with_a_way_out():
+def test_a_result_without_a_meta_kernel_is_refused_with_a_way_out() -> None:
     with pytest.raises(TraceError, match=r"aten::_to_sparse.*test_tracing_reads.py:\d+.*Write it with other"):
         trace(lambda x: x.to_sparse(), X)
 
 
-def test_numpy_is_a_type_error():
+def test_numpy_is_a_type_error() -> None:
     states, step = model_and_step(lambda t: t.detach().numpy())
     with pytest.raises(TypeError):
         trace(step, X, states)
 
 
-DECAYS = {
+DECAYS: dict[str, Callable[[Any], object]] = {  # Any: the stubs want numbers
     "alpha": lambda t: torch.add(t, t, alpha=t.sum().detach()),
     "value of addcdiv": lambda t: torch.addcdiv(t, t, t, value=t.sum().detach()),
     "value of addcmul_": lambda t: t.detach().addcmul_(t.detach(), t.detach(), value=t.sum().detach()),
@@ -118,13 +121,13 @@ DECAYS = {
 
 
 @pytest.mark.parametrize("decay", DECAYS.values(), ids=DECAYS.keys())
-def test_scalar_decay_has_the_seed_text(decay):
+def test_scalar_decay_has_the_seed_text(decay: Read) -> None:
     states, step = model_and_step(decay)
     with pytest.raises(RuntimeError, match=r"SyncTensor called outside of MarkStep.*test_tracing_reads.py:\d+"):
         trace(step, X, states)
 
 
-LEGAL = {
+LEGAL: dict[str, Read] = {
     "lerp": lambda t: torch.lerp(t, t, t.sum().detach()),
     "clamp": lambda t: torch.clamp(t, max=t.sum().detach()),
     "fill_": lambda t: t.detach().clone().fill_(t.sum().detach()),
@@ -137,17 +140,17 @@ LEGAL = {
 
 
 @pytest.mark.parametrize("form", LEGAL.values(), ids=LEGAL.keys())
-def test_tensor_forms_are_legal(form):
+def test_tensor_forms_are_legal(form: Read) -> None:
     states, step = model_and_step(form)
     trace(step, X, states)
 
 
-def test_cpu_tensors_do_not_mix():
+def test_cpu_tensors_do_not_mix() -> None:
     with pytest.raises(TraceError, match=r"Expected all tensors to be on the same device.*\.to\("):
         trace(lambda x: x + torch.ones(4), X)
 
 
-def test_a_value_is_known_that_the_step_does_not_change():
+def test_a_value_is_known_that_the_step_does_not_change() -> None:
     with device_scope():
         count, constant = torch.tensor(2), torch.tensor(2)
     states = states_of(count=lambda: count)
@@ -155,7 +158,7 @@ def test_a_value_is_known_that_the_step_does_not_change():
         assert trace(step, X, states).outputs
 
 
-CHANGES = {
+CHANGES: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
     "after": lambda x, count: (x * count.item(), count.add_(1)),
     "before": lambda x, count: (count.add_(1), x * count.item()),
     "by the batch": lambda x, count: (x if count < 5 else -x, count.add_(x.sum().long())),
@@ -165,7 +168,9 @@ CHANGES = {
 
 @pytest.mark.parametrize("registered", [True, False])
 @pytest.mark.parametrize("step", CHANGES.values(), ids=CHANGES.keys())
-def test_a_state_that_the_step_changes_cannot_be_read(step, registered):
+def test_a_state_that_the_step_changes_cannot_be_read(
+    step: Callable[[torch.Tensor, torch.Tensor], object], registered: bool
+) -> None:
     with device_scope():
         count = torch.tensor(2)
     states = states_of(count=lambda: count) if registered else {}
@@ -173,8 +178,8 @@ def test_a_state_that_the_step_changes_cannot_be_read(step, registered):
         trace(lambda x: step(x, count), X, states)
 
 
-def test_what_is_made_of_the_batch_is_not_known_whatever_was_known_before():
-    def step(x):
+def test_what_is_made_of_the_batch_is_not_known_whatever_was_known_before() -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
         total = torch.zeros(2, device=x.device)
         view = total[:1]
         assert view.tolist() == [0]
@@ -189,8 +194,8 @@ def test_what_is_made_of_the_batch_is_not_known_whatever_was_known_before():
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.sampled_from(["add", "view", "fill", "mask", "copy", "cat", "clone", "row"]), max_size=8))
-def test_constants_are_what_torch_makes_of_the_same_operations(operations):
-    def make(device):
+def test_constants_are_what_torch_makes_of_the_same_operations(operations: list[str]) -> None:
+    def make(device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor]:
         base = torch.arange(12, device=device).view(3, 4)
         tensor = base
         for number, operation in enumerate(operations):
@@ -213,16 +218,16 @@ def test_constants_are_what_torch_makes_of_the_same_operations(operations):
                     base[1] = number
         return base, tensor
 
-    def step(x):
+    def step(x: torch.Tensor) -> torch.Tensor:
         read.extend(tensor.tolist() for tensor in make(x.device))
         return x
 
-    read = []
+    read: list[object] = []
     trace(step, X)
     assert read == [tensor.tolist() for tensor in make("cpu")]
 
 
-KNOWN = {
+KNOWN: dict[str, Read] = {
     "equal": lambda t: torch.equal(t, t.clone()),
     "all": lambda t: bool((t == t).all()),
     "in": lambda t: t.sum() in [6, 7],
@@ -240,24 +245,29 @@ KNOWN = {
 
 
 @pytest.mark.parametrize("read", KNOWN.values(), ids=KNOWN.keys())
-def test_every_way_of_reading_a_constant(read):
+def test_every_way_of_reading_a_constant(read: Read) -> None:
     read_values = []
-    trace(lambda x: (read_values.append(read(torch.arange(4, device=x.device))), x), X)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        read_values.append(read(torch.arange(4, device=x.device)))
+        return x
+
+    trace(step, X)
     assert read_values == [read(torch.arange(4))]
 
 
-def test_too_large_a_constant_is_not_computed(monkeypatch):
+def test_too_large_a_constant_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(known_values, "COMPUTED_BYTES", 1000)
     with pytest.raises(TraceError):
         trace(lambda x: x * torch.ones(300, device=x.device).sum().item(), X)
 
 
-def test_a_failed_trace_leaves_nothing_behind():
+def test_a_failed_trace_leaves_nothing_behind() -> None:
     model = nn.Linear(4, 3)
     move_module(model)
     value = model.weight.cpu()
 
-    def step(x):
+    def step(x: torch.Tensor) -> None:
         model(x).sum().backward()
         with torch.no_grad():
             model.weight.mul_(2)

@@ -2,12 +2,15 @@
 
 import copy
 import gc
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from traced_steps import Runner, X, linear, states_of, trace
+from traced_steps import Getter, Runner, Step, X, linear, states_of, trace
 
 from cstorch._internal.tracing import DEVICE, device_scope, move_module
 
@@ -15,51 +18,55 @@ from cstorch._internal.tracing import DEVICE, device_scope, move_module
 class AdamW:
     """As a user would write it: state made before the step, in-place updates."""
 
-    def __init__(self, parameters, lr):
+    def __init__(self, parameters: Iterable[nn.Parameter], lr: float) -> None:
         self.parameters, self.lr = list(parameters), lr
         self.state = {p: {"m": torch.zeros_like(p), "v": torch.zeros_like(p)} for p in self.parameters}
         self.count = torch.zeros((), device=self.parameters[0].device)
 
-    def step(self):
+    def step(self) -> None:
         with torch.no_grad():
             self.count.add_(1)
             for p in self.parameters:
+                assert p.grad is not None
                 m, v = self.state[p]["m"], self.state[p]["v"]
                 m.mul_(0.9).add_(p.grad, alpha=0.1)
                 v.mul_(0.999).addcmul_(p.grad, p.grad, value=0.001)
                 scale = torch.sqrt(1 - 0.999**self.count) / (1 - 0.9**self.count)
                 p.mul_(1 - self.lr * 0.01).sub_(self.lr * scale * m / (v.sqrt() + 1e-6))
 
-    def getters(self):
-        found = {"count": lambda: self.count}
+    def getters(self) -> dict[str, Getter]:
+        found: dict[str, Getter] = {"count": lambda: self.count}
         for i, p in enumerate(self.parameters):
-            found |= {f"optimizer.{i}.{key}": (lambda p=p, key=key: self.state[p][key]) for key in ("m", "v")}
+            found |= {f"optimizer.{i}.{key}": partial(self.state[p].__getitem__, key) for key in ("m", "v")}
         return found
 
 
 class Momentum(AdamW):
-    def step(self):
+    def step(self) -> None:
         with torch.no_grad():
             for p in self.parameters:
+                assert p.grad is not None
                 m = self.state[p]["m"].mul_(0.9).add_(p.grad)
                 p.sub_(m * self.lr)
 
 
 class Network(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.fc1, self.fc2, self.last = nn.Linear(20, 16), nn.Linear(16, 16), nn.Linear(16, 10)
         self.drop = nn.Dropout(0.0)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.drop(F.relu(self.fc1(torch.flatten(x, 1))))
         return self.last(self.drop(F.relu(self.fc2(x))))
 
 
-def training_step(optimizer_class, model):
+def training_step(
+    optimizer_class: type[AdamW], model: nn.Module
+) -> tuple[Callable[[tuple[torch.Tensor, torch.Tensor]], tuple[torch.Tensor, torch.Tensor]], AdamW]:
     optimizer = optimizer_class(model.parameters(), 0.05)
 
-    def step(batch):
+    def step(batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         images, labels = batch
         loss = F.cross_entropy(model(images), labels)
         model.zero_grad()
@@ -72,7 +79,7 @@ def training_step(optimizer_class, model):
 
 
 @pytest.mark.parametrize("optimizer_class", [AdamW, Momentum])
-def test_three_training_steps_equal_eager(optimizer_class):
+def test_three_training_steps_equal_eager(optimizer_class: type[AdamW]) -> None:
     torch.manual_seed(1)
     model = Network()
     reference = copy.deepcopy(model)
@@ -95,9 +102,9 @@ def test_three_training_steps_equal_eager(optimizer_class):
     assert backward == {"fc1", "fc2", "last"}
 
 
-def test_gradients_accumulate_over_two_backward_passes():
-    def make(model):
-        def step(x):
+def test_gradients_accumulate_over_two_backward_passes() -> None:
+    def make(model: nn.Linear) -> Step:
+        def step(x: torch.Tensor) -> torch.Tensor | None:
             model(x).sum().backward()
             (model(x) ** 2).sum().backward()
             return model.weight.grad
@@ -111,9 +118,9 @@ def test_gradients_accumulate_over_two_backward_passes():
 
 
 @pytest.mark.parametrize("foreach", [None, False])
-def test_clip_grad_norm_and_value(foreach):
-    def make(model):
-        def step(x):
+def test_clip_grad_norm_and_value(foreach: bool | None) -> None:
+    def make(model: nn.Linear) -> Step:
+        def step(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
             (model(x) ** 2).sum().backward()
             norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1, foreach=foreach)
             nn.utils.clip_grad_value_(model.parameters(), 0.01)
@@ -127,21 +134,21 @@ def test_clip_grad_norm_and_value(foreach):
         torch.testing.assert_close(result, expected)
 
 
-def test_custom_autograd_function():
+def test_custom_autograd_function() -> None:
     class Square(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, x):
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
             ctx.save_for_backward(x)
             return x * x
 
         @staticmethod
-        def backward(ctx, gradient):
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
             (x,) = ctx.saved_tensors
             return 2 * x * gradient
 
-    def make(model):
-        def step(x):
-            Square.apply(model(x)).sum().backward()
+    def make(model: nn.Linear) -> Step:
+        def step(x: torch.Tensor) -> torch.Tensor | None:
+            Square.apply(model(x)).sum().backward()  # type: ignore[no-untyped-call]  # torch has no types of it
             return model.weight.grad
 
         return step
@@ -152,9 +159,9 @@ def test_custom_autograd_function():
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_activation_checkpointing(reentrant):
-    def make(model):
-        def step(x):
+def test_activation_checkpointing(reentrant: bool) -> None:
+    def make(model: nn.Linear) -> Step:
+        def step(x: torch.Tensor) -> torch.Tensor | None:
             x = x.clone().requires_grad_()
             torch.utils.checkpoint.checkpoint(model, x, use_reentrant=reentrant).pow(2).sum().backward()
             return model.weight.grad
@@ -166,10 +173,10 @@ def test_activation_checkpointing(reentrant):
     torch.testing.assert_close(gradient, make(reference)(X))
 
 
-def test_parameter_data_changed_in_the_step():
+def test_parameter_data_changed_in_the_step() -> None:
     model, reference = linear()
 
-    def step(x):
+    def step(x: torch.Tensor) -> torch.Tensor:
         model.weight.data.mul_(2)
         return model(x)
 
@@ -179,10 +186,10 @@ def test_parameter_data_changed_in_the_step():
     torch.testing.assert_close(result, F.linear(X, reference.weight * 2, reference.bias).detach())
 
 
-def test_outputs_see_the_last_value():
-    seen = []
+def test_outputs_see_the_last_value() -> None:
+    seen: list[torch.Tensor] = []
 
-    def step(x):
+    def step(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         y = x * 2
         seen.append(y)
         y.add_(1)
@@ -192,11 +199,11 @@ def test_outputs_see_the_last_value():
         torch.testing.assert_close(result, X * 2 + 1)
 
 
-def test_views_and_bases_change_each_other():
+def test_views_and_bases_change_each_other() -> None:
     with device_scope():
         w = torch.zeros(4, 4)
 
-    def step(x, w):
+    def step(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         view = w[1:3]
         view.add_(1)
         w.mul_(3)
@@ -212,12 +219,12 @@ def test_views_and_bases_change_each_other():
     assert torch.equal(result, view)
 
 
-def test_views_made_before_the_step():
+def test_views_made_before_the_step() -> None:
     with device_scope():
         w = torch.zeros(6)
         head, transposed = w[2:4], w.view(2, 3).t()
 
-    def step(x):
+    def step(x: torch.Tensor) -> torch.Tensor:
         head.add_(1)
         w.add_(1)
         return transposed
@@ -229,10 +236,10 @@ def test_views_made_before_the_step():
     assert torch.equal(result, expected.view(2, 3).t())
 
 
-def test_shape_changed_in_place():
-    shapes = []
+def test_shape_changed_in_place() -> None:
+    shapes: list[torch.Size] = []
 
-    def step(x):
+    def step(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         y, z = x * 1, x * 1
         y.t_()
         z.unsqueeze_(0)
@@ -244,11 +251,11 @@ def test_shape_changed_in_place():
     assert z.shape == shapes[1] == (1, 2, 4)
 
 
-def test_a_schedule_counts_its_own_steps():
+def test_a_schedule_counts_its_own_steps() -> None:
     with device_scope():
         count, w = torch.tensor(0), torch.ones(3)
 
-    def step(x):
+    def step(x: torch.Tensor) -> torch.Tensor:
         rate = torch.where(count < 2, count.float() * 0.1, 0.5)
         w.sub_(rate * x)
         count.add_(1)
@@ -259,13 +266,14 @@ def test_a_schedule_counts_its_own_steps():
     assert rates == [0.0, 0.1, 0.5, 0.5]
 
 
-def test_constants():
+def test_constants() -> None:
     with device_scope():
         outside = torch.tensor(3.0)
     on_cpu = torch.tensor(3.0)
 
-    def step(x):
-        y = torch.addcdiv(x, x, x, value=outside) + on_cpu  # a constant from outside may be used as a scalar
+    def step(x: torch.Tensor) -> torch.Tensor:
+        # A constant from outside may be used as a scalar.
+        y = torch.addcdiv(x, x, x, value=outside) + on_cpu  # type: ignore[call-overload]
         y = y + torch.tensor([1.0, 2.0, 3.0, 4.0], device=DEVICE)
         return y * torch.tensor(2.0) + torch.full((), 5.0, device=x.device) + outside.clone()
 
@@ -276,8 +284,8 @@ def test_constants():
 
 
 @pytest.mark.parametrize("elements", [2, 2000])
-def test_constants_that_the_step_writes_to_between_uses(elements):
-    def step(x):
+def test_constants_that_the_step_writes_to_between_uses(elements: int) -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
         position, total = torch.zeros(elements), x.sum()
         with torch.inference_mode():
             frozen = torch.ones(elements)
@@ -292,12 +300,12 @@ def test_constants_that_the_step_writes_to_between_uses(elements):
 class Evaluated(nn.Module):
     """Has many operations that torch takes apart before the device sees them."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.conv, self.norm, self.linear = nn.Conv1d(1, 4, 3, padding="same"), nn.LayerNorm(4), nn.Linear(4, 3)
         self.attention, self.rnn = nn.MultiheadAttention(4, 2, batch_first=True), nn.GRU(4, 4, batch_first=True)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         h = self.norm(self.conv(x[:, None]).transpose(1, 2).contiguous())
         h = self.rnn(h + self.attention(h, h, h)[0])[0]
         mask = torch.tensor([1.0, 0.0, 1.0, 1.0]).to(x.device)
@@ -308,13 +316,13 @@ class Evaluated(nn.Module):
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
-def test_an_evaluation_in_inference_mode(context):
+def test_an_evaluation_in_inference_mode(context: type[torch.no_grad | torch.inference_mode]) -> None:
     model = Evaluated().eval()
     reference = copy.deepcopy(model)
     move_module(model)
 
-    @context()
-    def step(x):
+    @context()  # type: ignore[untyped-decorator]  # one of two types, for mypy
+    def step(x: torch.Tensor) -> torch.Tensor:
         return model(x)
 
     results = Runner(trace(step, X, states_of(model=model), model)).step(X)
@@ -322,7 +330,7 @@ def test_an_evaluation_in_inference_mode(context):
         torch.testing.assert_close(result, expected.detach())
 
 
-def test_nothing_of_a_trace_stays_alive():
+def test_nothing_of_a_trace_stays_alive() -> None:
     model, _ = linear()
     gc.collect()
     before = sum(type(item).__name__ == "Call" for item in gc.get_objects())
@@ -332,8 +340,8 @@ def test_nothing_of_a_trace_stays_alive():
     assert sum(type(item).__name__ == "Call" for item in gc.get_objects()) == before
 
 
-def test_modules_of_many_kinds():
-    makers = [
+def test_modules_of_many_kinds() -> None:
+    makers: list[tuple[Callable[[], nn.Module], torch.Tensor]] = [
         (lambda: nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), torch.randn(2, 5, 8)),
         (
             lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.GroupNorm(2, 4)),
@@ -343,8 +351,8 @@ def test_modules_of_many_kinds():
         (lambda: nn.Sequential(nn.Embedding(5, 4), nn.LayerNorm(4), nn.GELU()), torch.randint(5, (2, 3))),
     ]
 
-    def make(model):
-        def step(x):
+    def make(model: nn.Module) -> Step:
+        def step(x: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
             y = model(x)
             y = y[0] if isinstance(y, tuple) else y
             y.pow(2).mean().backward()
@@ -363,7 +371,7 @@ def test_modules_of_many_kinds():
             torch.testing.assert_close(result, value.detach(), atol=1e-5, rtol=1e-4)
 
 
-def test_device_tensors_may_be_arguments_of_the_step():
+def test_device_tensors_may_be_arguments_of_the_step() -> None:
     with device_scope():
         scale = torch.tensor(2.0)
     traced = trace(lambda batch: batch["x"] * batch["scale"], {"x": X, "scale": scale, "other": 3})

@@ -66,7 +66,8 @@ def test_the_device_before_there_is_a_backend() -> None:
 
 @pytest.mark.parametrize("kind", [BackendType.CSX, "CSX"])
 def test_arguments_of_a_backend_are_its_attributes(cluster: FakeCluster, tmp_path: Path, kind: Any) -> None:
-    settings = {"artifact_dir": tmp_path, "compile_dir": "here", "cluster_config": ClusterConfig(num_csx=2)}
+    settings: dict[str, Any] = {"artifact_dir": tmp_path, "compile_dir": "here"}
+    settings["cluster_config"] = ClusterConfig(num_csx=2)
     backend = cstorch.backend(kind, **settings)
     for name in get_backend_args(kind):
         assert name == "self" or getattr(backend, name) == settings.get(name, False)
@@ -91,7 +92,7 @@ def test_the_cluster_of_a_backend(cluster: FakeCluster, tmp_path: Path) -> None:
     backend.cluster.stop_workflow()
     assert backend.cluster.workflow_id is None
     with pytest.raises(TypeError, match="ClusterConfig"):
-        backend.cluster.config = {"num_csx": 1}  # type: ignore[assignment]
+        backend.cluster.config = {"num_csx": 1}
 
 
 def test_cluster_configs_are_keys() -> None:
@@ -132,7 +133,7 @@ def test_what_a_loader_tells(tmp_path: Path) -> None:
     assert [batch.shape for batch in copy.copy(loader)] == [(4, 2), (4, 2)]
     list(DataExecutor(loader, num_steps=3))
     assert loader.batch_size == 4
-    assert loader.dataloader.given == 3  # type: ignore[attr-defined]  # the one that was iterated
+    assert loader.dataloader.given == 3  # the one that was iterated
     assert other.batch_size is None
 
 
@@ -233,7 +234,11 @@ def test_a_schedule_agrees_with_itself(schedule: Schedule, target: int) -> None:
     [
         (lambda: Schedule([Schedule.Range(0, 5), Schedule.Range(4, 9)]), ValueError, "must not overlap"),
         (lambda: Schedule([Schedule.Range(4, 9), Schedule.Range(0, 2)]), ValueError, "stand in order"),
-        (lambda: Schedule([(0, 5)]), TypeError, r"made of Schedule\.Range, not tuple"),
+        (
+            lambda: Schedule([(0, 5)]),  # type: ignore[list-item]
+            TypeError,
+            r"made of Schedule\.Range, not tuple",
+        ),
         (lambda: Schedule.Range(3, 3), ValueError, "0 <= start < end"),
         (lambda: Schedule.Range(0, 3, 0), ValueError, "at least 1"),
         (lambda: Schedule.Range(0, 9, 4).next_immediate_step(9), ValueError, "its last is 8"),

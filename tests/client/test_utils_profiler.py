@@ -61,7 +61,8 @@ def test_release_2_0_has_two_names_for_the_activities(tmp_path: Path) -> None:
 
 def test_what_is_no_class_of_activity_is_refused(tmp_path: Path) -> None:
     cstorch.backend("CPU", artifact_dir=tmp_path)
-    for wrong in (LargestBatch(), int, "rate"):
+    wrongs: list[Any] = [LargestBatch(), int, "rate"]
+    for wrong in wrongs:
         with pytest.raises(TypeError, match="profiler_activities"):
             cstorch.utils.data.DataExecutor(
                 cstorch.utils.data.DataLoader(batches), num_steps=1, profiler_activities=[wrong]
@@ -83,7 +84,7 @@ def test_measurements_that_cannot_be_written_replace_no_error_of_the_script(
 ) -> None:
     cstorch.backend("CPU", artifact_dir=tmp_path)
     executor = cstorch.utils.data.DataExecutor(cstorch.utils.data.DataLoader(batches), num_steps=3)
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ZeroDivisionError):  # noqa: PT012 - of the loop's body
         for _ in executor:
             shutil.rmtree(executor.artifact_dir)
             raise ZeroDivisionError

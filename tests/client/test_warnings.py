@@ -65,6 +65,7 @@ def test_parameters_that_a_step_updates_by_itself_are_trained(cluster: FakeClust
         loss.backward()
         with torch.no_grad():
             for parameter in script.model.parameters():
+                assert parameter.grad is not None
                 parameter.sub_(0.1 * parameter.grad)
                 parameter.grad = None
         return loss

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.optim import lr_scheduler as theirs
 
-from cstorch.optim import SGD, lr_scheduler, weight_decay_scheduler
+from cstorch.optim import SGD, Optimizer, lr_scheduler, weight_decay_scheduler
 from cstorch.optim.scheduler import Scheduler
 
 EPOCHS = 26
@@ -27,7 +27,7 @@ class Case:
     def __str__(self) -> str:
         return f"{self.form}{self.arguments}{self.keywords or ''}"
 
-    def learning_rate(self, optimizer: SGD) -> Scheduler:
+    def learning_rate(self, optimizer: Optimizer) -> Scheduler:
         name = self.form if hasattr(lr_scheduler, self.form) else f"{self.form}LR"
         return getattr(lr_scheduler, name)(optimizer, *self.arguments, **self.keywords)
 

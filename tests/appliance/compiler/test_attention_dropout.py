@@ -112,7 +112,8 @@ def test_dropout_in_torchs_function() -> None:
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             parts = self.project(x).view(-1, TOKENS, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
-            return F.scaled_dot_product_attention(*parts.unbind(0), dropout_p=0.2, is_causal=True)
+            query, key, value = parts.unbind(0)
+            return F.scaled_dot_product_attention(query, key, value, dropout_p=0.2, is_causal=True)
 
     torch.manual_seed(7)
     traced = RandomTraced(training, Own(), batch(1)[:1])

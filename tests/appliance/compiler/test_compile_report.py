@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from compiled_steps import Traced
-from reported_steps import MACHINE, NARROW, ROWS, WIDE, Blocks, trained_blocks
+from reported_steps import MACHINE, NARROW, ROWS, WIDE, Blocks, memory_of, trained_blocks
 from torch.nn import functional
 
 from appliance.compiler.core.errors import CompileError
@@ -67,7 +67,7 @@ def test_memory_by_hand() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(300, 500, bias=False), torch.nn.Linear(500, 1, bias=False))
     batch = torch.randn(ROWS, 300, dtype=torch.float64)
     traced = Traced(lambda m: lambda x: m(x).sum().detach(), model, batch)
-    memory = report(traced).memory
+    memory = memory_of(report(traced))
     first, second = memory.points
     assert (first.segment, second.segment) == ("0", "1")
     assert first.batch_bytes == second.batch_bytes == ROWS * 300 * 8
@@ -83,13 +83,14 @@ def test_a_step_without_work_for_the_wafers() -> None:
     batch = torch.randn(ROWS, 3)
     traced = Traced(lambda m: lambda x: m.bias.detach() * 2, torch.nn.Linear(3, 2), batch, double=False)
     told = report(traced)
-    assert (told.memory.peak.segment, told.memory.peak.total_bytes) == ("idle", batch.nbytes)
+    peak = memory_of(told).peak
+    assert (peak.segment, peak.total_bytes) == ("idle", batch.nbytes)
     assert (told.layers, told.floor_plan.regions, told.timeline.wafer_busy_seconds) == ((), (), 0)
     assert "Compile report" in report_page(told)
 
 
 def test_activations_grow_forward_and_shrink_backward(traced: Traced) -> None:
-    points = {point.segment: point for point in report(traced).memory.points}
+    points = {point.segment: point for point in memory_of(report(traced)).points}
     forward = [points[name].activation_bytes for name in ("h.0", "h.1", "h.2", "up")]
     assert all(before < after for before, after in pairwise(forward))
     backward = [points[f"{name} backward"].activation_bytes for name in ("up", "h.2", "h.1", "h.0")]
@@ -101,7 +102,7 @@ def test_activations_grow_forward_and_shrink_backward(traced: Traced) -> None:
 
 def test_a_refusal_says_what_would_fit(traced: Traced) -> None:
     # Weights that stay between the passes are no reason for a refusal.
-    memory = report(traced, drops_weights=True).memory
+    memory = memory_of(report(traced, drops_weights=True))
     peak = memory.peak
     tight = peak.total_bytes - peak.scaling_bytes // 3
     with pytest.raises(CompileError) as refused:
@@ -114,7 +115,7 @@ def test_a_refusal_says_what_would_fit(traced: Traced) -> None:
     assert (rows, wafers) == (8, 2)
     # What it says is so.
     check_memory(
-        dataclasses.replace(report(traced, wafers, drops_weights=True).memory, capacity_bytes=tight),
+        dataclasses.replace(memory_of(report(traced, wafers, drops_weights=True)), capacity_bytes=tight),
         wafers,
         ROWS,
         micro_batches=1,
@@ -167,7 +168,7 @@ def test_programs_that_wait_for_each_other_are_found(traced: Traced) -> None:
 
 def test_the_kernel_of_attention_is_told_with_its_reason() -> None:
     def build(model: Any) -> Any:
-        def step(x: torch.Tensor) -> torch.Tensor:
+        def step(x: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
             heads = model[0](x).view(ROWS, 4, 2, 3).transpose(1, 2)
             loss = functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True).square().sum()
             loss.backward()

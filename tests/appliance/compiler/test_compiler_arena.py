@@ -215,8 +215,14 @@ def test_counts_by_brute_force(times: int) -> None:
         assert counts.num_groups == len(order)
         own = [g for g in range(1, number + 1) if below(5) < 3] or [1]
         released = counts.released_counts(own)
-        awaited = {counts.count(counts.awaited(g), step, repetition) for g, repetition, step in sent}
-        assert awaited == {place - counts.window(group) for place, (group, _, _) in enumerate(sent)}
+        awaited, begins = set(), set()
+        for place, (g, repetition, step) in enumerate(sent):
+            first, window = counts.awaited(g), counts.window(g)
+            assert first is not None
+            assert window is not None
+            awaited.add(counts.count(first, step, repetition))
+            begins.add(place - window)
+        assert awaited == begins
         told = counts.first_counts(plan_pb2.Group(id=group, shards=[7]) for group in own)[7]
         for place, (group, repetition, step) in enumerate(sent[: 3 * len(order)]):
             if group in own:

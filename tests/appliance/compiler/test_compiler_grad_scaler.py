@@ -21,7 +21,12 @@ from waferbox.lair.lower import NotLowered, lower
 pytestmark = pytest.mark.parity
 
 CLUSTERS = [(1, 1), (1, 2), (2, 1), (2, 2)]
-SETTINGS = {"loss_scale": "dynamic", "init_scale": 2.0**10, "steps_per_increase": 2, "max_loss_scale": 2.0**20}
+SETTINGS: dict[str, Any] = {
+    "loss_scale": "dynamic",
+    "init_scale": 2.0**10,
+    "steps_per_increase": 2,
+    "max_loss_scale": 2.0**20,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +78,7 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(7, 6), nn.Tanh(), nn.Linear(6, 4))
 
 
-OPTIMIZERS = {
+OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "sgd": lambda p: SGD(p, lr=0.1, momentum=0.9),
     "adamw": lambda p: AdamW(p, lr=0.01, weight_decay=0.1),
 }
@@ -118,7 +123,7 @@ def test_overflows_within_the_tolerance_skip_steps_and_keep_the_scale() -> None:
 
 
 def test_the_scale_stays_within_its_bounds() -> None:
-    bounds = {"min_loss_scale": 2.0**9, "max_loss_scale": 2.0**11, "steps_per_increase": 1}
+    bounds: dict[str, Any] = {"min_loss_scale": 2.0**9, "max_loss_scale": 2.0**11, "steps_per_increase": 1}
     assert simulated(batches(3, 4, 5, 6, steps=7), **bounds)[0] == [2.0**n for n in (11, 11, 11, 10, 9, 9, 9)]
 
 
@@ -190,7 +195,7 @@ def test_the_oldest_release_unscales_in_the_step_of_the_optimizer() -> None:
         optimizer = OPTIMIZERS["sgd"](model.parameters())
         registry.register("optimizer", optimizer)
         on_device = isinstance(model[0].weight, LazyTensor)
-        settings = {"initial_loss_scale": 2.0**10, "steps_per_increase": 2, "max_loss_scale": 2.0**20}
+        settings: dict[str, Any] = {"initial_loss_scale": 2.0**10, "steps_per_increase": 2, "max_loss_scale": 2.0**20}
         scaler: Any = cerebras_torch.amp.GradScaler("dynamic", **settings) if on_device else torch_scaler()
         if on_device:
             registry.register("grad_scaler", scaler)

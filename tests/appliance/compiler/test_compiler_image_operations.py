@@ -34,7 +34,7 @@ class Weights(nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def _seeded():
+def _seeded() -> None:
     torch.manual_seed(0)
 
 
@@ -159,7 +159,7 @@ def test_bags_that_torch_refuses_too(settings: dict[str, Any]) -> None:
     weights = torch.ones(BATCH, 5, dtype=torch.float64) if settings.pop("weights", False) else None
     model, (_, ids) = Weights().double(), batch()
     with pytest.raises((ValueError, NotImplementedError)):
-        F.embedding_bag(ids, model.table, per_sample_weights=weights, **settings)
+        F.embedding_bag(ids, model.get_parameter("table"), per_sample_weights=weights, **settings)
     with pytest.raises((ValueError, NotImplementedError)):
         Traced(
             step_of(

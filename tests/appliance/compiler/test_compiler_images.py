@@ -28,7 +28,7 @@ OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
 
 
 @pytest.fixture(autouse=True)
-def _seeded():
+def _seeded() -> None:
     torch.manual_seed(0)
 
 
@@ -81,6 +81,6 @@ def test_evaluation(name: str) -> None:
     model, batches = MODELS[name][0](), MODELS[name][1]()
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
-            nn.init.normal_(module.running_mean)
-            nn.init.uniform_(module.running_var, 0.5, 2)
+            nn.init.normal_(module.get_buffer("running_mean"))
+            nn.init.uniform_(module.get_buffer("running_var"), 0.5, 2)
     Traced(evaluation, model, batches[0]).check(batches, CLUSTERS)

@@ -17,7 +17,7 @@ NATIVE = "aten._native_batch_norm_legit_functional"
 
 
 @pytest.fixture(autouse=True)
-def _seeded():
+def _seeded() -> None:
     torch.manual_seed(0)
 
 

@@ -116,10 +116,10 @@ def decay(model: Any) -> Callable[[Any], Any]:
 def test_a_weight_is_replaced_when_all_regions_have_read_it() -> None:
     batches = [torch.randn(ROWS, NARROW, dtype=torch.float64) for _ in range(3)]
     traced = Traced(decay, Tied(), batches[0])
-    settings = {"micro_batches": 3, "wafer_cores": 2, "execution_strategy": PIPELINE}
+    settings: dict[str, Any] = {"micro_batches": 3, "wafer_cores": 2, "execution_strategy": PIPELINE}
     traced.check(batches, [(1, 1)], seeds=range(6), **settings)
     with mock.patch.object(_Program, "_unread", return_value=()):
-        plan = compile_module(traced.text, Target(num_csx=1, num_shards=1, **settings))  # type: ignore[arg-type]
+        plan = compile_module(traced.text, Target(num_csx=1, num_shards=1, **settings))
     with pytest.raises(PlanError, match="before a region has read it"):
         check_plan(plan)
     with pytest.raises(Hazard):

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
 from appliance.compiler.artifacts import artifact_key
-from appliance.compiler.core.precision_table import LEVELS, Compute, row_of
+from appliance.compiler.core.precision_table import EXACT, LEVELS, Compute, row_of
 from appliance.compiler.partition import precision as precision_pass
 from appliance.compiler.pipeline import Half, Precision, Target
 from appliance.compiler.report.builder import make_report
@@ -194,7 +194,7 @@ def test_the_levels(name: str, expected: str) -> None:
 
 
 def test_every_row_of_the_table_is_an_operation() -> None:
-    assert set(names()) >= precision_pass.EXACT
+    assert set(names()) >= EXACT
     for level in LEVELS:
         assert all(isinstance(row_of(name, level), Compute) for name in names())
 

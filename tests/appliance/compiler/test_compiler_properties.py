@@ -105,7 +105,7 @@ def test_random_programs_on_a_pipelined_wafer(number: int, parts: tuple[int, int
     )
 
 
-ORDERS = {
+ORDERS: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {
     "all at once": contextlib.nullcontext,
     "in rounds": one_at_a_time,
     "in rounds that MemoryX adds": functools.partial(one_at_a_time, adds_in_memoryx=True),
@@ -119,7 +119,7 @@ ORDERS = {
 def test_random_programs_in_micro_batches(number: int, cut: tuple[int, int], order: str, recomputes: bool) -> None:
     wafers, micro_batches = cut
     traced, batch = lowered(number)
-    settings = {"micro_batches": micro_batches, "recomputes": recomputes}
+    settings: dict[str, Any] = {"micro_batches": micro_batches, "recomputes": recomputes}
     with ORDERS[order]():
         traced.check([batch], [(wafers, 1 + number % 2)], seeds=[number % 5], **settings)
 
@@ -225,7 +225,7 @@ class Wide(nn.Module):
         self.register_buffer("table", torch.zeros(WIDE, WIDE))
 
 
-def wide(build: Callable[[Any], Any]) -> Callable[[], None]:
+def wide(build: Callable[[Any], Any]) -> Callable[[], object]:
     torch.manual_seed(0)
     batches = [torch.randn(12, WIDE, dtype=torch.float64) for _ in range(4)]
     traced = Traced(build, Wide(), batches[0])

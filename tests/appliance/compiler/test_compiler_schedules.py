@@ -22,7 +22,10 @@ pytestmark = pytest.mark.parity
 def build(make: Callable[[Optimizer], list[Scheduler]]) -> Any:
     def built(model: Any) -> tuple[Step, Getters]:
         registry = Registry()
-        groups = [{"params": [model.weight], "adjust_learning_rate": 0.5}, {"params": [model.bias]}]
+        groups: list[dict[str, Any]] = [
+            {"params": [model.weight], "adjust_learning_rate": 0.5},
+            {"params": [model.bias]},
+        ]
         optimizer = AdamW(groups, lr=0.01)
         registry.register("optimizer", optimizer)
         schedules = make(optimizer)

@@ -92,6 +92,9 @@ def test_computed_weights_are_sent_each_step() -> None:
 
 def test_a_hand_written_batch_norm() -> None:
     class Model(nn.Module):
+        mean: torch.Tensor
+        variance: torch.Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.first, self.last = nn.Linear(7, 6), nn.Linear(6, 3)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from cstorch._internal.state import Registry, named_getters
 from cstorch.optim import AdamW
-from waferbox.cirh.modules.graph import body_ops
+from waferbox.cirh.dialect.operations import body_ops
 from waferbox.cirh.text.parser import parse_module
 
 pytestmark = pytest.mark.parity

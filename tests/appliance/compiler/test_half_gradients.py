@@ -82,6 +82,8 @@ class Convolutional(nn.Module):
 class Codebook(nn.Module):
     """Beside a trained layer, a codebook that follows the mean of what comes, without a gradient."""
 
+    codes: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(8, 8)

@@ -27,6 +27,7 @@ def trained(layers: Sequence[nn.Module]) -> Traced:
             loss.backward()
             with torch.no_grad():
                 for parameter in model.parameters():
+                    assert parameter.grad is not None
                     parameter.sub_(parameter.grad * 1e-3)
             return [loss.detach()]
 

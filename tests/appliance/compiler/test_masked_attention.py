@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from xdsl.dialects.builtin import ModuleOp
-from xdsl.ir import SSAValue
+from xdsl.ir import Operation, SSAValue
 
 from appliance.compiler.core.target import Target
 from appliance.compiler.passes.canonicalise import canonicalise
@@ -199,6 +199,7 @@ def test_masks_of_distances_are_known_by_distance(
     assert diagonals is not None
     distances = torch.arange(queries)[:, None] - torch.arange(keys)[None]
     assert torch.equal(diagonals[distances + keys - 1], expected)
+    assert isinstance(hidden.owner, Operation)
     effect = KnownMasks().effect(Mask(hidden, hidden.owner, -torch.inf))
     assert effect is not None
     assert effect.hides_rows is bool(expected.all(-1).any())

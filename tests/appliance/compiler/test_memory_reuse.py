@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -262,7 +263,12 @@ def test_random_programs_that_reuse_memory(
 @pytest.mark.parametrize("micro_batches", [1, 2])
 @pytest.mark.parametrize("window", [0, 3])
 def test_sublayers_compute_what_layers_compute(window: int, micro_batches: int) -> None:
-    settings = {"row_slices": 4, "micro_batches": micro_batches, "recomputes": True, "saves_memory": True}
+    settings: dict[str, Any] = {
+        "row_slices": 4,
+        "micro_batches": micro_batches,
+        "recomputes": True,
+        "saves_memory": True,
+    }
     step = traced(window=window)
     labels = {instruction.run.layer for instruction in step.plan(1, **settings).wafer.instructions}
     # Each sublayer has the name of its last module.

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from compiled_steps import Traced
+from reported_steps import memory_of
 from torch import nn
 
 from appliance.compiler import plan
@@ -99,7 +100,7 @@ def streamed(plan: plan_pb2.Plan) -> int:
 @functools.cache
 def needed(text: str) -> int:
     """The least memory with which a wafer computes all its rows at once."""
-    return make_report(compiled(text, None), "key", MACHINE).memory.peak.total_bytes
+    return memory_of(make_report(compiled(text, None), "key", MACHINE)).peak.total_bytes
 
 
 def test_a_size_is_taken_and_for_one_that_does_not_divide_the_rows_the_next_below(deep: Traced) -> None:

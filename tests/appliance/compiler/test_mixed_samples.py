@@ -18,7 +18,7 @@ from appliance.compiler.report.builder import make_report
 from appliance.compiler.report.page import report_page
 from cstorch._internal.state import Registry, named_getters
 from cstorch.optim import SGD
-from waferbox.cirh.modules.graph import body_ops
+from waferbox.cirh.dialect.operations import body_ops
 from waferbox.cirh.text.parser import parse_module
 from wsc.v1 import plan_pb2
 

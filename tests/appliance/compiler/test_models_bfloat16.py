@@ -6,6 +6,7 @@ more (of these models T5 most: 2.8 times in its losses).
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -59,7 +60,7 @@ def test_errors_in_micro_batches_are_within_those_of_autocast(name: str) -> None
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 @pytest.mark.parametrize("name", ["mlp", "cnn", "gpt2", "bert", "t5", "dlrm"])
 def test_errors_of_micro_batches_in_regions_are_within_those_of_autocast(name: str) -> None:
-    pipelined = {"micro_batches": 2, "wafer_cores": 3, "execution_strategy": ExecutionStrategy.PIPELINE}
+    pipelined: dict[str, Any] = {"micro_batches": 2, "wafer_cores": 3, "execution_strategy": ExecutionStrategy.PIPELINE}
     precision = Precision(half=Half.BFLOAT16)
     ours = errors(name, [simulated(name, precision, 1, seed, **pipelined) for seed in SEEDS])
     theirs = errors(name, [plain(name, torch.bfloat16, seed) for seed in SEEDS])
@@ -74,7 +75,7 @@ def test_errors_of_micro_batches_in_regions_are_within_those_of_autocast(name: s
 def test_errors_of_slices_are_within_those_of_autocast(name: str, slices_attention: bool) -> None:
     """Parts of a gradient are added in float32."""
     with always_in_slices() as sliced:
-        settings = {"row_slices": 4, "slices_attention": slices_attention, "recomputes": True}
+        settings: dict[str, Any] = {"row_slices": 4, "slices_attention": slices_attention, "recomputes": True}
         ours = errors(name, [simulated(name, Precision(half=Half.BFLOAT16), 1, seed, **settings) for seed in SEEDS])
     theirs = errors(name, [plain(name, torch.bfloat16, seed) for seed in SEEDS])
     assert sliced

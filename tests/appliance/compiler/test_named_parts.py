@@ -3,7 +3,7 @@
 from collections import OrderedDict
 
 import torch
-from compiled_steps import BATCH, Traced
+from compiled_steps import BATCH, Step, Traced
 from test_compile_report import report
 from torch import nn
 
@@ -22,11 +22,12 @@ class Block(nn.Module):
         return x + y @ self.second
 
 
-def build(model):
-    def step(x):
+def build(model: nn.Module) -> Step:
+    def step(x: torch.Tensor) -> torch.Tensor:
         loss = model(x).square().mean()
         loss.backward()
         for p in model.parameters():
+            assert p.grad is not None
             p.data.sub_(0.1 * p.grad)
             p.grad = None
         return loss.detach()

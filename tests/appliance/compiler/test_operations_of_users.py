@@ -91,7 +91,7 @@ OPERATIONS: dict[str, Function] = {
     "copies of views": lambda m, x, i: (
         torch.permute_copy(x.view(4, 2, 3), (0, 2, 1)),
         torch.unsafe_split(x, 2, 1)[1],
-        torch.split_with_sizes_copy(x, [2, 4], 1)[1],
+        torch.split_with_sizes_copy(x, [2, 4], 1)[1],  # type: ignore[func-returns-value, index]  # no result in the stubs
     ),
 }
 
@@ -153,7 +153,7 @@ def hooked(x: torch.Tensor) -> torch.Tensor:
 
 
 RUN_IN_BACKWARD: dict[str, Function] = {
-    "a function with its own gradient": lambda m, x, i: Saturated.apply(m(x)),
+    "a function with its own gradient": lambda m, x, i: Saturated.apply(m(x)),  # type: ignore[no-untyped-call]  # torch has no types of it
     "a hook of a tensor": lambda m, x, i: hooked(m(x)),
     "computed again": lambda m, x, i: checkpoint(clipped, m(x), use_reentrant=False) ** 2,
     "computed again, with reentry": lambda m, x, i: checkpoint(clipped, m(x), use_reentrant=True) ** 2,
@@ -212,7 +212,7 @@ def test_a_vector_beside_the_samples() -> None:
     check(step, torch.tensor([0.3, -0.7, 1.1, 0.9]), model=model)
 
 
-NORMS = {
+NORMS: dict[str, Callable[[], nn.Module]] = {
     "layer": lambda: nn.LayerNorm(6),
     "group": lambda: nn.GroupNorm(2, 6),
     "batch": lambda: nn.BatchNorm1d(6),
@@ -345,7 +345,7 @@ def test_tokens_that_are_counted_by_expert_are_refused_with_the_way_out() -> Non
         Traced(lambda m: lambda x: torch.histc(x, bins=4), nn.Module(), torch.rand(4, 3), double=False)
 
 
-EMBEDDINGS = {
+EMBEDDINGS: dict[str, dict[str, Any]] = {
     "sparse": {"sparse": True},
     "padded and sparse": {"sparse": True, "padding_idx": 0},
     "limited": {"max_norm": 1.0},
@@ -355,13 +355,13 @@ EMBEDDINGS = {
 
 @pytest.mark.parametrize("name", EMBEDDINGS)
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
-def test_embedding(name: str, kind: type[nn.Module]) -> None:
+def test_embedding(name: str, kind: type[nn.Embedding | nn.EmbeddingBag]) -> None:
     def step(m: Any, i: torch.Tensor) -> list[torch.Tensor]:
         made = m(i)
         gradient = torch.autograd.grad((made * torch.linspace(0.5, 2, 5, device=i.device)).sum(), m.weight)[0]
         return [made, gradient.to_dense() if gradient.is_sparse else gradient]
 
-    settings = {"mode": "sum"} if kind is nn.EmbeddingBag else {}
+    settings: dict[str, Any] = {"mode": "sum"} if kind is nn.EmbeddingBag else {}
     model = kind(7, 5, **settings, **EMBEDDINGS[name])
     with torch.no_grad():
         model.weight[4] *= 0.01

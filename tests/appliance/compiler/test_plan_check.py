@@ -71,7 +71,7 @@ def fields(message: Message) -> Iterator[tuple[Message, FieldDescriptor, int | N
                 yield message, field, index if field.is_repeated else None
 
 
-def unset(message: Message) -> Iterator[tuple[Message, FieldDescriptor, None]]:
+def unset(message: Message) -> Iterator[tuple[Message, Any, None]]:
     """Scalars that have their default, which ListFields leaves out."""
     for field in message.DESCRIPTOR.fields:
         if field.type == FieldDescriptor.TYPE_MESSAGE:

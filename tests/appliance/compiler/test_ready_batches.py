@@ -1,5 +1,6 @@
 """The work of finding what a shard can run grows with the step, not with its square."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ def training(model: Any) -> tuple[Step, Getters]:
             layer.shrinking.copy_(torch.where(is_small, layer.shrinking * 0.9, layer.shrinking))
         return norms
 
-    return step, {f"{name}.shrinking": (lambda layer=layer: layer.shrinking) for name, layer in model.named_children()}
+    return step, {f"{name}.shrinking": partial(layer.get_buffer, "shrinking") for name, layer in model.named_children()}
 
 
 def examined(layers: int, monkeypatch: pytest.MonkeyPatch) -> int:

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 from xml.etree import ElementTree
 
 import pytest
-from reported_steps import MACHINE, trained_blocks
+from reported_steps import MACHINE, memory_of, trained_blocks
 
 from appliance.compiler.report.builder import make_report
 from appliance.compiler.report.drawings import draw_memory, draw_timeline
@@ -91,7 +91,7 @@ def test_the_numbers_are_those_of_the_json(report: Report, text: str) -> None:
     tiles = [float(attributes["data-value"] or 0) for tag, attributes in page.seen if tag == "dd"]
     totals = data["totals"]
     assert tiles[:4] == [totals["parameters"], totals["flops"], totals["step_seconds"], totals["rows_per_second"]]
-    assert tiles[6] == report.memory.peak.total_bytes
+    assert tiles[6] == memory_of(report).peak.total_bytes
 
 
 def test_drawings_show_every_region_segment_and_message(report: Report) -> None:
@@ -102,8 +102,8 @@ def test_drawings_show_every_region_segment_and_message(report: Report) -> None:
         tuple(int(element.attrib[name]) for name in ("x", "y", "width", "height")) for element in floor.iter("rect")
     ]
     assert drawn == [(r.x, r.y, r.width, r.height) for r in report.floor_plan.regions]
-    memory = ElementTree.fromstring(draw_memory(report.memory))
-    assert len(memory.findall("g/title")) == len(report.memory.points)
+    memory = ElementTree.fromstring(draw_memory(memory_of(report)))
+    assert len(memory.findall("g/title")) == len(memory_of(report).points)
     timeline = ElementTree.fromstring(draw_timeline(report.timeline))
     assert len(timeline.findall("rect/title")) == len(report.timeline.spans)
     width = float(timeline.attrib["viewBox"].split()[2])
@@ -116,14 +116,14 @@ def test_names_cannot_become_markup(report: Report) -> None:
     layers = tuple(dataclasses.replace(layer, layer=hostile) for layer in report.layers)
     regions = tuple(dataclasses.replace(region, layer=hostile) for region in report.floor_plan.regions)
     spans = tuple(dataclasses.replace(span, label=hostile) for span in report.timeline.spans)
-    points = tuple(dataclasses.replace(point, segment=hostile) for point in report.memory.points)
+    points = tuple(dataclasses.replace(point, segment=hostile) for point in memory_of(report).points)
     changed = dataclasses.replace(
         report,
         artifact=hostile,
         layers=layers,
         floor_plan=dataclasses.replace(report.floor_plan, regions=regions),
         timeline=dataclasses.replace(report.timeline, spans=spans),
-        memory=dataclasses.replace(report.memory, points=points),
+        memory=dataclasses.replace(memory_of(report), points=points),
     )
     page = Page(report_page(changed))
     assert [tag for tag, _ in page.seen].count("script") == 1

@@ -58,15 +58,15 @@ class Layer(nn.Module):
         query = self.query(x).unflatten(2, (HEADS, -1))
         key, value = (make(x).unflatten(2, (KEYS, -1)) for make in (self.key, self.value))
         query, key = (heads * angles.cos()[:, None] + heads.flip(-1) * angles.sin()[:, None] for heads in (query, key))
-        heads = [query.transpose(1, 2), repeated(key), repeated(value)]
+        query, key, value = query.transpose(1, 2), repeated(key), repeated(value)
         if self.window:
             places = torch.arange(x.shape[1], dtype=x.dtype, device=x.device)
             before = places[:, None] - places[None, :]
             hidden = (before < 0) | (before >= self.window)
             mask = torch.zeros_like(before).masked_fill(hidden, -torch.inf)
-            made = F.scaled_dot_product_attention(*heads, attn_mask=mask)
+            made = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
         else:
-            made = F.scaled_dot_product_attention(*heads, is_causal=True)
+            made = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         return self.output(made.transpose(1, 2).flatten(2))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -127,7 +127,7 @@ def test_slices_compute_what_rows_compute(
     always: list[str], row_slices: int, window: int, slices_attention: bool, micro_batches: int, recomputes: bool
 ) -> None:
     batches = [words() for _ in range(2)]
-    settings = {"row_slices": row_slices, "micro_batches": micro_batches, "recomputes": recomputes}
+    settings: dict[str, Any] = {"row_slices": row_slices, "micro_batches": micro_batches, "recomputes": recomputes}
     traced(window=window).check(batches, [(1, 1), (3, 2)], slices_attention=slices_attention, **settings)
     assert always
     assert any("first_query" in text for text in always) == (slices_attention and not window)

@@ -17,7 +17,7 @@ CLUSTERS = [(1, 1), (2, 1), (3, 2)]
 
 
 @pytest.fixture(autouse=True)
-def _seeded():
+def _seeded() -> None:
     torch.manual_seed(0)
 
 
@@ -111,6 +111,10 @@ def masked(model: Any, x: torch.Tensor, heads: int, features: int) -> torch.Tens
     return F.scaled_dot_product_attention(query, key[:, :heads], value, attn_mask=causal(x)).pow(2).mean()
 
 
+def one_head(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(query, key, value, is_causal=True).mean()
+
+
 ATTENTION: dict[str, Callable[[Any, Any], torch.Tensor]] = {
     "all": lambda m, b: attended(m, b[0]),
     "causal": lambda m, b: attended(m, b[0], is_causal=True),
@@ -129,7 +133,7 @@ ATTENTION: dict[str, Callable[[Any, Any], torch.Tensor]] = {
     ),
     "shared-heads-and-truth-mask": lambda m, b: masked(m, b[0], 1, 4),
     "narrow-values-and-truth-mask": lambda m, b: masked(m, b[0], 2, 3),
-    "one-head": lambda m, b: F.scaled_dot_product_attention(*m.heads(b[0]).chunk(3, -1), is_causal=True).mean(),
+    "one-head": lambda m, b: one_head(*m.heads(b[0]).chunk(3, -1)),
 }
 
 

@@ -19,7 +19,7 @@ CLUSTERS = [(1, 1), (2, 2), (3, 1)]
 
 
 @pytest.fixture(autouse=True)
-def _seeded():
+def _seeded() -> None:
     torch.manual_seed(0)
 
 

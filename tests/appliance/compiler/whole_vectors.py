@@ -31,7 +31,7 @@ def whole_vectors() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-class _Copies(TorchDispatchMode):
+class _Copies(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types of it
     """A mode in which operations take copies: element-wise ones many of each element, in a last dimension more."""
 
     def __torch_dispatch__(

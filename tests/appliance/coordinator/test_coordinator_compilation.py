@@ -1,6 +1,7 @@
 """The compiler as the coordinator uses it: what the client says of a compile is checked, and reaches the plan."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -40,7 +41,7 @@ def test_the_precision_reaches_the_plan_and_its_name(tmp_path: Path) -> None:
         (plan_pb2.HALF_TYPE_FLOAT16, 3, "one of 0, 1 and 2, not 3"),
     ],
 )
-def test_a_precision_that_does_not_exist_is_refused(tmp_path: Path, half: int, level: int, message: str) -> None:
+def test_a_precision_that_does_not_exist_is_refused(tmp_path: Path, half: Any, level: int, message: str) -> None:
     precision = plan_pb2.Precision(half=half, optimization_level=level)
     with pytest.raises(CompileRefused, match=message):
         cached_compiler(tmp_path, tmp_path)(product(), 1, 1, {}, plan_pb2.CompileOptions(precision=precision))
@@ -55,7 +56,7 @@ def test_the_kernel_library_reaches_the_plan_and_its_name(tmp_path: Path) -> Non
     assert aten.wafer.kernel_library == plan_pb2.KERNEL_LIBRARY_ATEN
     assert generated.wafer.kernel_library == plan_pb2.KERNEL_LIBRARY_INDUCTOR
     with pytest.raises(CompileRefused, match="no kernel library 7"):
-        compile_step(product(), 2, 1, {}, plan_pb2.CompileOptions(kernel_library=7))
+        compile_step(product(), 2, 1, {}, plan_pb2.CompileOptions(kernel_library=7))  # type: ignore[arg-type]
 
 
 def test_what_wafers_may_hold_reaches_the_plan_and_a_refusal_says_where_to_set_it(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy
 import pytest
+from cluster_in_process import ClusterInProcess
 
 from appliance.coordinator import record, serving
 from appliance.coordinator.process_host import ProcessHost
@@ -40,7 +41,9 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 class Script:
     """What a script does with its job."""
 
-    def __init__(self, cluster: Any, artifact: str = "artifact-good", ingress: str = "", num_csx: int = 1) -> None:
+    def __init__(
+        self, cluster: ClusterInProcess, artifact: str = "artifact-good", ingress: str = "", num_csx: int = 1
+    ) -> None:
         self.cluster = cluster
         self.artifact = artifact
         self.job = ClientJob(ingress or cluster.address, ClusterConfig(run_ahead_steps=4, num_csx=num_csx), "")
@@ -100,14 +103,16 @@ class Script:
         return self.cluster.coordinator(self.job.name)
 
     def info(self) -> management_pb2.JobInfo:
-        return self.cluster.service.describe_one(self.job.name)
+        info = self.cluster.service.describe_one(self.job.name)
+        assert info is not None
+        return info
 
     def close(self) -> None:
         self.job.close()
 
 
 @pytest.fixture
-def script(cluster: Any) -> Iterator[Callable[..., Script]]:
+def script(cluster: ClusterInProcess) -> Iterator[Callable[..., Script]]:
     scripts: list[Script] = []
 
     def make(**settings: Any) -> Script:
@@ -120,7 +125,7 @@ def script(cluster: Any) -> Iterator[Callable[..., Script]]:
         one.close()
 
 
-def hold(cluster: Any, step: int) -> threading.Event:
+def hold(cluster: ClusterInProcess, step: int) -> threading.Event:
     """The sender of the wafers' outputs waits before this step; returns what lets it go on."""
     go = threading.Event()
     for sender in ("swarmx-0", "wafer-0"):
@@ -128,7 +133,7 @@ def hold(cluster: Any, step: int) -> threading.Event:
     return go
 
 
-def test_while_steps_run(cluster: Any, script: Callable[..., Script]) -> None:
+def test_while_steps_run(cluster: ClusterInProcess, script: Callable[..., Script]) -> None:
     one = script()
     one.begin(NUM_STEPS)
     one.start()
@@ -144,7 +149,7 @@ def test_while_steps_run(cluster: Any, script: Callable[..., Script]) -> None:
 
 
 def test_whose_management_had_been_started_anew(
-    cluster: Any, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterInProcess, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deadlines, "COORDINATION", replace(deadlines.COORDINATION, retry=0.05))
     monkeypatch.setattr(deadlines, "REGISTRATION", replace(deadlines.REGISTRATION, retry=0.05))
@@ -168,7 +173,7 @@ def test_whose_management_had_been_started_anew(
 
 @pytest.mark.parametrize("before", [True, False])
 def test_with_its_management(
-    cluster: Any, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch, before: bool
+    cluster: ClusterInProcess, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch, before: bool
 ) -> None:
     """The coordinator dies before another management service is there, or when it is, and has not heard of the job."""
     monkeypatch.setattr(deadlines, "REGISTRATION", replace(deadlines.REGISTRATION, retry=0.05))
@@ -196,7 +201,9 @@ def test_with_its_management(
     assert causes == [f"the coordinator of {one.job.name} died, and another has taken over the job"]
 
 
-def test_nodes_that_died_meanwhile_count_as_one_restart(cluster: Any, script: Callable[..., Script]) -> None:
+def test_nodes_that_died_meanwhile_count_as_one_restart(
+    cluster: ClusterInProcess, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = script()
     one.begin(NUM_STEPS)
     one.start()
@@ -209,7 +216,7 @@ def test_nodes_that_died_meanwhile_count_as_one_restart(cluster: Any, script: Ca
         await asyncio.to_thread(began.wait, 30)
         return await start(*arguments)
 
-    cluster.processes.start = start_later
+    monkeypatch.setattr(cluster.processes, "start", start_later)
     one.coordinator().kill()
     assert ended.wait(10)  # else it may ask for others in their places
     go.set()
@@ -223,7 +230,7 @@ def test_nodes_that_died_meanwhile_count_as_one_restart(cluster: Any, script: Ca
     assert restart.cause.count("the management service has lost it") == 2
 
 
-def test_while_another_has_the_job_it_is_not_taken_up(cluster: Any, script: Callable[..., Script]) -> None:
+def test_while_another_has_the_job_it_is_not_taken_up(cluster: ClusterInProcess, script: Callable[..., Script]) -> None:
     one = script()
     name = one.job.name
     assert record.is_held(cluster.settings.cache_root, name)
@@ -236,7 +243,7 @@ def test_while_another_has_the_job_it_is_not_taken_up(cluster: Any, script: Call
 
 
 def test_from_the_last_point_that_was_complete(
-    cluster: Any, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterInProcess, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(settings.RECOVERY_SECONDS.name, "0")
     monkeypatch.setattr(deadlines, "RECOVERY", replace(deadlines.RECOVERY, point_lead=0.0))
@@ -260,7 +267,9 @@ def test_from_the_last_point_that_was_complete(
     assert cluster.behaviour.loads["memoryx-0"][-1].recovery_point >= number
 
 
-def test_before_the_states_are_where_no_death_takes_them(cluster: Any, script: Callable[..., Script]) -> None:
+def test_before_the_states_are_where_no_death_takes_them(
+    cluster: ClusterInProcess, script: Callable[..., Script]
+) -> None:
     one = script()
     cluster.behaviour.keeps_points = False
     one.begin(NUM_STEPS)
@@ -277,7 +286,7 @@ def test_before_the_states_are_where_no_death_takes_them(cluster: Any, script: C
     one.finish(NUM_STEPS)
 
 
-def test_at_an_ingress(cluster: Any, script: Callable[..., Script], tmp_path: Path) -> None:
+def test_at_an_ingress(cluster: ClusterInProcess, script: Callable[..., Script], tmp_path: Path) -> None:
     ingress = Ingress(IngressSettings(management=cluster.address, cache_root=tmp_path / "cache"))
     ingress.start()
     try:
@@ -298,7 +307,7 @@ def test_at_an_ingress(cluster: Any, script: Callable[..., Script], tmp_path: Pa
         ingress.close()
 
 
-def kill_ingress(cluster: Any, ingress: Ingress) -> None:
+def kill_ingress(cluster: ClusterInProcess, ingress: Ingress) -> None:
     """With the coordinators that it runs, of whose end it tells nobody."""
 
     async def die() -> None:
@@ -313,7 +322,7 @@ def kill_ingress(cluster: Any, ingress: Ingress) -> None:
     ingress.close()
 
 
-def start_ingress(cluster: Any, listen: str = "127.0.0.1:0") -> Ingress:
+def start_ingress(cluster: ClusterInProcess, listen: str = "127.0.0.1:0") -> Ingress:
     settings = IngressSettings(management=cluster.address, cache_root=cluster.settings.cache_root, listen=listen)
     ingress = Ingress(settings)
     ingress.start()
@@ -322,7 +331,7 @@ def start_ingress(cluster: Any, listen: str = "127.0.0.1:0") -> Ingress:
 
 @pytest.mark.parametrize("management", ["", "is started anew before", "dies before and comes after"])
 def test_with_its_ingress(
-    cluster: Any, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch, management: str
+    cluster: ClusterInProcess, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch, management: str
 ) -> None:
     monkeypatch.setattr(deadlines, "COORDINATION", replace(deadlines.COORDINATION, retry=0.05))
     monkeypatch.setattr(deadlines, "REGISTRATION", replace(deadlines.REGISTRATION, retry=0.05))
@@ -359,7 +368,7 @@ def test_with_its_ingress(
 
 @pytest.mark.parametrize("is_noticed", [True, False])
 def test_a_script_on_another_host_that_was_cut_off_comes_back(
-    cluster: Any, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch, is_noticed: bool
+    cluster: ClusterInProcess, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch, is_noticed: bool
 ) -> None:
     """Whether its coordinator notices it, or hears of it by the script that comes again."""
     monkeypatch.setattr(session_job, "host_id", lambda: "elsewhere")
@@ -391,7 +400,7 @@ def test_a_script_on_another_host_that_was_cut_off_comes_back(
 
 
 def test_a_script_on_another_host_that_does_not_come_back_ends_its_job(
-    cluster: Any, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterInProcess, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session_job, "host_id", lambda: "elsewhere")
     monkeypatch.setattr(deadlines, "COORDINATION", replace(deadlines.COORDINATION, session_return=0.5))
@@ -405,7 +414,7 @@ def test_a_script_on_another_host_that_does_not_come_back_ends_its_job(
 
 
 def test_a_script_that_ends_while_its_coordinator_waits_for_it_ends_its_job_at_once(
-    cluster: Any, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterInProcess, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The connections of a process that is killed are closed a moment before it is gone."""
     one = script()
@@ -422,7 +431,7 @@ def test_a_script_that_ends_while_its_coordinator_waits_for_it_ends_its_job_at_o
 
 
 def test_a_script_on_another_host_may_leave_an_execution(
-    cluster: Any, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterInProcess, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session_job, "host_id", lambda: "elsewhere")
     one = script()
@@ -437,7 +446,7 @@ def test_a_script_on_another_host_may_leave_an_execution(
 
 
 def test_with_an_ingress_that_does_not_come_back(
-    cluster: Any, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterInProcess, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deadlines, "COORDINATION", replace(deadlines.COORDINATION, ingress_return=0.3))
     monkeypatch.setattr(deadlines, "COORDINATION", replace(deadlines.COORDINATION, another=0.5))
@@ -453,7 +462,7 @@ def test_with_an_ingress_that_does_not_come_back(
     assert f"the connection to the ingress at {ingress.address} broke" in str(one.job.failure)
 
 
-def test_while_a_checkpoint_is_read(cluster: Any, script: Callable[..., Script]) -> None:
+def test_while_a_checkpoint_is_read(cluster: ClusterInProcess, script: Callable[..., Script]) -> None:
     one = script()
     one.begin(20, checkpoint_steps=(10, 20))
     one.start()
@@ -470,7 +479,7 @@ def test_while_a_checkpoint_is_read(cluster: Any, script: Callable[..., Script])
     one.finish(20)
 
 
-def test_between_executions_the_states_are_put_back(cluster: Any, script: Callable[..., Script]) -> None:
+def test_between_executions_the_states_are_put_back(cluster: ClusterInProcess, script: Callable[..., Script]) -> None:
     one = script()
     one.begin(5)
     one.start()
@@ -488,7 +497,7 @@ def test_between_executions_the_states_are_put_back(cluster: Any, script: Callab
     assert cluster.behaviour.prepared["worker-0"].builder == b"anything"
 
 
-def test_between_a_compile_and_the_first_execution(cluster: Any, script: Callable[..., Script]) -> None:
+def test_between_a_compile_and_the_first_execution(cluster: ClusterInProcess, script: Callable[..., Script]) -> None:
     one = script()
     cluster.behaviour.prepared.clear()
     one.kill_coordinator()
@@ -498,7 +507,7 @@ def test_between_a_compile_and_the_first_execution(cluster: Any, script: Callabl
     assert cluster.behaviour.prepared["worker-0"].builder == b"anything"
 
 
-def test_while_another_node_is_replaced(cluster: Any, script: Callable[..., Script]) -> None:
+def test_while_another_node_is_replaced(cluster: ClusterInProcess, script: Callable[..., Script]) -> None:
     one = script()
     one.begin(NUM_STEPS)
     one.start()
@@ -516,7 +525,7 @@ def test_while_another_node_is_replaced(cluster: Any, script: Callable[..., Scri
 
 
 def test_after_it_has_lost_a_wafer(
-    cluster: Any, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterInProcess, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(settings.REPLACEMENT_SECONDS.name, "1")
     monkeypatch.setenv("WAFERBOX_MIN_NUM_CSX", "1")
@@ -537,7 +546,7 @@ def test_after_it_has_lost_a_wafer(
     assert sorted(node.member for node in one.info().nodes) == ["memoryx-0", "wafer-0", "worker-0"]
 
 
-def test_with_a_node_at_once(cluster: Any, script: Callable[..., Script]) -> None:
+def test_with_a_node_at_once(cluster: ClusterInProcess, script: Callable[..., Script]) -> None:
     one = script()
     one.begin(NUM_STEPS)
     one.start()
@@ -550,7 +559,7 @@ def test_with_a_node_at_once(cluster: Any, script: Callable[..., Script]) -> Non
     one.finish(NUM_STEPS)
 
 
-def test_calls_that_are_under_way_are_made_again(cluster: Any, script: Callable[..., Script]) -> None:
+def test_calls_that_are_under_way_are_made_again(cluster: ClusterInProcess, script: Callable[..., Script]) -> None:
     one = script()
     incarnation = one.job.session.connection.incarnation
     one.coordinator().kill()
@@ -560,7 +569,7 @@ def test_calls_that_are_under_way_are_made_again(cluster: Any, script: Callable[
     cluster.until(lambda: one.job.session.connection.incarnation > incarnation)
 
 
-def test_again_and_again_ends_the_job(cluster: Any, script: Callable[..., Script]) -> None:
+def test_again_and_again_ends_the_job(cluster: ClusterInProcess, script: Callable[..., Script]) -> None:
     one = script()
     for _ in range(3):
         one.kill_coordinator()
@@ -571,7 +580,7 @@ def test_again_and_again_ends_the_job(cluster: Any, script: Callable[..., Script
 
 
 def test_a_job_that_is_not_to_restart_ends(
-    cluster: Any, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterInProcess, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session_job, "max_num_restarts", lambda: 0)
     one = script()
@@ -581,7 +590,7 @@ def test_a_job_that_is_not_to_restart_ends(
 
 
 def test_a_script_that_ends_meanwhile_ends_the_job(
-    cluster: Any, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterInProcess, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = script()
     one.begin(NUM_STEPS)
@@ -604,7 +613,7 @@ def test_a_script_that_ends_meanwhile_ends_the_job(
     cluster.until(lambda: cluster.free_nodes() == 4)
 
 
-def test_the_record_is_removed_with_the_job(cluster: Any, script: Callable[..., Script]) -> None:
+def test_the_record_is_removed_with_the_job(cluster: ClusterInProcess, script: Callable[..., Script]) -> None:
     one = script()
     folder = record.record_folder(cluster.settings.cache_root, one.job.name)
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -613,7 +622,9 @@ def test_the_record_is_removed_with_the_job(cluster: Any, script: Callable[..., 
     cluster.until(lambda: not folder.exists())
 
 
-def test_a_record_that_is_gone_ends_the_job_with_the_reason(cluster: Any, script: Callable[..., Script]) -> None:
+def test_a_record_that_is_gone_ends_the_job_with_the_reason(
+    cluster: ClusterInProcess, script: Callable[..., Script]
+) -> None:
     one = script()
     (record.record_folder(cluster.settings.cache_root, one.job.name) / record.RECORD).unlink()
     one.coordinator().kill()

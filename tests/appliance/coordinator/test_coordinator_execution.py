@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
+from cluster_in_process import Client, ClusterInProcess
 
 from appliance.coordinator.execution.epoch import Epoch
 from appliance.management.requests import is_artifact
@@ -23,7 +24,7 @@ def floats(data: bytes) -> list[float]:
     return list(struct.unpack(f"<{len(data) // 4}f", data))
 
 
-def run(client: Any, num_steps: int, **settings: Any) -> list[coordinator_pb2.ExecuteResponse]:
+def run(client: Client, num_steps: int, **settings: Any) -> list[coordinator_pb2.ExecuteResponse]:
     """A whole execution with a client that consumes at once."""
     client.begin(num_steps, **settings)
     client.start()
@@ -52,7 +53,7 @@ def kinds(responses: list[coordinator_pb2.ExecuteResponse]) -> list[str]:
     return names
 
 
-def test_outputs_come_in_order_with_their_values(cluster: Any, client: Callable[..., Any]) -> None:
+def test_outputs_come_in_order_with_their_values(cluster: ClusterInProcess, client: Callable[..., Client]) -> None:
     cluster.add(memoryx=2, swarmx=1, wafer=2, workers=2)
     one = client(num_csx=2)
     compiled = one.compile()
@@ -74,7 +75,7 @@ def test_outputs_come_in_order_with_their_values(cluster: Any, client: Callable[
     assert cluster.behaviour.prepared == {}
 
 
-def test_every_node_gets_its_part_and_its_links(cluster: Any, client: Callable[..., Any]) -> None:
+def test_every_node_gets_its_part_and_its_links(cluster: ClusterInProcess, client: Callable[..., Client]) -> None:
     cluster.add(memoryx=2, swarmx=1, wafer=2, workers=4)
     one = client(num_csx=2, num_workers_per_csx=2)
     one.stub.PrepareInput(
@@ -112,7 +113,9 @@ def test_every_node_gets_its_part_and_its_links(cluster: Any, client: Callable[.
     assert links["memoryx-1"] == {(node_pb2.LINK_PURPOSE_SWARMX, 0), (node_pb2.LINK_PURPOSE_SHARD, 0)}
 
 
-def test_outputs_and_checkpoints_come_in_the_order_of_the_steps(cluster: Any, client: Callable[..., Any]) -> None:
+def test_outputs_and_checkpoints_come_in_the_order_of_the_steps(
+    cluster: ClusterInProcess, client: Callable[..., Client]
+) -> None:
     cluster.add(**FULL)
     one = client()
     one.compile()
@@ -128,14 +131,16 @@ def test_outputs_and_checkpoints_come_in_the_order_of_the_steps(cluster: Any, cl
     assert cluster.behaviour.released == {"memoryx-0": [2, 3, 7]}
 
 
-def test_a_plan_without_outputs_runs(cluster: Any, client: Callable[..., Any]) -> None:
+def test_a_plan_without_outputs_runs(cluster: ClusterInProcess, client: Callable[..., Client]) -> None:
     cluster.add(**FULL)
     one = client()
     one.compile("silent")
     assert kinds(run(one, 5, artifact="artifact-silent")) == ["finished"]
 
 
-def test_the_cluster_runs_ahead_to_the_bound_and_no_further(cluster: Any, client: Callable[..., Any]) -> None:
+def test_the_cluster_runs_ahead_to_the_bound_and_no_further(
+    cluster: ClusterInProcess, client: Callable[..., Client]
+) -> None:
     cluster.add(**FULL)
     one = client(run_ahead_steps=4)
     one.compile()
@@ -154,7 +159,7 @@ def test_the_cluster_runs_ahead_to_the_bound_and_no_further(cluster: Any, client
     one.receive("finished")
 
 
-def test_a_second_execution_follows_on_the_same_state(cluster: Any, client: Callable[..., Any]) -> None:
+def test_a_second_execution_follows_on_the_same_state(cluster: ClusterInProcess, client: Callable[..., Client]) -> None:
     cluster.add(**FULL)
     one = client()
     one.compile()
@@ -175,7 +180,7 @@ def test_a_second_execution_follows_on_the_same_state(cluster: Any, client: Call
 
 
 def test_the_last_execution_is_told_with_all_steps_and_the_artifacts_of_all(
-    cluster: Any, client: Callable[..., Any], tmp_path: Path
+    cluster: ClusterInProcess, client: Callable[..., Client], tmp_path: Path
 ) -> None:
     cluster.add(**FULL)
     one = client(compile_dir="mine")
@@ -198,7 +203,7 @@ def test_what_cannot_be_an_artifact_names_no_file(name: str) -> None:
 
 
 def test_only_one_execution_at_a_time(
-    cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterInProcess, client: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deadlines, "ATTACHMENT", replace(deadlines.ATTACHMENT, left_execution=0.2))
     cluster.add(**FULL)
@@ -215,7 +220,7 @@ def test_only_one_execution_at_a_time(
 
 
 def test_an_execution_that_the_client_leaves_can_be_followed_by_another_at_once(
-    cluster: Any, client: Callable[..., Any]
+    cluster: ClusterInProcess, client: Callable[..., Client]
 ) -> None:
     cluster.add(**FULL)
     cluster.behaviour.on_stop["wafer-0"] = lambda: time.sleep(0.5)  # a step that takes its time
@@ -229,7 +234,7 @@ def test_an_execution_that_the_client_leaves_can_be_followed_by_another_at_once(
 
 
 def test_an_execution_that_the_client_leaves_closes_its_links_when_all_nodes_have_stopped(
-    cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterInProcess, client: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopped_before_close: list[list[str]] = []
     close = Epoch.close
@@ -297,7 +302,7 @@ def test_an_execution_that_the_client_leaves_closes_its_links_when_all_nodes_hav
     ],
 )
 def test_bad_requests_are_refused_and_the_job_lives_on(
-    cluster: Any, client: Callable[..., Any], make: Callable[[Any], object], code: grpc.StatusCode
+    cluster: ClusterInProcess, client: Callable[..., Client], make: Callable[[Any], object], code: grpc.StatusCode
 ) -> None:
     cluster.add(**FULL)
     one = client()

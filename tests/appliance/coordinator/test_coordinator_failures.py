@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
+from cluster_in_process import Client, ClusterInProcess
 
 from appliance.coordinator.execution.failures import Verdict
 from appliance.coordinator.reporting import JobReporter
@@ -22,7 +23,7 @@ ENDLESS = 1000  # steps: nobody takes their outputs, so the execution stays wher
 Failure = node_pb2.Failure
 
 
-def started(client: Callable[..., Any], **settings: Any) -> Any:
+def started(client: Callable[..., Client], **settings: Any) -> Client:
     """A job with an endless execution under way."""
     one = client(num_csx=2, **settings)
     one.compile()
@@ -32,7 +33,7 @@ def started(client: Callable[..., Any], **settings: Any) -> Any:
     return one
 
 
-def last(one: Any) -> Any:
+def last(one: Client) -> Any:
     """The last response of the execution."""
     response = None
     for response in one.call:  # noqa: B007
@@ -40,7 +41,7 @@ def last(one: Any) -> Any:
     return response
 
 
-def ends_as(cluster: Any, phase: int, free: int) -> management_pb2.JobInfo:
+def ends_as(cluster: ClusterInProcess, phase: int, free: int) -> management_pb2.JobInfo:
     cluster.until(lambda: cluster.jobs()[0].phase == phase)
     cluster.until(lambda: cluster.free_nodes() == free)
     return cluster.jobs()[0]
@@ -48,7 +49,7 @@ def ends_as(cluster: Any, phase: int, free: int) -> management_pb2.JobInfo:
 
 @pytest.mark.parametrize(("index", "name"), [(0, "memoryx-0"), (1, "swarmx-0"), (3, "wafer-1"), (4, "worker-0")])
 def test_the_death_of_a_node_fails_the_job_and_names_it(
-    cluster: Any, client: Callable[..., Any], index: int, name: str
+    cluster: ClusterInProcess, client: Callable[..., Client], index: int, name: str
 ) -> None:
     cluster.add(**FULL)
     one = started(client)
@@ -62,7 +63,7 @@ def test_the_death_of_a_node_fails_the_job_and_names_it(
     assert name in ends_as(cluster, management_pb2.JOB_PHASE_FAILED, 5).message
 
 
-def test_a_lost_link_is_blamed_on_the_peer_that_died(cluster: Any, client: Callable[..., Any]) -> None:
+def test_a_lost_link_is_blamed_on_the_peer_that_died(cluster: ClusterInProcess, client: Callable[..., Client]) -> None:
     cluster.add(**FULL)
 
     def lose(context: JobContext, step: int) -> None:
@@ -77,7 +78,7 @@ def test_a_lost_link_is_blamed_on_the_peer_that_died(cluster: Any, client: Calla
     assert one.failure().node == "wafer-1"
 
 
-def test_a_lost_link_is_the_reason_if_nobody_died(cluster: Any, client: Callable[..., Any]) -> None:
+def test_a_lost_link_is_the_reason_if_nobody_died(cluster: ClusterInProcess, client: Callable[..., Client]) -> None:
     cluster.add(**FULL)
 
     def lose(context: JobContext, step: int) -> None:
@@ -94,7 +95,9 @@ def test_a_lost_link_is_the_reason_if_nobody_died(cluster: Any, client: Callable
 
 
 @pytest.mark.parametrize("where", ["on_step", "on_load"])
-def test_what_a_role_reports_reaches_the_client(cluster: Any, client: Callable[..., Any], where: str) -> None:
+def test_what_a_role_reports_reaches_the_client(
+    cluster: ClusterInProcess, client: Callable[..., Client], where: str
+) -> None:
     cluster.add(**FULL)
 
     def fail(context: JobContext, step: int = 0) -> None:
@@ -113,7 +116,7 @@ def test_what_a_role_reports_reaches_the_client(cluster: Any, client: Callable[.
 
 
 @pytest.mark.defects
-def test_a_defect_in_a_role_comes_with_its_traceback(cluster: Any, client: Callable[..., Any]) -> None:
+def test_a_defect_in_a_role_comes_with_its_traceback(cluster: ClusterInProcess, client: Callable[..., Client]) -> None:
     cluster.add(**FULL)
 
     def fail(context: JobContext, step: int) -> None:
@@ -131,7 +134,9 @@ def test_a_defect_in_a_role_comes_with_its_traceback(cluster: Any, client: Calla
 
 
 @pytest.mark.parametrize("when", ["idle", "running", "loading"])
-def test_a_client_that_goes_away_ends_its_job(cluster: Any, client: Callable[..., Any], when: str) -> None:
+def test_a_client_that_goes_away_ends_its_job(
+    cluster: ClusterInProcess, client: Callable[..., Client], when: str
+) -> None:
     cluster.add(**FULL)
     if when == "idle":
         one = client(num_csx=2)
@@ -149,7 +154,7 @@ def test_a_client_that_goes_away_ends_its_job(cluster: Any, client: Callable[...
     assert time.monotonic() - begin < 3
 
 
-def test_cancel_ends_a_job(cluster: Any, client: Callable[..., Any]) -> None:
+def test_cancel_ends_a_job(cluster: ClusterInProcess, client: Callable[..., Client]) -> None:
     cluster.add(**FULL)
     one = started(client)
     cluster.stub.CancelJob(management_pb2.CancelJobRequest(job=one.created.job))
@@ -164,7 +169,7 @@ def test_cancel_ends_a_job(cluster: Any, client: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize("cancelled", [True, False])
 def test_a_script_that_cancels_its_job_has_not_succeeded(
-    cluster: Any, client: Callable[..., Any], cancelled: bool
+    cluster: ClusterInProcess, client: Callable[..., Client], cancelled: bool
 ) -> None:
     """Its session may end before management tells the coordinator that the job is cancelled."""
     cluster.add(**FULL)
@@ -174,7 +179,7 @@ def test_a_script_that_cancels_its_job_has_not_succeeded(
 
 
 def test_a_missing_role_is_named_with_the_command_that_starts_one(
-    cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterInProcess, client: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
     monkeypatch.setattr(deadlines, "REGISTRATION", replace(deadlines.REGISTRATION, missing_nodes=0.2, lost_nodes=0.2))
@@ -184,6 +189,7 @@ def test_a_missing_role_is_named_with_the_command_that_starts_one(
         one.compile()
     assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
     details = caught.value.details()
+    assert details is not None
     assert f"python -m wafer --management {cluster.address}" in details
     assert "1 wafer" in details
     assert "worker" not in details
@@ -192,14 +198,14 @@ def test_a_missing_role_is_named_with_the_command_that_starts_one(
     assert failure.message == details
 
 
-def test_a_role_that_comes_late_is_waited_for(cluster: Any, client: Callable[..., Any]) -> None:
+def test_a_role_that_comes_late_is_waited_for(cluster: ClusterInProcess, client: Callable[..., Client]) -> None:
     cluster.add(memoryx=1, swarmx=1, workers=1)
     one = client()
     threading.Timer(0.3, lambda: cluster.add(wafer=1)).start()
     assert one.compile().artifact == "artifact-good"
 
 
-def test_a_cluster_that_shuts_down_cancels_its_jobs(cluster: Any, client: Callable[..., Any]) -> None:
+def test_a_cluster_that_shuts_down_cancels_its_jobs(cluster: ClusterInProcess, client: Callable[..., Client]) -> None:
     cluster.add(**FULL)
     one = started(client)
     cluster.server.loop.run(cluster.service.close(end_jobs=True))
@@ -217,7 +223,7 @@ def test_the_first_reason_counts() -> None:
 
 
 def test_long_and_foreign_messages_fit_in_a_status(
-    cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterInProcess, client: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.add(**FULL)
     one = client(num_csx=2)

@@ -5,11 +5,13 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import grpc
 import numpy
 import pytest
+from cluster_in_process import Client, ClusterInProcess
 
 from appliance.coordinator import serving
 from appliance.coordinator.compilation import CompileRefused
@@ -49,7 +51,7 @@ def losses(outputs: list[coordinator_pb2.StepOutputs]) -> list[tuple[int, float]
     return [(each.step, float(numpy.frombuffer(each.tensors[0], numpy.float32)[0])) for each in outputs]
 
 
-def all_outputs(one: Any, num_steps: int, begun: int = 0) -> list[coordinator_pb2.StepOutputs]:
+def all_outputs(one: Client, num_steps: int, begun: int = 0) -> list[coordinator_pb2.StepOutputs]:
     got = []
     for step in range(begun + 1, num_steps + 1):
         got.append(one.receive_outputs())
@@ -57,7 +59,7 @@ def all_outputs(one: Any, num_steps: int, begun: int = 0) -> list[coordinator_pb
     return got
 
 
-def replace(cluster: Any, role: str) -> None:
+def replace(cluster: ClusterInProcess, role: str) -> None:
     """The node of a role dies, and another comes."""
     cluster.kill(next(index for index, (module, _) in enumerate(cluster.nodes) if module == role))
     cluster.add(**{role: 1})
@@ -67,7 +69,7 @@ def replace(cluster: Any, role: str) -> None:
     ("wafers", "role"), [(1, "memoryx"), (1, "wafer"), (1, "workers"), *((2, role) for role in ROLES)]
 )
 def test_outputs_are_those_of_a_run_in_which_nobody_dies(
-    cluster: Any, client: Callable[..., Any], wafers: int, role: str
+    cluster: ClusterInProcess, client: Callable[..., Client], wafers: int, role: str
 ) -> None:
     cluster.add(**{**FULL, "wafer": wafers, "workers": wafers})
     one = client(num_csx=wafers, max_num_restarts=3, run_ahead_steps=4)
@@ -90,7 +92,7 @@ def test_outputs_are_those_of_a_run_in_which_nobody_dies(
 
 
 def test_traces_and_reports_follow_a_recovery(
-    cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterInProcess, client: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outbox, "BATCH_SECONDS", 0.05)
     cluster.add(**FULL)
@@ -133,7 +135,7 @@ def test_traces_and_reports_follow_a_recovery(
 class Death(threading.Event):
     """The first node's connections end at the first call; the node itself is to be closed by the test."""
 
-    def __init__(self, cluster: Any) -> None:
+    def __init__(self, cluster: ClusterInProcess) -> None:
         super().__init__()
         self._cluster = cluster
 
@@ -145,7 +147,7 @@ class Death(threading.Event):
 
 @pytest.mark.timeout(60)
 def test_nobody_waits_for_a_node_that_dies_while_it_is_being_stopped(
-    cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterInProcess, client: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deadlines, "ATTACHMENT", dataclasses.replace(deadlines.ATTACHMENT, stop=600.0))
     cluster.add(**FULL)
@@ -160,7 +162,9 @@ def test_nobody_waits_for_a_node_that_dies_while_it_is_being_stopped(
     replace(cluster, "memoryx")
 
 
-def test_a_node_that_dies_while_it_is_attached_to_is_replaced(cluster: Any, client: Callable[..., Any]) -> None:
+def test_a_node_that_dies_while_it_is_attached_to_is_replaced(
+    cluster: ClusterInProcess, client: Callable[..., Client]
+) -> None:
     cluster.add(**FULL)
     died = cluster.behaviour.on_attach["memoryx-0"] = Death(cluster)
     one = client(max_num_restarts=3)
@@ -173,7 +177,7 @@ def test_a_node_that_dies_while_it_is_attached_to_is_replaced(cluster: Any, clie
 
 
 def test_a_job_goes_on_from_the_last_point_that_is_complete(
-    cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterInProcess, client: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(settings.RECOVERY_SECONDS.name, "0")
     monkeypatch.setattr(deadlines, "RECOVERY", dataclasses.replace(deadlines.RECOVERY, point_lead=0.0))
@@ -202,7 +206,9 @@ def test_a_job_goes_on_from_the_last_point_that_is_complete(
     assert cluster.behaviour.loads["worker-0"][-1].done_steps == start.done_steps
 
 
-def test_states_are_wanted_again_until_they_cannot_be_lost(cluster: Any, client: Callable[..., Any]) -> None:
+def test_states_are_wanted_again_until_they_cannot_be_lost(
+    cluster: ClusterInProcess, client: Callable[..., Client]
+) -> None:
     cluster.add(**FULL)
     cluster.behaviour.keeps_points = False
     one = client(max_num_restarts=3)
@@ -221,7 +227,9 @@ def test_states_are_wanted_again_until_they_cannot_be_lost(cluster: Any, client:
     assert losses(all_outputs(one, NUM_STEPS)) == [(step, float(step)) for step in range(1, NUM_STEPS + 1)]
 
 
-def test_a_checkpoint_that_is_being_read_can_be_read_again(cluster: Any, client: Callable[..., Any]) -> None:
+def test_a_checkpoint_that_is_being_read_can_be_read_again(
+    cluster: ClusterInProcess, client: Callable[..., Client]
+) -> None:
     cluster.add(**FULL)
     one = client(max_num_restarts=3)
     one.compile()
@@ -240,11 +248,11 @@ def test_a_checkpoint_that_is_being_read_can_be_read_again(cluster: Any, client:
     one.receive("finished")
 
 
-def request_for(one: Any, step: int) -> coordinator_pb2.ShardsRequest:
+def request_for(one: Client, step: int) -> coordinator_pb2.ShardsRequest:
     return coordinator_pb2.ShardsRequest(token=one.created.token, step=step)
 
 
-def test_between_executions_the_states_are_put_back(cluster: Any, client: Callable[..., Any]) -> None:
+def test_between_executions_the_states_are_put_back(cluster: ClusterInProcess, client: Callable[..., Client]) -> None:
     cluster.add(**FULL)
     one = client(max_num_restarts=3)
     one.compile()
@@ -274,14 +282,20 @@ def test_between_executions_the_states_are_put_back(cluster: Any, client: Callab
     assert losses(all_outputs(one, 5)) == [(step, float(step)) for step in range(1, 6)]
 
 
-def test_deaths_without_progress_end_the_job_with_all_of_them(cluster: Any, client: Callable[..., Any]) -> None:
+def test_deaths_without_progress_end_the_job_with_all_of_them(
+    cluster: ClusterInProcess, client: Callable[..., Client]
+) -> None:
     cluster.add(**FULL)
     one = client(max_num_restarts=2, run_ahead_steps=4)
     one.compile()
     one.begin(100_000)
     one.start()
+
+    def has_started(times: int) -> bool:
+        return len(cluster.behaviour.starts.get("wafer-0", [])) == times
+
     for count in range(1, 4):
-        cluster.until(lambda count=count: len(cluster.behaviour.starts.get("wafer-0", [])) == count)
+        cluster.until(partial(has_started, count))
         replace(cluster, "wafer")
     failure = one.failure()
     assert failure.kind == node_pb2.Failure.KIND_NODE
@@ -290,7 +304,7 @@ def test_deaths_without_progress_end_the_job_with_all_of_them(cluster: Any, clie
 
 
 def test_a_death_that_is_told_of_twice_counts_once(
-    cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterInProcess, client: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its connection and management tell of it; the second when another is being looked for already."""
     replace_dead = recovery.Recovery._replace_dead
@@ -319,7 +333,7 @@ def test_a_death_that_is_told_of_twice_counts_once(
 
 
 def test_a_job_without_a_spare_says_what_it_waits_for_and_goes_on_with_the_next_node(
-    cluster: Any, client: Callable[..., Any]
+    cluster: ClusterInProcess, client: Callable[..., Client]
 ) -> None:
     cluster.add(**FULL)
     one = client(max_num_restarts=3, run_ahead_steps=4)
@@ -341,7 +355,7 @@ def test_a_job_without_a_spare_says_what_it_waits_for_and_goes_on_with_the_next_
 
 
 def test_a_client_may_leave_an_execution_whose_nodes_are_being_replaced(
-    cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterInProcess, client: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deadlines, "RECOVERY", dataclasses.replace(deadlines.RECOVERY, launcher=0.1))
     monkeypatch.setattr(serving, "TICK_SECONDS", 0.05)
@@ -363,7 +377,7 @@ def test_a_client_may_leave_an_execution_whose_nodes_are_being_replaced(
 
 
 def test_a_job_that_finds_no_replacement_ends_with_the_cause(
-    cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterInProcess, client: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(settings.REPLACEMENT_SECONDS.name, "0.2")
     cluster.add(**FULL)
@@ -378,7 +392,7 @@ def test_a_job_that_finds_no_replacement_ends_with_the_cause(
     cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_FAILED)
 
 
-def test_a_lost_link_needs_no_replacement(cluster: Any, client: Callable[..., Any]) -> None:
+def test_a_lost_link_needs_no_replacement(cluster: ClusterInProcess, client: Callable[..., Client]) -> None:
     cluster.add(**FULL)
     one = client(max_num_restarts=3, run_ahead_steps=4)
     one.compile()
@@ -402,14 +416,14 @@ def test_a_lost_link_needs_no_replacement(cluster: Any, client: Callable[..., An
 TWO = {"memoryx": 2, "swarmx": 2, "wafer": 2, "workers": 4}
 
 
-def kill_member(cluster: Any, member: str) -> None:
+def kill_member(cluster: ClusterInProcess, member: str) -> None:
     addresses = {node.member: node.address for node in cluster.wait_for_nodes(len(cluster.nodes))}
     cluster.kill(next(i for i, (_, node) in enumerate(cluster.nodes) if node.address == addresses[member]))
 
 
 @pytest.mark.parametrize("victims", [["wafer-0"], ["wafer-1"], ["worker-1"], ["wafer-0", "worker-3"]])
 def test_fewer_wafers_do_where_none_comes(
-    cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, victims: list[str]
+    cluster: ClusterInProcess, client: Callable[..., Client], monkeypatch: pytest.MonkeyPatch, victims: list[str]
 ) -> None:
     monkeypatch.setenv(settings.REPLACEMENT_SECONDS.name, "0.3")
     cluster.add(**TWO)
@@ -461,7 +475,7 @@ def test_fewer_wafers_do_where_none_comes(
 
 
 def test_as_many_wafers_are_left_as_divide_the_batch(
-    cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterInProcess, client: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(settings.REPLACEMENT_SECONDS.name, "0.3")
     tried = []
@@ -490,7 +504,7 @@ def test_as_many_wafers_are_left_as_divide_the_batch(
 
 @pytest.mark.parametrize(("least", "victim"), [(0, "wafer-0"), (2, "wafer-0"), (1, "memoryx-0")])
 def test_a_job_that_may_not_have_fewer_ends(
-    cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, least: int, victim: str
+    cluster: ClusterInProcess, client: Callable[..., Client], monkeypatch: pytest.MonkeyPatch, least: int, victim: str
 ) -> None:
     monkeypatch.setenv(settings.REPLACEMENT_SECONDS.name, "0.3")
     cluster.add(memoryx=1, swarmx=1, wafer=2, workers=2)

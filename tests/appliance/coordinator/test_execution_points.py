@@ -1,11 +1,12 @@
 """Which recovery point a job goes on from: one whose states are those of its execution, or none."""
 
+import asyncio
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import numpy
 import pytest
+from cluster_in_process import Client, ClusterInProcess
 
 from appliance.coordinator.execution.recovery_points import FIRST_POINT, LAST_POINT
 from appliance.coordinator.execution_slot import ExecutionSlot
@@ -23,7 +24,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def one(cluster: Any, client: Callable[..., Any]) -> Any:
+def one(cluster: ClusterInProcess, client: Callable[..., Client]) -> Client:
     """A client that has compiled its step."""
     cluster.add(**FULL)
     one = client(max_num_restarts=3, run_ahead_steps=4)
@@ -35,27 +36,27 @@ def order_of(number: int) -> int:
     return number & LAST_POINT
 
 
-def run(one: Any, last_step: int) -> None:
+def run(one: Client, last_step: int) -> None:
     for step in range(1, last_step + 1):
         outputs = one.receive_outputs()
         assert (outputs.step, numpy.frombuffer(outputs.tensors[0], numpy.float32)[0]) == (step, step)
         one.consumed(step)
 
 
-def train(one: Any) -> None:
+def train(one: Client) -> None:
     one.begin(NUM_STEPS)
     one.start()
     run(one, NUM_STEPS)
     one.receive("finished")
 
 
-def start(one: Any, *, wrote: bool) -> None:
+def start(one: Client, *, wrote: bool) -> None:
     wanted = one.receive("state_wanted").state_wanted
     one.send(state_sent=coordinator_pb2.StateSent(attempt=wanted.attempt, wrote=wrote))
     one.receive("started")
 
 
-def leave(cluster: Any, one: Any) -> None:
+def leave(cluster: ClusterInProcess, one: Client) -> None:
     """An execution is left by its client when some of its steps are done."""
     cluster.behaviour.may_begin["memoryx-0"] = lambda step: step <= NUM_STEPS  # it waits for no client
     one.begin(MANY_STEPS)
@@ -64,24 +65,24 @@ def leave(cluster: Any, one: Any) -> None:
     one.call.cancel()
 
 
-def replace_memoryx(cluster: Any) -> None:
+def replace_memoryx(cluster: ClusterInProcess) -> None:
     cluster.kill(next(index for index, (role, _) in enumerate(cluster.nodes) if role == "memoryx"))
     cluster.add(memoryx=1)
 
 
-def last_start(cluster: Any, count: int) -> node_pb2.Start:
+def last_start(cluster: ClusterInProcess, count: int) -> node_pb2.Start:
     """The count-th, which is the last."""
     cluster.until(lambda: len(cluster.behaviour.starts.get("memoryx-0", ())) == count)
     start: node_pb2.Start = cluster.behaviour.starts["memoryx-0"][-1]
     return start
 
 
-def last_load(cluster: Any) -> node_pb2.Load:
+def last_load(cluster: ClusterInProcess) -> node_pb2.Load:
     load: node_pb2.Load = cluster.behaviour.loads["memoryx-0"][-1]
     return load
 
 
-def test_an_execution_begins_with_the_end_of_the_one_before(cluster: Any, one: Any) -> None:
+def test_an_execution_begins_with_the_end_of_the_one_before(cluster: ClusterInProcess, one: Client) -> None:
     train(one)
     end = last_start(cluster, 1).last_recovery_point
     one.begin(MANY_STEPS)
@@ -94,18 +95,21 @@ def test_an_execution_begins_with_the_end_of_the_one_before(cluster: Any, one: A
 
 
 def test_an_execution_that_begins_while_somebody_is_replaced_has_its_states_put_back(
-    cluster: Any, one: Any, monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterInProcess, one: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    restore = ExecutionSlot.restore
+    restore, restores = ExecutionSlot.restore, threading.Event()
 
-    def restore_when_it_has_begun(executions: ExecutionSlot) -> None:
-        cluster.until(lambda: executions.current is not None)
-        restore(executions)
+    async def restore_when_it_has_begun(executions: ExecutionSlot) -> None:
+        restores.set()
+        while executions.current is None:
+            await asyncio.sleep(0.01)
+        await restore(executions)
 
     monkeypatch.setattr(ExecutionSlot, "restore", restore_when_it_has_begun)
     train(one)
     end = last_start(cluster, 1).last_recovery_point
     replace_memoryx(cluster)
+    assert restores.wait(10)
     one.begin(NUM_STEPS)
     start(one, wrote=False)
     last_start(cluster, 2)
@@ -113,7 +117,7 @@ def test_an_execution_that_begins_while_somebody_is_replaced_has_its_states_put_
     run(one, NUM_STEPS)
 
 
-def test_if_that_end_could_not_be_kept_the_next_keeps_its_start(cluster: Any, one: Any) -> None:
+def test_if_that_end_could_not_be_kept_the_next_keeps_its_start(cluster: ClusterInProcess, one: Client) -> None:
     cluster.behaviour.gives_up = lambda number: order_of(number) == LAST_POINT
     train(one)
     one.begin(MANY_STEPS)
@@ -126,14 +130,16 @@ def test_if_that_end_could_not_be_kept_the_next_keeps_its_start(cluster: Any, on
     assert last_load(cluster).recovery_point == first
 
 
-def test_after_one_that_was_left_the_next_keeps_its_start(cluster: Any, one: Any) -> None:
+def test_after_one_that_was_left_the_next_keeps_its_start(cluster: ClusterInProcess, one: Client) -> None:
     leave(cluster, one)
     one.begin(NUM_STEPS)
     start(one, wrote=False)
     assert order_of(last_start(cluster, 2).recovery_point) == FIRST_POINT
 
 
-def test_after_one_that_was_left_states_that_are_lost_are_those_of_any_of_its_steps(cluster: Any, one: Any) -> None:
+def test_after_one_that_was_left_states_that_are_lost_are_those_of_any_of_its_steps(
+    cluster: ClusterInProcess, one: Client
+) -> None:
     leave(cluster, one)
     first = last_start(cluster, 1).recovery_point
     one.begin(NUM_STEPS)
@@ -145,7 +151,9 @@ def test_after_one_that_was_left_states_that_are_lost_are_those_of_any_of_its_st
 
 
 @pytest.mark.parametrize("wrote", [True, False])
-def test_nothing_is_gone_on_from_where_the_start_could_not_be_kept(cluster: Any, one: Any, wrote: bool) -> None:
+def test_nothing_is_gone_on_from_where_the_start_could_not_be_kept(
+    cluster: ClusterInProcess, one: Client, wrote: bool
+) -> None:
     if wrote:
         train(one)
         cluster.behaviour.gives_up = lambda number: True
@@ -163,7 +171,7 @@ def test_nothing_is_gone_on_from_where_the_start_could_not_be_kept(cluster: Any,
     assert "no recovery point has the states that the job would resume from" in failure.message
 
 
-def test_an_execution_does_not_begin_with_states_that_are_lost(cluster: Any, one: Any) -> None:
+def test_an_execution_does_not_begin_with_states_that_are_lost(cluster: ClusterInProcess, one: Client) -> None:
     cluster.behaviour.gives_up = lambda number: order_of(number) == LAST_POINT
     train(one)
     one.begin(NUM_STEPS)
@@ -174,7 +182,9 @@ def test_an_execution_does_not_begin_with_states_that_are_lost(cluster: Any, one
     assert "the states that this execution begins with are lost" in failure.message
 
 
-def test_what_the_client_has_written_is_wanted_again_on_the_end_of_the_one_before(cluster: Any, one: Any) -> None:
+def test_what_the_client_has_written_is_wanted_again_on_the_end_of_the_one_before(
+    cluster: ClusterInProcess, one: Client
+) -> None:
     train(one)
     end = last_start(cluster, 1).last_recovery_point
     cluster.behaviour.keeps_points = False
@@ -190,7 +200,9 @@ def test_what_the_client_has_written_is_wanted_again_on_the_end_of_the_one_befor
     run(one, NUM_STEPS)
 
 
-def test_steps_that_are_run_again_are_not_stopped_though_the_client_has_all(cluster: Any, one: Any) -> None:
+def test_steps_that_are_run_again_are_not_stopped_though_the_client_has_all(
+    cluster: ClusterInProcess, one: Client
+) -> None:
     """The end was reached, and is lost with who kept the states: it has to be reached again."""
     cluster.behaviour.gives_up = lambda number: order_of(number) == LAST_POINT
     one.begin(NUM_STEPS, checkpoint_steps=(NUM_STEPS,))

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from cluster_in_process import Client, ClusterInProcess
 
 from appliance.coordinator.execution.failures import cause_of_replacement
 from waferbox import deadlines
@@ -46,7 +47,7 @@ class Hang:
             self._released.wait(60)
 
 
-def outputs(one: Any) -> list[int]:
+def outputs(one: Client) -> list[int]:
     steps = []
     for step in range(1, NUM_STEPS + 1):
         steps.append(one.receive_outputs().step)
@@ -54,7 +55,9 @@ def outputs(one: Any) -> list[int]:
     return steps
 
 
-def test_a_node_that_hangs_is_replaced(cluster: Any, client: Callable[..., Any], released: threading.Event) -> None:
+def test_a_node_that_hangs_is_replaced(
+    cluster: ClusterInProcess, client: Callable[..., Client], released: threading.Event
+) -> None:
     cluster.add(**{**FULL, "wafer": 2})
     cluster.behaviour.on_step["wafer-0"] = Hang(3, 1, released)
     one = client(max_num_restarts=3, run_ahead_steps=4)
@@ -75,7 +78,7 @@ def test_a_node_that_hangs_is_replaced(cluster: Any, client: Callable[..., Any],
 
 
 def test_one_that_hangs_every_time_ends_the_job_with_all_causes(
-    cluster: Any, client: Callable[..., Any], released: threading.Event
+    cluster: ClusterInProcess, client: Callable[..., Client], released: threading.Event
 ) -> None:
     cluster.add(**{**FULL, "wafer": 3})
     cluster.behaviour.on_step["wafer-0"] = Hang(3, 100, released)
@@ -91,7 +94,9 @@ def test_one_that_hangs_every_time_ends_the_job_with_all_causes(
     cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_FAILED)
 
 
-def test_a_slow_input_is_no_hang(cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_input_is_no_hang(
+    cluster: ClusterInProcess, client: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nobody else's input_fn would be faster."""
     looks = threading.Semaphore(0)
     check = role_job.RoleJob.check_progress
@@ -107,7 +112,8 @@ def test_a_slow_input_is_no_hang(cluster: Any, client: Callable[..., Any], monke
 
     def wait(context: Any, step: int) -> None:
         if step == 3:
-            job = next(node._service._job._job for module, node in cluster.nodes if module == "workers")
+            attached: Any = next(node._service._job for module, node in cluster.nodes if module == "workers")
+            job = attached._job
             job._program.progress.waits = True
             made.wait(60)
             job._program.progress.waits = False

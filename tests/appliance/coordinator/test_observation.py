@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+from cluster_in_process import Client, ClusterInProcess
 
 from appliance import job_history
 from appliance.coordinator.execution.results import ScalarSampler
@@ -38,7 +39,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 class Running:
     """A client whose job runs steps as far as they are let go on."""
 
-    def __init__(self, cluster: Any, client: Callable[..., Any], num_steps: int) -> None:
+    def __init__(self, cluster: ClusterInProcess, client: Callable[..., Client], num_steps: int) -> None:
         self.steps = {name: threading.Semaphore(0) for name in ("memoryx-0", "wafer-0", "worker-0")}
         for name in self.steps:
             cluster.behaviour.on_step[name] = self.wait
@@ -62,13 +63,17 @@ class Running:
         self.client.close()
 
 
-def events(cluster: Any, job: str, follow: bool = False, kinds: tuple[str, ...] = ()) -> Iterator[JobEvent]:
+def events(
+    cluster: ClusterInProcess, job: str, follow: bool = False, kinds: tuple[str, ...] = ()
+) -> Iterator[JobEvent]:
     request = WatchJobRequest(job=job, follow=follow, kinds=kinds)
     for lot in cluster.observation.WatchJob(request, timeout=20):
         yield from lot.events
 
 
-def test_a_watcher_sees_history_and_then_what_happens_until_the_end(cluster: Any, client: Callable[..., Any]) -> None:
+def test_a_watcher_sees_history_and_then_what_happens_until_the_end(
+    cluster: ClusterInProcess, client: Callable[..., Client]
+) -> None:
     cluster.add(**FULL)
     running = Running(cluster, client, 6)
     running.go(2)
@@ -99,7 +104,7 @@ def test_a_watcher_sees_history_and_then_what_happens_until_the_end(cluster: Any
 
 
 @pytest.mark.defects
-def test_the_first_cause_is_the_last_line_of_the_log(cluster: Any, client: Callable[..., Any]) -> None:
+def test_the_first_cause_is_the_last_line_of_the_log(cluster: ClusterInProcess, client: Callable[..., Client]) -> None:
     cluster.add(**FULL)
     running = Running(cluster, client, 6)
 
@@ -122,7 +127,9 @@ def test_the_first_cause_is_the_last_line_of_the_log(cluster: Any, client: Calla
     assert any("the user's\ntraceback" in event.log.message for event in seen)
 
 
-def test_advice_reaches_the_client_once_whoever_gives_it(cluster: Any, client: Callable[..., Any]) -> None:
+def test_advice_reaches_the_client_once_whoever_gives_it(
+    cluster: ClusterInProcess, client: Callable[..., Client]
+) -> None:
     cluster.add(**FULL)
     running = Running(cluster, client, 3)
 
@@ -142,7 +149,7 @@ def test_advice_reaches_the_client_once_whoever_gives_it(cluster: Any, client: C
     assert [response.WhichOneof("kind") for response in running.client.session] == ["failure"]
 
 
-def test_a_trace_is_of_the_same_steps_on_all_nodes(cluster: Any, client: Callable[..., Any]) -> None:
+def test_a_trace_is_of_the_same_steps_on_all_nodes(cluster: ClusterInProcess, client: Callable[..., Client]) -> None:
     cluster.add(**FULL)
     running = Running(cluster, client, 1500)
     running.go(4)
@@ -181,7 +188,7 @@ def test_a_trace_is_of_the_same_steps_on_all_nodes(cluster: Any, client: Callabl
     ],
 )
 def test_what_cannot_be_shown_is_refused(
-    cluster: Any, client: Callable[..., Any], call: str, request_: Any, code: grpc.StatusCode, text: str
+    cluster: ClusterInProcess, client: Callable[..., Client], call: str, request_: Any, code: grpc.StatusCode, text: str
 ) -> None:
     cluster.add(**FULL)
     request_.job = request_.job or client().created.job

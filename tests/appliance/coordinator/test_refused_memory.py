@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from cluster_in_process import Client, ClusterInProcess
 
 from waferbox.host.memory import is_refused_memory
 from wsc.v1 import management_pb2, node_pb2
@@ -31,7 +32,7 @@ class Refusal:
             raise self._error
 
 
-def begun(cluster: Any, client: Callable[..., Any], max_num_restarts: int) -> Any:
+def begun(cluster: ClusterInProcess, client: Callable[..., Client], max_num_restarts: int) -> Any:
     cluster.add(**FULL)
     one = client(max_num_restarts=max_num_restarts, run_ahead_steps=4)
     one.compile()
@@ -41,7 +42,9 @@ def begun(cluster: Any, client: Callable[..., Any], max_num_restarts: int) -> An
 
 @pytest.mark.defects
 @pytest.mark.parametrize("name", ["wafer-0", "memoryx-0"])
-def test_a_step_that_was_refused_memory_once_is_run_again(cluster: Any, client: Callable[..., Any], name: str) -> None:
+def test_a_step_that_was_refused_memory_once_is_run_again(
+    cluster: ClusterInProcess, client: Callable[..., Client], name: str
+) -> None:
     cluster.behaviour.on_step[name] = Refusal(1, RuntimeError(TORCH))
     one = begun(cluster, client, 3)
     one.start()
@@ -61,7 +64,7 @@ def test_a_step_that_was_refused_memory_once_is_run_again(cluster: Any, client: 
 @pytest.mark.defects
 @pytest.mark.parametrize("where", ["on_step", "on_load"])
 def test_one_that_is_refused_it_every_time_ends_the_job_with_all_causes(
-    cluster: Any, client: Callable[..., Any], where: str
+    cluster: ClusterInProcess, client: Callable[..., Client], where: str
 ) -> None:
     refusal = Refusal(100, MemoryError("no room"))
     getattr(cluster.behaviour, where)["wafer-0"] = refusal
@@ -77,7 +80,9 @@ def test_one_that_is_refused_it_every_time_ends_the_job_with_all_causes(
 
 
 @pytest.mark.defects
-def test_it_ends_a_job_that_does_not_recover_with_the_traceback(cluster: Any, client: Callable[..., Any]) -> None:
+def test_it_ends_a_job_that_does_not_recover_with_the_traceback(
+    cluster: ClusterInProcess, client: Callable[..., Client]
+) -> None:
     cluster.behaviour.on_step["memoryx-0"] = Refusal(1, MemoryError("no room"))
     one = begun(cluster, client, 0)
     one.start()

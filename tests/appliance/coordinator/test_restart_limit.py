@@ -3,9 +3,9 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
+from cluster_in_process import Client, ClusterInProcess
 
 from appliance.coordinator import serving
 from appliance.coordinator.recovery.restarts import RestartLimit
@@ -20,7 +20,7 @@ MAX_NUM_RESTARTS = 3
 class Run:
     """An execution whose wafer dies again and again."""
 
-    def __init__(self, cluster: Any, client: Callable[..., Any]) -> None:
+    def __init__(self, cluster: ClusterInProcess, client: Callable[..., Client]) -> None:
         self._cluster = cluster
         cluster.add(**FULL)
         self.job = client(max_num_restarts=MAX_NUM_RESTARTS, run_ahead_steps=4)
@@ -68,7 +68,7 @@ class Run:
 
 
 @pytest.fixture
-def run(cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(cluster: ClusterInProcess, client: Callable[..., Client], monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setenv(settings.RECOVERY_SECONDS.name, "0")
     monkeypatch.setattr(deadlines, "RECOVERY", replace(deadlines.RECOVERY, point_lead=0.0))
     monkeypatch.setattr(serving, "TICK_SECONDS", 0.05)
@@ -76,7 +76,7 @@ def run(cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatc
     return Run(cluster, client)
 
 
-def assert_ends_with(run: Run, cluster: Any, victims: list[str]) -> None:
+def assert_ends_with(run: Run, cluster: ClusterInProcess, victims: list[str]) -> None:
     """With these causes listed, and no others."""
     failure = run.job.failure()
     assert failure.kind == node_pb2.Failure.KIND_NODE
@@ -89,13 +89,13 @@ def assert_ends_with(run: Run, cluster: Any, victims: list[str]) -> None:
     cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_FAILED)
 
 
-def test_the_fourth_of_five_deaths_ends_the_job_and_all_four_are_listed(run: Run, cluster: Any) -> None:
+def test_the_fourth_of_five_deaths_ends_the_job_and_all_four_are_listed(run: Run, cluster: ClusterInProcess) -> None:
     run.get_further()
     assert_ends_with(run, cluster, [run.kill_wafer() for _ in range(MAX_NUM_RESTARTS + 1)])
     cluster.kill(len(cluster.nodes) - 1)  # the fifth is nobody's business any more
 
 
-def test_the_count_begins_anew_when_the_job_has_got_further(run: Run, cluster: Any) -> None:
+def test_the_count_begins_anew_when_the_job_has_got_further(run: Run, cluster: ClusterInProcess) -> None:
     for _ in range(2):
         run.get_further()
         for _ in range(MAX_NUM_RESTARTS):

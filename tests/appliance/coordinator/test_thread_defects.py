@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from cluster_in_process import Client, ClusterInProcess
 
 from appliance.coordinator.driver import JobDriver
 from appliance.coordinator.job import CoordinatedJob
@@ -76,7 +77,7 @@ def defect_in(name: str) -> Callable[..., Any]:
     return work
 
 
-def failure_of(one: Any) -> node_pb2.Failure:
+def failure_of(one: Client) -> node_pb2.Failure:
     """What the session tells last; the test fails where nothing comes."""
     told: list[coordinator_pb2.SessionResponse] = []
     reader = threading.Thread(target=lambda: told.extend(one.session), daemon=True)
@@ -87,7 +88,9 @@ def failure_of(one: Any) -> node_pb2.Failure:
     return failure
 
 
-def assert_ends_the_job(cluster: Any, client: Callable[..., Any], name: str, *, is_started: bool) -> None:
+def assert_ends_the_job(
+    cluster: ClusterInProcess, client: Callable[..., Client], name: str, *, is_started: bool
+) -> None:
     one = client()
     if is_started:
         one.compile()
@@ -103,7 +106,7 @@ def assert_ends_the_job(cluster: Any, client: Callable[..., Any], name: str, *, 
 @pytest.mark.defects
 @pytest.mark.parametrize("name", THREADS)
 def test_a_defect_in_a_thread_ends_the_job_with_its_traceback(
-    cluster: Any, client: Callable[..., Any], break_thread: Callable[[str], None], name: str
+    cluster: ClusterInProcess, client: Callable[..., Client], break_thread: Callable[[str], None], name: str
 ) -> None:
     cluster.add(**FULL)
     break_thread(name)
@@ -113,7 +116,7 @@ def test_a_defect_in_a_thread_ends_the_job_with_its_traceback(
 @pytest.mark.defects
 @pytest.mark.parametrize(("owner", "name"), TASKS)
 def test_a_defect_in_a_task_ends_the_job_with_its_traceback(
-    cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, owner: type, name: str
+    cluster: ClusterInProcess, client: Callable[..., Client], monkeypatch: pytest.MonkeyPatch, owner: type, name: str
 ) -> None:
     cluster.add(**FULL)
     monkeypatch.setattr(owner, name, defect_in(name))
@@ -121,7 +124,9 @@ def test_a_defect_in_a_task_ends_the_job_with_its_traceback(
 
 
 @pytest.mark.defects
-def test_a_defect_in_the_timeout_of_the_session_ends_the_job(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_defect_in_the_timeout_of_the_session_ends_the_job(
+    cluster: ClusterInProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from waferbox import __version__
 
     def cancelled(job: CoordinatedJob, message: str) -> None:
@@ -138,7 +143,7 @@ def test_a_defect_in_the_timeout_of_the_session_ends_the_job(cluster: Any, monke
 
 
 def test_a_defect_in_what_is_done_every_second_ends_the_job(
-    cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterInProcess, client: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from appliance.coordinator import serving
     from appliance.coordinator.observation.events import Observation
@@ -155,7 +160,9 @@ def test_a_defect_in_what_is_done_every_second_ends_the_job(
 
 
 @pytest.mark.defects
-def test_a_client_that_comes_after_the_end_hears_of_it(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_comes_after_the_end_hears_of_it(
+    cluster: ClusterInProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from waferbox import __version__
     from waferbox.rpc.server import make_channel
 
@@ -192,7 +199,7 @@ def kernel() -> Iterator[threading.Event]:
 
 
 def test_a_role_whose_kernel_never_returns_is_named_with_its_stack(
-    cluster: Any, client: Callable[..., Any], kernel: threading.Event, monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterInProcess, client: Callable[..., Client], kernel: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WAFERBOX_HANG_SECONDS", "0.3")
     monkeypatch.setattr(outbox, "BATCH_SECONDS", 0.05)
@@ -214,7 +221,7 @@ def test_a_role_whose_kernel_never_returns_is_named_with_its_stack(
 
 
 def test_a_role_that_says_nothing_is_named(
-    cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterInProcess, client: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one whose interpreter hangs: its server still answers pings."""
     from appliance.coordinator import serving
@@ -238,7 +245,7 @@ def test_a_role_that_says_nothing_is_named(
 
 
 def test_a_client_that_takes_its_time_makes_nobody_hang(
-    cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterInProcess, client: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The roles wait for it all the while, and owe nothing."""
     monkeypatch.setenv("WAFERBOX_HANG_SECONDS", "0.2")

@@ -45,7 +45,7 @@ class Context:
     ],
 )
 def test_a_broken_connection_is_told_as_such(code: grpc.StatusCode, details: str, told: grpc.StatusCode) -> None:
-    error = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
+    error = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details, None)
 
     class Channel:
         def stream_stream(self, *args: object, **kwargs: object) -> Any:

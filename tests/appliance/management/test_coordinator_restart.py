@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+from cluster_in_process import ClusterInProcess
 
 from appliance.coordinator import settings as coordinator_settings
 from appliance.coordinator.settings import CoordinatorSettings, read_settings
@@ -27,7 +28,7 @@ class FakeCoordinator:
 
     cause = ""
 
-    def __init__(self, settings: CoordinatorSettings, number: int, cluster: Any) -> None:
+    def __init__(self, settings: CoordinatorSettings, number: int, cluster: ClusterInProcess) -> None:
         self.settings = settings
         self._over: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._ended = os.eventfd(0)
@@ -49,7 +50,7 @@ class FakeCoordinator:
         self._requests.put(management_pb2.CoordinateRequest(**kind))
 
     def end(self, status: int) -> None:
-        self._call.cancel()
+        self._call.cancel()  # type: ignore[no-untyped-call]  # without types in the stubs
         self._requests.put(None)
         self.exit(status)
 
@@ -77,7 +78,7 @@ class FakeCoordinator:
 class Coordinators:
     """Those that management has started."""
 
-    def __init__(self, cluster: Any) -> None:
+    def __init__(self, cluster: ClusterInProcess) -> None:
         self._cluster = cluster
         self._changed = threading.Condition()
         self.started: list[FakeCoordinator] = []
@@ -101,7 +102,7 @@ class Coordinators:
 
 
 @pytest.fixture
-def coordinators(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Coordinators]:
+def coordinators(cluster: ClusterInProcess, monkeypatch: pytest.MonkeyPatch) -> Iterator[Coordinators]:
     coordinators = Coordinators(cluster)
     monkeypatch.setattr(coordinator_settings, "spawn", coordinators.spawn)
     cluster.add(memoryx=1, swarmx=1, wafer=1, workers=1)
@@ -110,18 +111,18 @@ def coordinators(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Coor
         one.end(0)
 
 
-def create(cluster: Any, max_num_restarts: int = 3) -> str:
+def create(cluster: ClusterInProcess, max_num_restarts: int = 3) -> str:
     request = management_pb2.CreateJobRequest(
         version=__version__, num_csx=1, num_workers_per_csx=1, max_num_restarts=max_num_restarts
     )
     return str(cluster.stub.CreateJob(request, timeout=WAIT_SECONDS).job)
 
 
-def job(cluster: Any, name: str) -> management_pb2.JobInfo:
+def job(cluster: ClusterInProcess, name: str) -> management_pb2.JobInfo:
     return cluster.stub.GetJob(management_pb2.GetJobRequest(job=name), timeout=WAIT_SECONDS).job
 
 
-def test_another_takes_up_the_job_and_has_its_nodes(cluster: Any, coordinators: Coordinators) -> None:
+def test_another_takes_up_the_job_and_has_its_nodes(cluster: ClusterInProcess, coordinators: Coordinators) -> None:
     name = create(cluster)
     first = coordinators.wait_for(1)
     nodes = first.nodes()
@@ -143,7 +144,9 @@ def test_another_takes_up_the_job_and_has_its_nodes(cluster: Any, coordinators: 
     assert len(coordinators.started) == 2
 
 
-def test_a_job_whose_coordinators_end_again_and_again_fails(cluster: Any, coordinators: Coordinators) -> None:
+def test_a_job_whose_coordinators_end_again_and_again_fails(
+    cluster: ClusterInProcess, coordinators: Coordinators
+) -> None:
     name = create(cluster)
     for number in range(1, 5):
         one = coordinators.wait_for(number)
@@ -157,7 +160,9 @@ def test_a_job_whose_coordinators_end_again_and_again_fails(cluster: Any, coordi
     assert len(coordinators.started) == 4
 
 
-def test_one_that_cannot_be_started_at_once_is_tried_again(cluster: Any, coordinators: Coordinators) -> None:
+def test_one_that_cannot_be_started_at_once_is_tried_again(
+    cluster: ClusterInProcess, coordinators: Coordinators
+) -> None:
     name = create(cluster, max_num_restarts=1)
     one = coordinators.wait_for(1)
     one.nodes()
@@ -170,7 +175,7 @@ def test_one_that_cannot_be_started_at_once_is_tried_again(cluster: Any, coordin
 
 
 def test_one_that_cannot_be_started_again_ends_the_job(
-    cluster: Any, coordinators: Coordinators, monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterInProcess, coordinators: Coordinators, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deadlines, "COORDINATION", replace(deadlines.COORDINATION, spawn=0.3))
     name = create(cluster)
@@ -183,7 +188,7 @@ def test_one_that_cannot_be_started_again_ends_the_job(
 
 
 def test_one_that_ends_before_it_has_come_has_a_successor_but_not_for_ever(
-    cluster: Any, coordinators: Coordinators, monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterInProcess, coordinators: Coordinators, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FakeCoordinator, "say", lambda self, **kind: self.end(3) if kind.get("acquire") else None)
     monkeypatch.setattr(FakeCoordinator, "end", FakeCoordinator.exit)
@@ -197,7 +202,7 @@ def test_one_that_ends_before_it_has_come_has_a_successor_but_not_for_ever(
 
 
 @pytest.mark.parametrize("way", ["it ends in good order", "the job is cancelled", "it does not restart"])
-def test_none_takes_up_a_job_that_is_over(cluster: Any, coordinators: Coordinators, way: str) -> None:
+def test_none_takes_up_a_job_that_is_over(cluster: ClusterInProcess, coordinators: Coordinators, way: str) -> None:
     name = create(cluster, max_num_restarts=0 if way == "it does not restart" else 3)
     one = coordinators.wait_for(1)
     one.nodes()

@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
+from cluster_in_process import Client, ClusterInProcess
 from tokens_shown import shown
 
 from appliance.coordinator.settings import FolderRefused, cache_directory
@@ -32,7 +33,7 @@ def hello(
 class Registering:
     """A Register stream by hand."""
 
-    def __init__(self, cluster: Any, first: management_pb2.RegisterRequest) -> None:
+    def __init__(self, cluster: ClusterInProcess, first: management_pb2.RegisterRequest) -> None:
         self.requests: queue.SimpleQueue[management_pb2.RegisterRequest | None] = queue.SimpleQueue()
         self.requests.put(first)
         self.call = cluster.stub.Register(iter(self.requests.get, None), metadata=shown(Kind.NODE))
@@ -42,11 +43,11 @@ class Registering:
 
     def close(self) -> None:
         self.requests.put(None)
-        self.call.cancel()
+        self.call.cancel()  # type: ignore[no-untyped-call]  # without types in the stubs
 
 
 @pytest.fixture
-def registering(cluster: Any) -> Iterator[Callable[..., Registering]]:
+def registering(cluster: ClusterInProcess) -> Iterator[Callable[..., Registering]]:
     made: list[Registering] = []
 
     def make(first: management_pb2.RegisterRequest) -> Registering:
@@ -58,13 +59,15 @@ def registering(cluster: Any) -> Iterator[Callable[..., Registering]]:
         one.close()
 
 
-def nodes(cluster: Any) -> list[management_pb2.NodeInfo]:
+def nodes(cluster: ClusterInProcess) -> list[management_pb2.NodeInfo]:
     return list(cluster.stub.ListNodes(management_pb2.ListNodesRequest()).nodes)
 
 
-def test_a_node_is_there_until_its_stream_ends(cluster: Any, registering: Callable[..., Registering]) -> None:
+def test_a_node_is_there_until_its_stream_ends(
+    cluster: ClusterInProcess, registering: Callable[..., Registering]
+) -> None:
     one = registering(hello())
-    answer = next(one.call)
+    answer = next(iter(one.call))
     assert answer.lease_seconds == 5.0
     (node,) = nodes(cluster)
     assert (node.node_id, node.role, node.address, node.process_id) == (
@@ -74,7 +77,7 @@ def test_a_node_is_there_until_its_stream_ends(cluster: Any, registering: Callab
         7,
     )
     assert 4 < node.lease_left_seconds <= 5
-    one.call.cancel()
+    one.call.cancel()  # type: ignore[no-untyped-call]  # likewise
     cluster.until(lambda: not nodes(cluster), seconds=2)
 
 
@@ -97,15 +100,15 @@ def test_a_node_is_there_until_its_stream_ends(cluster: Any, registering: Callab
     ],
 )
 def test_foreign_nodes_are_refused(
-    cluster: Any, registering: Callable[..., Registering], first: Any, code: grpc.StatusCode, text: str
+    cluster: ClusterInProcess, registering: Callable[..., Registering], first: Any, code: grpc.StatusCode, text: str
 ) -> None:
     one = registering(first)
     with pytest.raises(grpc.RpcError) as caught:
-        next(one.call)
+        next(iter(one.call))
     assert caught.value.code() == code
-    assert text in caught.value.details()
+    assert text in str(caught.value.details())
     if code == grpc.StatusCode.FAILED_PRECONDITION:
-        assert __version__ in caught.value.details()
+        assert __version__ in str(caught.value.details())
     assert not nodes(cluster)
 
 
@@ -128,20 +131,20 @@ def test_foreign_nodes_are_refused(
     ],
 )
 def test_impossible_jobs_are_refused(
-    cluster: Any, client: Callable[..., Any], settings: dict[str, Any], code: grpc.StatusCode, text: str
+    cluster: ClusterInProcess, client: Callable[..., Client], settings: dict[str, Any], code: grpc.StatusCode, text: str
 ) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         client(**settings)
     assert caught.value.code() == code
-    assert text in caught.value.details()
+    assert text in str(caught.value.details())
     assert not cluster.jobs()
 
 
-def test_a_silent_node_loses_its_lease(make_cluster: Callable[[float], Any]) -> None:
+def test_a_silent_node_loses_its_lease(make_cluster: Callable[[float], ClusterInProcess]) -> None:
     cluster = make_cluster(1.5)
     silent, lively = Registering(cluster, hello()), Registering(cluster, hello(address="127.0.0.1:2"))
-    kept = next(lively.call).node_id
-    gone = next(silent.call).node_id
+    kept = next(iter(lively.call)).node_id
+    gone = next(iter(silent.call)).node_id
     begin = time.monotonic()
     while gone in [node.node_id for node in nodes(cluster)]:
         lively.beat()
@@ -156,16 +159,18 @@ def test_a_silent_node_loses_its_lease(make_cluster: Callable[[float], Any]) -> 
         one.close()
 
 
-def test_a_node_that_registers_again_is_one_node(cluster: Any, registering: Callable[..., Registering]) -> None:
+def test_a_node_that_registers_again_is_one_node(
+    cluster: ClusterInProcess, registering: Callable[..., Registering]
+) -> None:
     first = registering(hello())
-    next(first.call)
-    again = next(registering(hello()).call).node_id  # its first stream broke, which management has not noticed
+    next(iter(first.call))
+    again = next(iter(registering(hello()).call)).node_id  # its first stream broke, which management has not noticed
     assert [node.node_id for node in nodes(cluster)] == [again]
     first.beat()
     assert list(first.call) == []
 
 
-def test_a_node_comes_back_by_itself(cluster: Any) -> None:
+def test_a_node_comes_back_by_itself(cluster: ClusterInProcess) -> None:
     cluster.add(wafer=1)
     (before,) = nodes(cluster)
     cluster.service._registry.remove(before.node_id, "test")
@@ -173,7 +178,7 @@ def test_a_node_comes_back_by_itself(cluster: Any) -> None:
 
 
 def test_finished_jobs_stay_in_the_list_up_to_a_number(
-    cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterInProcess, client: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.add(memoryx=1, swarmx=1, wafer=1, workers=1)
     names = []
@@ -190,7 +195,7 @@ def test_finished_jobs_stay_in_the_list_up_to_a_number(
 
 
 def test_a_job_is_stored_at_its_end_and_before_the_end_of_the_service(
-    cluster: Any, client: Callable[..., Any], caplog: pytest.LogCaptureFixture
+    cluster: ClusterInProcess, client: Callable[..., Client], caplog: pytest.LogCaptureFixture
 ) -> None:
     finished = FinishedJobs(cluster.settings.cache_root)
     first = client(labels=["user=me"], command=["/train.py"])
@@ -208,7 +213,7 @@ def test_a_job_is_stored_at_its_end_and_before_the_end_of_the_service(
 
 
 def test_a_bad_file_of_finished_jobs_harms_no_job(
-    cluster: Any, client: Callable[..., Any], caplog: pytest.LogCaptureFixture
+    cluster: ClusterInProcess, client: Callable[..., Client], caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster.settings.cache_root.mkdir(exist_ok=True)
     (cluster.settings.cache_root / FILE).write_bytes(b"no database" * 1000)
@@ -223,18 +228,18 @@ def test_a_bad_file_of_finished_jobs_harms_no_job(
     assert not cluster.defects
 
 
-def test_a_coordinator_must_know_its_token(cluster: Any, client: Callable[..., Any]) -> None:
+def test_a_coordinator_must_know_its_token(cluster: ClusterInProcess, client: Callable[..., Client]) -> None:
     one = client()
     request = management_pb2.CoordinateRequest(
         hello=management_pb2.CoordinatorHello(job=one.created.job, address="127.0.0.1:1", token="guessed")
     )
     with pytest.raises(grpc.RpcError) as caught:
-        next(cluster.stub.Coordinate(iter([request]), metadata=shown(Kind.COORDINATOR, "job-other")))
+        next(iter(cluster.stub.Coordinate(iter([request]), metadata=shown(Kind.COORDINATOR, "job-other"))))
     assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
 
 
 def test_a_coordinator_that_does_not_start_is_reported(
-    cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterInProcess, client: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from appliance.coordinator import settings
 
@@ -255,12 +260,12 @@ def test_a_coordinator_that_does_not_start_is_reported(
     with pytest.raises(grpc.RpcError) as caught:
         client()
     os.close(ended)
-    assert "status 3" in caught.value.details()
+    assert "status 3" in str(caught.value.details())
     assert cluster.jobs()[0].phase == management_pb2.JOB_PHASE_FAILED
 
 
 def test_a_client_that_never_comes_does_not_keep_a_job(
-    cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterInProcess, client: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
     monkeypatch.setattr(deadlines, "JOB_CREATION", replace(deadlines.JOB_CREATION, session=0.2))
@@ -272,12 +277,14 @@ def test_a_client_that_never_comes_does_not_keep_a_job(
     cluster.until(lambda: cluster.free_nodes() == 4)
 
 
-def test_shutdown_is_answered_and_asked_for(cluster: Any) -> None:
+def test_shutdown_is_answered_and_asked_for(cluster: ClusterInProcess) -> None:
     cluster.stub.Shutdown(management_pb2.ShutdownRequest(), timeout=5)
     assert cluster.shutdown.wait(5)
 
 
-def test_list_nodes_waits_for_as_many_as_asked(cluster: Any, registering: Callable[..., Registering]) -> None:
+def test_list_nodes_waits_for_as_many_as_asked(
+    cluster: ClusterInProcess, registering: Callable[..., Registering]
+) -> None:
     begin = time.monotonic()
     request = management_pb2.ListNodesRequest(at_least=1, wait_seconds=0.3)
     assert not cluster.stub.ListNodes(request).nodes
@@ -286,7 +293,7 @@ def test_list_nodes_waits_for_as_many_as_asked(cluster: Any, registering: Callab
     assert len(cluster.stub.ListNodes(management_pb2.ListNodesRequest(at_least=1, wait_seconds=10)).nodes) == 1
 
 
-def test_a_wrong_token_does_not_compile(cluster: Any, client: Callable[..., Any]) -> None:
+def test_a_wrong_token_does_not_compile(cluster: ClusterInProcess, client: Callable[..., Client]) -> None:
     cluster.add(memoryx=1, swarmx=1, wafer=1, workers=1)
     one = client()
     with pytest.raises(grpc.RpcError) as caught:
@@ -295,23 +302,23 @@ def test_a_wrong_token_does_not_compile(cluster: Any, client: Callable[..., Any]
 
 
 def test_a_cluster_has_so_many_nodes_and_jobs(
-    cluster: Any,
-    client: Callable[..., Any],
+    cluster: ClusterInProcess,
+    client: Callable[..., Client],
     registering: Callable[..., Registering],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(registry, "MAX_NODES", 1)
-    next(registering(hello()).call)
+    next(iter(registering(hello()).call))
     with pytest.raises(grpc.RpcError) as caught:
-        next(registering(hello(address="127.0.0.1:2")).call)
+        next(iter(registering(hello(address="127.0.0.1:2")).call))
     assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert "the cluster has 1 nodes" in caught.value.details()
+    assert "the cluster has 1 nodes" in str(caught.value.details())
     monkeypatch.setattr(jobs, "MAX_LIVE", 1)
     client()
     with pytest.raises(grpc.RpcError) as caught:
         client()
     assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert "wait until one ends, or cancel one" in caught.value.details()
+    assert "wait until one ends, or cancel one" in str(caught.value.details())
 
 
 @pytest.mark.parametrize(
@@ -323,7 +330,7 @@ def test_a_cluster_has_so_many_nodes_and_jobs(
     ],
 )
 def test_what_a_coordinator_counts_has_limits(
-    cluster: Any, client: Callable[..., Any], request_: management_pb2.CoordinateRequest
+    cluster: ClusterInProcess, client: Callable[..., Client], request_: management_pb2.CoordinateRequest
 ) -> None:
     one = client()
     first = management_pb2.CoordinateRequest(
@@ -335,13 +342,15 @@ def test_what_a_coordinator_counts_has_limits(
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_a_name_of_any_length_is_not_found(cluster: Any) -> None:
+def test_a_name_of_any_length_is_not_found(cluster: ClusterInProcess) -> None:
     """An error is told with a part of it: the whole would not fit where errors travel."""
     for length in (10, 60_000):
         with pytest.raises(grpc.RpcError) as caught:
             cluster.stub.GetJob(management_pb2.GetJobRequest(job="j" * length))
         assert caught.value.code() == grpc.StatusCode.NOT_FOUND
-        assert len(caught.value.details()) < 500
+        details = caught.value.details()
+        assert details is not None
+        assert len(details) < 500
 
 
 @pytest.mark.parametrize("compile_root", [None, "plans"])
@@ -368,7 +377,7 @@ def test_artifacts_lie_below_the_roots_also_behind_links(tmp_path: Path, compile
 
 @pytest.mark.defects
 def test_a_defect_in_the_watch_ends_the_service_loudly(
-    make_cluster: Callable[[float], Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    make_cluster: Callable[[float], ClusterInProcess], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster = make_cluster(0.2)
 
@@ -384,13 +393,13 @@ def test_a_defect_in_the_watch_ends_the_service_loudly(
 
 @pytest.mark.defects
 def test_a_defect_in_the_watch_of_a_coordinator_ends_its_job(
-    cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterInProcess, client: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(self: Supervision, event: Exited) -> None:
         raise RuntimeError("a defect")
 
-    monkeypatch.setitem(TRANSITIONS[CoordinatorState.EXPECTED], Exited, broken)  # type: ignore[arg-type]
-    monkeypatch.setitem(TRANSITIONS[CoordinatorState.CONNECTED], Exited, broken)  # type: ignore[arg-type]
+    monkeypatch.setitem(TRANSITIONS[CoordinatorState.EXPECTED], Exited, broken)
+    monkeypatch.setitem(TRANSITIONS[CoordinatorState.CONNECTED], Exited, broken)
     one = client()
     one.close()
     cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_FAILED)

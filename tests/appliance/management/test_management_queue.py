@@ -3,10 +3,10 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import grpc
 import pytest
+from cluster_in_process import Client, ClusterInProcess
 
 from waferbox import deadlines
 from wsc.v1 import coordinator_pb2, management_pb2
@@ -14,19 +14,21 @@ from wsc.v1 import coordinator_pb2, management_pb2
 TWO = {"memoryx": 2, "swarmx": 2, "wafer": 2, "workers": 2}
 
 
-def info(cluster: Any, client: Any) -> management_pb2.JobInfo:
+def info(cluster: ClusterInProcess, client: Client) -> management_pb2.JobInfo:
     return cluster.stub.GetJob(management_pb2.GetJobRequest(job=client.created.job)).job
 
 
-def position(cluster: Any, client: Any) -> int:
+def position(cluster: ClusterInProcess, client: Client) -> int:
     return info(cluster, client).queue_position
 
 
-def news_of(client: Any) -> coordinator_pb2.SessionResponse:
-    return next(client.session)
+def news_of(client: Client) -> coordinator_pb2.SessionResponse:
+    return next(iter(client.session))
 
 
-def test_two_jobs_run_side_by_side_and_the_third_waits_visibly(cluster: Any, client: Callable[..., Any]) -> None:
+def test_two_jobs_run_side_by_side_and_the_third_waits_visibly(
+    cluster: ClusterInProcess, client: Callable[..., Client]
+) -> None:
     cluster.add(**TWO)
     first, second = client(user="ada", host="here"), client()
     for one in (first, second):
@@ -59,7 +61,7 @@ def test_two_jobs_run_side_by_side_and_the_third_waits_visibly(cluster: Any, cli
 
 
 def test_a_job_waits_longer_than_missing_nodes_are_waited_for(
-    cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterInProcess, client: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deadlines, "REGISTRATION", replace(deadlines.REGISTRATION, missing_nodes=0.0))
     cluster.add(memoryx=1, swarmx=2, wafer=2, workers=2)
@@ -72,7 +74,7 @@ def test_a_job_waits_longer_than_missing_nodes_are_waited_for(
     assert second.compile().artifact == "artifact-good"
 
 
-def test_priority_reorders_the_queue(cluster: Any, client: Callable[..., Any]) -> None:
+def test_priority_reorders_the_queue(cluster: ClusterInProcess, client: Callable[..., Client]) -> None:
     cluster.add(memoryx=1, swarmx=1, wafer=1, workers=1)
     running = client()
     running.compile()
@@ -88,10 +90,12 @@ def test_priority_reorders_the_queue(cluster: Any, client: Callable[..., Any]) -
     assert late.compile().artifact == "artifact-good"
     with pytest.raises(grpc.RpcError) as caught:
         cluster.stub.SetPriority(management_pb2.SetPriorityRequest(job=late.created.job, priority=4))
-    assert "1 (first) to 3, not 4" in caught.value.details()
+    assert "1 (first) to 3, not 4" in str(caught.value.details())
 
 
-def test_a_client_that_leaves_the_queue_is_out_of_it_at_once(cluster: Any, client: Callable[..., Any]) -> None:
+def test_a_client_that_leaves_the_queue_is_out_of_it_at_once(
+    cluster: ClusterInProcess, client: Callable[..., Client]
+) -> None:
     cluster.add(memoryx=1, swarmx=1, wafer=1, workers=1)
     running = client()
     running.compile()
@@ -105,7 +109,7 @@ def test_a_client_that_leaves_the_queue_is_out_of_it_at_once(cluster: Any, clien
     assert position(cluster, stays) == 1
 
 
-def test_a_waiting_job_can_be_cancelled(cluster: Any, client: Callable[..., Any]) -> None:
+def test_a_waiting_job_can_be_cancelled(cluster: ClusterInProcess, client: Callable[..., Client]) -> None:
     cluster.add(memoryx=1, swarmx=1, wafer=1, workers=1)
     running = client()
     running.compile()
@@ -116,7 +120,7 @@ def test_a_waiting_job_can_be_cancelled(cluster: Any, client: Callable[..., Any]
     cluster.until(lambda: info(cluster, waits).ended)
 
 
-def test_labels_are_added_replaced_and_removed(cluster: Any, client: Callable[..., Any]) -> None:
+def test_labels_are_added_replaced_and_removed(cluster: ClusterInProcess, client: Callable[..., Client]) -> None:
     one = client(labels=["a=1", "b=2"])
 
     def label(add: list[str], remove: list[str]) -> list[str]:
@@ -133,7 +137,7 @@ def test_labels_are_added_replaced_and_removed(cluster: Any, client: Callable[..
     assert label(["d=5"], []) == ["a=4", "c=3", "d=5"]
 
 
-def test_the_end_of_a_job_can_be_waited_for(cluster: Any, client: Callable[..., Any]) -> None:
+def test_the_end_of_a_job_can_be_waited_for(cluster: ClusterInProcess, client: Callable[..., Client]) -> None:
     cluster.add(**TWO)
     one = client()
     asked = cluster.stub.GetJob.future(management_pb2.GetJobRequest(job=one.created.job, wait_seconds=10), timeout=20)
@@ -143,7 +147,7 @@ def test_the_end_of_a_job_can_be_waited_for(cluster: Any, client: Callable[..., 
     assert asked.result().job.ended
 
 
-def test_a_job_that_nobody_knows_is_not_found(cluster: Any) -> None:
+def test_a_job_that_nobody_knows_is_not_found(cluster: ClusterInProcess) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         cluster.stub.GetJob(management_pb2.GetJobRequest(job="job-0"))
     assert caught.value.code() == grpc.StatusCode.NOT_FOUND

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+from cluster_in_process import Client, ClusterInProcess
 from tokens_shown import shown
 
 from appliance.management.nodes import registry
@@ -26,18 +27,20 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deadlines, "REGISTRATION", replace(deadlines.REGISTRATION, retry=0.05))
 
 
-def restart(cluster: Any) -> None:
+def restart(cluster: ClusterInProcess) -> None:
     address = cluster.address
     cluster.stop_management()
     cluster.start_management(address)
 
 
-def kept_log(cluster: Any, job: str) -> list[observation_pb2.JobEvent]:
+def kept_log(cluster: ClusterInProcess, job: str) -> list[observation_pb2.JobEvent]:
     request = observation_pb2.WatchJobRequest(job=job, kinds=["log"])
     return [event for batch in cluster.observation.WatchJob(request, timeout=10) for event in batch.events]
 
 
-def test_a_running_job_goes_on_and_the_waiting_one_keeps_its_place(cluster: Any, client: Callable[..., Any]) -> None:
+def test_a_running_job_goes_on_and_the_waiting_one_keeps_its_place(
+    cluster: ClusterInProcess, client: Callable[..., Client]
+) -> None:
     cluster.add(**TWO)
     running = client(num_csx=2, labels=["a=1"], user="ada")
     running.compile()
@@ -86,7 +89,9 @@ def test_a_running_job_goes_on_and_the_waiting_one_keeps_its_place(cluster: Any,
     assert waits.failure().kind == node_pb2.Failure.KIND_CANCELLED
 
 
-def test_a_job_that_ends_while_management_is_away_is_told_later(cluster: Any, client: Callable[..., Any]) -> None:
+def test_a_job_that_ends_while_management_is_away_is_told_later(
+    cluster: ClusterInProcess, client: Callable[..., Client]
+) -> None:
     cluster.add(**TWO)
     one = client()
     one.compile()
@@ -100,7 +105,7 @@ def test_a_job_that_ends_while_management_is_away_is_told_later(cluster: Any, cl
 
 
 def test_nodes_are_kept_for_a_job_that_is_not_back_but_not_for_ever(
-    cluster: Any, monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterInProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keeper = registry.NodeRegistry(5.0, SystemClock(), lambda node, reason: None)
     hello = management_pb2.RegisterRequest(role=node_pb2.ROLE_WAFER, address="h:1", job="job-1", member="wafer-3")
@@ -119,27 +124,33 @@ def test_nodes_are_kept_for_a_job_that_is_not_back_but_not_for_ever(
 
 
 def test_a_coordinator_that_does_not_come_back_fails_its_job(
-    cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterInProcess, client: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deadlines, "COORDINATION", replace(deadlines.COORDINATION, coordinator_return=0.1))
     request = management_pb2.CreateJobRequest(version=__version__, num_csx=1, num_workers_per_csx=1)
     hello = management_pb2.CoordinatorHello(job="job-1", address="127.0.0.1:1", request=request)
-    call = cluster.stub.Coordinate(
-        iter([management_pb2.CoordinateRequest(hello=hello)]), metadata=shown(Kind.COORDINATOR, hello.job)
+    call = iter(
+        cluster.stub.Coordinate(
+            iter([management_pb2.CoordinateRequest(hello=hello)]), metadata=shown(Kind.COORDINATOR, hello.job)
+        )
     )
     assert next(call).job.priority == 2
     cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_FAILED)
     assert cluster.jobs()[0].message.startswith("its coordinator has not connected again within")
     with pytest.raises(grpc.RpcError) as caught:  # it is too late
         next(
-            cluster.stub.Coordinate(
-                iter([management_pb2.CoordinateRequest(hello=hello)]), metadata=shown(Kind.COORDINATOR, hello.job)
+            iter(
+                cluster.stub.Coordinate(
+                    iter([management_pb2.CoordinateRequest(hello=hello)]), metadata=shown(Kind.COORDINATOR, hello.job)
+                )
             )
         )
     assert caught.value.code() == grpc.StatusCode.NOT_FOUND
 
 
-def test_a_job_that_an_ingress_tells_of_has_another_coordinator(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_an_ingress_tells_of_has_another_coordinator(
+    cluster: ClusterInProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started: list[tuple[str, str, bool]] = []
 
     class Process:
@@ -182,7 +193,7 @@ def test_a_job_that_an_ingress_tells_of_has_another_coordinator(cluster: Any, mo
 
 
 def test_a_coordinator_that_hangs_when_it_is_started_again_is_replaced(
-    cluster: Any, monkeypatch: pytest.MonkeyPatch
+    cluster: ClusterInProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deadlines, "COORDINATION", replace(deadlines.COORDINATION, hello=0.2))
     started: list[Any] = []
@@ -216,7 +227,7 @@ def test_a_coordinator_that_hangs_when_it_is_started_again_is_replaced(
     assert cluster.jobs()[0].message.startswith("its coordinator ended with status -9, the last of 4 in 60 s")
 
 
-def test_a_job_is_not_taken_over_from_who_has_no_token_for_it(cluster: Any) -> None:
+def test_a_job_is_not_taken_over_from_who_has_no_token_for_it(cluster: ClusterInProcess) -> None:
     request = management_pb2.CreateJobRequest(version=__version__, num_csx=1, num_workers_per_csx=1)
     for job, version, code in (
         ("job-2", __version__, grpc.StatusCode.UNAUTHENTICATED),
@@ -226,8 +237,10 @@ def test_a_job_is_not_taken_over_from_who_has_no_token_for_it(cluster: Any) -> N
         hello = management_pb2.CoordinatorHello(job="job-1", address="127.0.0.1:1", request=request)
         with pytest.raises(grpc.RpcError) as caught:
             next(
-                cluster.stub.Coordinate(
-                    iter([management_pb2.CoordinateRequest(hello=hello)]), metadata=shown(Kind.COORDINATOR, job)
+                iter(
+                    cluster.stub.Coordinate(
+                        iter([management_pb2.CoordinateRequest(hello=hello)]), metadata=shown(Kind.COORDINATOR, job)
+                    )
                 )
             )
         assert caught.value.code() == code

@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
+from cluster_in_process import Client, ClusterInProcess
 from tokens_shown import shown, token
 
 from appliance.coordinator.management_link import (
@@ -403,7 +404,7 @@ class Listening:
 class Linked:
     """A job whose coordinator is nothing but its link."""
 
-    def __init__(self, cluster: Any, tmp_path: Path) -> None:
+    def __init__(self, cluster: ClusterInProcess, tmp_path: Path) -> None:
         supervisor = cluster.service._supervisor
         request = management_pb2.CreateJobRequest(version=__version__, num_csx=1, num_workers_per_csx=1, priority=2)
         job = supervisor.jobs.create("job-1", request, token(Kind.JOB, "job-1"))
@@ -470,7 +471,7 @@ class Linked:
 
 
 @pytest.fixture
-def linked(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Linked]:
+def linked(cluster: ClusterInProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Linked]:
     monkeypatch.setattr(deadlines, "COORDINATION", replace(deadlines.COORDINATION, retry=0.05))
     monkeypatch.setattr(deadlines, "REGISTRATION", replace(deadlines.REGISTRATION, retry=0.05))
     cluster.add(memoryx=1, swarmx=1, wafer=1, workers=1)
@@ -479,7 +480,7 @@ def linked(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     linked.end()
 
 
-def test_the_link_waits_for_a_node_that_comes_later(cluster: Any, linked: Linked) -> None:
+def test_the_link_waits_for_a_node_that_comes_later(cluster: ClusterInProcess, linked: Linked) -> None:
     lost = of(linked.nodes, "wafer-0")
     cluster.kill(next(i for i, (module, _) in enumerate(cluster.nodes) if module == "wafer"))
     cluster.until(lambda: linked.listening.lost)  # who is replaced is missed no more
@@ -493,7 +494,7 @@ def test_the_link_waits_for_a_node_that_comes_later(cluster: Any, linked: Linked
 
 
 def test_a_successor_gets_the_nodes_from_a_management_service_that_was_started_before_it_had_them(
-    cluster: Any, linked: Linked
+    cluster: ClusterInProcess, linked: Linked
 ) -> None:
     linked.succeed()
     address = cluster.address
@@ -507,7 +508,9 @@ def test_a_successor_gets_the_nodes_from_a_management_service_that_was_started_b
     assert {(node.member, node.address) for node in after} == before
 
 
-def test_the_link_asks_a_management_service_that_was_started_meanwhile(cluster: Any, linked: Linked) -> None:
+def test_the_link_asks_a_management_service_that_was_started_meanwhile(
+    cluster: ClusterInProcess, linked: Linked
+) -> None:
     lost = of(linked.nodes, "wafer-0")
     cluster.kill(next(i for i, (module, _) in enumerate(cluster.nodes) if module == "wafer"))
     answer = linked.replace([lost])
@@ -530,7 +533,7 @@ def test_the_link_asks_a_management_service_that_was_started_meanwhile(cluster: 
     assert {member: node.address for member, node in known.items()} == {node.member: node.address for node in nodes}
 
 
-def test_the_wait_for_replacements_has_ends(cluster: Any, linked: Linked) -> None:
+def test_the_wait_for_replacements_has_ends(cluster: ClusterInProcess, linked: Linked) -> None:
     lost = of(linked.nodes, "wafer-0")
     cluster.kill(next(i for i, (module, _) in enumerate(cluster.nodes) if module == "wafer"))
     with pytest.raises(TimeoutError, match="no nodes within"):
@@ -542,7 +545,7 @@ def test_the_wait_for_replacements_has_ends(cluster: Any, linked: Linked) -> Non
         answer.result(WAIT_SECONDS)
 
 
-def test_a_late_answer_is_not_taken_for_that_of_a_later_request(cluster: Any, linked: Linked) -> None:
+def test_a_late_answer_is_not_taken_for_that_of_a_later_request(cluster: ClusterInProcess, linked: Linked) -> None:
     lost = of(linked.nodes, "wafer-0")
     cluster.kill(next(i for i, (module, _) in enumerate(cluster.nodes) if module == "wafer"))
     with pytest.raises(TimeoutError):
@@ -555,12 +558,12 @@ def test_a_late_answer_is_not_taken_for_that_of_a_later_request(cluster: Any, li
     assert not linked.link._unanswered
 
 
-def test_a_node_says_when_the_job_has_let_it_go(cluster: Any, linked: Linked) -> None:
+def test_a_node_says_when_the_job_has_let_it_go(cluster: ClusterInProcess, linked: Linked) -> None:
     wafer = of(linked.nodes, "wafer-0")
     commands: queue.SimpleQueue[node_pb2.AttachRequest | None] = queue.SimpleQueue()
     commands.put(node_pb2.AttachRequest(attach=node_pb2.AttachJob(job=linked.job, node="wafer-0")))
     with make_channel(wafer.address, wafer.lease) as channel:
-        responses = node_pb2_grpc.NodeServiceStub(channel).Attach(iter(commands.get, None))
+        responses = iter(node_pb2_grpc.NodeServiceStub(channel).Attach(iter(commands.get, None)))
         next(responses)
         heard = threading.Event()
         renew = cluster.service._registry.renew
@@ -570,7 +573,7 @@ def test_a_node_says_when_the_job_has_let_it_go(cluster: Any, linked: Linked) ->
                 heard.set()
             return bool(renew(node_id, job))
 
-        cluster.service._registry.renew = heartbeat
+        cluster.service._registry.renew = heartbeat  # type: ignore[method-assign]  # of this cluster alone
         assert heard.wait(WAIT_SECONDS)
         heard.clear()
         answer = linked.replace([wafer])
@@ -593,7 +596,7 @@ def test_a_node_says_when_the_job_has_let_it_go(cluster: Any, linked: Linked) ->
     ],
 )
 def test_management_refuses_requests_that_are_wrong(
-    cluster: Any, client: Callable[..., Any], wrong: dict[str, Any], said: str
+    cluster: ClusterInProcess, client: Callable[..., Client], wrong: dict[str, Any], said: str
 ) -> None:
     cluster.add(memoryx=1, swarmx=1, wafer=1, workers=1)
     job = client().created
@@ -606,7 +609,7 @@ def test_management_refuses_requests_that_are_wrong(
     with pytest.raises(grpc.RpcError) as caught:
         list(cluster.stub.Coordinate(iter(requests), timeout=WAIT_SECONDS, metadata=shows))
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
-    assert said in caught.value.details()
+    assert said in str(caught.value.details())
 
 
 def test_jobs_that_hold_what_the_other_waits_for_do_not_wait_for_ever(

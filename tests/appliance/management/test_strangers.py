@@ -6,6 +6,7 @@ from typing import Any
 
 import grpc
 import pytest
+from cluster_in_process import Client, ClusterInProcess
 from tokens_shown import shown, token
 
 from waferbox import __version__
@@ -40,11 +41,11 @@ def refused(call: Callable[[], object]) -> grpc.StatusCode:
     return caught.value.code()
 
 
-def hello(role: "node_pb2.Role.ValueType", **fields: str) -> management_pb2.RegisterRequest:
+def hello(role: "node_pb2.Role.ValueType", **fields: Any) -> management_pb2.RegisterRequest:
     return management_pb2.RegisterRequest(role=role, address="127.0.0.1:1", version=__version__, **fields)
 
 
-def test_a_stranger_gets_no_job(cluster: Any) -> None:
+def test_a_stranger_gets_no_job(cluster: ClusterInProcess) -> None:
     request = management_pb2.CreateJobRequest(version=__version__, num_csx=1, num_workers_per_csx=1)
     with make_channel(cluster.address, "") as channel:
         refused(lambda: management_pb2_grpc.ManagementStub(channel).CreateJob(request, timeout=SECONDS))
@@ -53,7 +54,7 @@ def test_a_stranger_gets_no_job(cluster: Any) -> None:
 
 @pytest.mark.parametrize("shows", ["nothing", "job", "user", "another's lease", "an earlier lease", "another job's"])
 def test_a_stranger_attaches_to_no_node(
-    cluster: Any, client: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, shows: str
+    cluster: ClusterInProcess, client: Callable[..., Client], monkeypatch: pytest.MonkeyPatch, shows: str
 ) -> None:
     """A worker would have run his input_fn."""
     cluster.add(workers=1)
@@ -80,7 +81,7 @@ def test_a_stranger_attaches_to_no_node(
         refused(lambda: attach(tokens[shows]))
 
 
-def test_a_node_that_was_given_up_takes_nobody_who_had_it_before(cluster: Any) -> None:
+def test_a_node_that_was_given_up_takes_nobody_who_had_it_before(cluster: ClusterInProcess) -> None:
     cluster.add(workers=1)
     _, node = cluster.nodes[0]
     before = node._registration.instance
@@ -93,7 +94,9 @@ def test_a_node_that_was_given_up_takes_nobody_who_had_it_before(cluster: Any) -
         refused(lambda: list(stub.Attach(iter([attach]), timeout=SECONDS)))
 
 
-def test_leases_are_told_to_the_jobs_coordinator_alone(cluster: Any, client: Callable[..., Any]) -> None:
+def test_leases_are_told_to_the_jobs_coordinator_alone(
+    cluster: ClusterInProcess, client: Callable[..., Client]
+) -> None:
     cluster.add(**ONE)
     client().compile()
     (job,) = cluster.jobs()
@@ -103,14 +106,14 @@ def test_leases_are_told_to_the_jobs_coordinator_alone(cluster: Any, client: Cal
 
 
 @pytest.mark.parametrize("names", [(), (Kind.USER, "eve"), (Kind.JOB, "job-1")])
-def test_a_stranger_registers_no_node(cluster: Any, names: tuple[Any, ...]) -> None:
+def test_a_stranger_registers_no_node(cluster: ClusterInProcess, names: tuple[Any, ...]) -> None:
     with make_channel(cluster.address, token(*names) if names else "") as channel:
         register = management_pb2_grpc.ManagementStub(channel).Register
-        refused(lambda: next(register(iter([hello(node_pb2.ROLE_WAFER)]), timeout=SECONDS)))
+        refused(lambda: next(iter(register(iter([hello(node_pb2.ROLE_WAFER)]), timeout=SECONDS))))
     assert not cluster.stub.ListNodes(management_pb2.ListNodesRequest()).nodes
 
 
-def test_a_stranger_takes_the_place_of_no_member(cluster: Any, client: Callable[..., Any]) -> None:
+def test_a_stranger_takes_the_place_of_no_member(cluster: ClusterInProcess, client: Callable[..., Client]) -> None:
     """The job would have ended, and blamed a node that is well."""
     cluster.add(**ONE)
     one = client()
@@ -118,11 +121,13 @@ def test_a_stranger_takes_the_place_of_no_member(cluster: Any, client: Callable[
     with make_channel(cluster.address, one.created.token) as channel:
         register = management_pb2_grpc.ManagementStub(channel).Register
         impostor = hello(node_pb2.ROLE_WAFER, job=one.created.job, member="wafer-0")
-        refused(lambda: next(register(iter([impostor]), timeout=SECONDS)))
+        refused(lambda: next(iter(register(iter([impostor]), timeout=SECONDS))))
     one.compile("again")
 
 
-def test_idle_streams_of_strangers_do_not_stop_management(cluster: Any, client: Callable[..., Any]) -> None:
+def test_idle_streams_of_strangers_do_not_stop_management(
+    cluster: ClusterInProcess, client: Callable[..., Client]
+) -> None:
     cluster.add(**ONE)
     with make_channel(cluster.address, "") as channel:
         register = management_pb2_grpc.ManagementStub(channel).Register
@@ -133,7 +138,9 @@ def test_idle_streams_of_strangers_do_not_stop_management(cluster: Any, client: 
 
 
 @pytest.mark.parametrize("names", [(), (Kind.USER, "eve"), (Kind.JOB, "job-of-eve")])
-def test_a_job_is_its_users_alone(cluster: Any, client: Callable[..., Any], names: tuple[Any, ...]) -> None:
+def test_a_job_is_its_users_alone(
+    cluster: ClusterInProcess, client: Callable[..., Client], names: tuple[Any, ...]
+) -> None:
     cluster.add(**ONE)
     one = client(user="ada")
     one.compile()
@@ -154,7 +161,7 @@ def test_a_job_is_its_users_alone(cluster: Any, client: Callable[..., Any], name
     assert not cluster.shutdown.is_set()
 
 
-def test_its_user_may_do_with_a_job_what_he_likes(cluster: Any, client: Callable[..., Any]) -> None:
+def test_its_user_may_do_with_a_job_what_he_likes(cluster: ClusterInProcess, client: Callable[..., Client]) -> None:
     cluster.add(**ONE)
     request = management_pb2.CreateJobRequest(version=__version__, num_csx=1, num_workers_per_csx=1, user="bob")
     with make_channel(cluster.address, token(Kind.USER, "ada")) as channel:
@@ -168,7 +175,9 @@ def test_its_user_may_do_with_a_job_what_he_likes(cluster: Any, client: Callable
 
 
 @pytest.mark.parametrize("kind", [Kind.JOB, Kind.USER, Kind.ADMIN])
-def test_a_coordinator_serves_its_own_script_alone(cluster: Any, client: Callable[..., Any], kind: Kind) -> None:
+def test_a_coordinator_serves_its_own_script_alone(
+    cluster: ClusterInProcess, client: Callable[..., Client], kind: Kind
+) -> None:
     cluster.add(**ONE)
     one = client()
     request = coordinator_pb2.CompileRequest(token=one.created.token, cirh="good")
@@ -176,13 +185,13 @@ def test_a_coordinator_serves_its_own_script_alone(cluster: Any, client: Callabl
         refused(lambda: coordinator_pb2_grpc.CoordinatorStub(channel).Compile(request, timeout=SECONDS))
 
 
-def test_nobody_speaks_for_another_jobs_coordinator(cluster: Any, client: Callable[..., Any]) -> None:
+def test_nobody_speaks_for_another_jobs_coordinator(cluster: ClusterInProcess, client: Callable[..., Client]) -> None:
     one = client()
     takes_over = management_pb2.CoordinatorHello(job=one.created.job, address="127.0.0.1:1", token=one.created.token)
     call = cluster.stub.Coordinate(
         iter([management_pb2.CoordinateRequest(hello=takes_over)]), metadata=shown(Kind.COORDINATOR, "job-of-eve")
     )
-    refused(lambda: next(call))
+    refused(lambda: next(iter(call)))
     with make_channel(cluster.address, one.created.token) as channel:
         script = management_pb2_grpc.ManagementStub(channel)
-        refused(lambda: next(script.Coordinate(iter([management_pb2.CoordinateRequest(hello=takes_over)]))))
+        refused(lambda: next(iter(script.Coordinate(iter([management_pb2.CoordinateRequest(hello=takes_over)])))))

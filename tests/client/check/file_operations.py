@@ -108,10 +108,10 @@ with tarfile.open("out/data.tar") as archive:
 assert Path("out/extracted/copy/sub/b").read_text() == "b"
 
 # Temporary files are those of all processes.
-with tempfile.TemporaryDirectory() as folder, tempfile.NamedTemporaryFile() as file:
+with tempfile.TemporaryDirectory() as folder, tempfile.NamedTemporaryFile() as temporary:
     Path(folder, "x").touch()
-    subprocess.run(["test", "-f", f"{folder}/x", "-a", "-f", file.name], check=True)
-with tempfile.NamedTemporaryFile("w", dir=user, delete=False) as file:
-    file.write("whole")
-os.replace(file.name, "atomic")
+    subprocess.run(["test", "-f", f"{folder}/x", "-a", "-f", temporary.name], check=True)
+with tempfile.NamedTemporaryFile("w", dir=user, delete=False) as whole:
+    whole.write("whole")
+os.replace(whole.name, "atomic")
 assert Path("atomic").read_text() == "whole"

@@ -28,7 +28,7 @@ def in_process(*command: str, temporary: Path) -> None:
     assert list(temporary.iterdir()) == []
 
 
-def test_files_of_the_user_stay_as_they_are(tmp_path):
+def test_files_of_the_user_stay_as_they_are(tmp_path: Path) -> None:
     user, record = tmp_path / "user", tmp_path / "record"
     for name, text in {"losses.csv": "1\n", "data/a": "a", "data/sub/b": "b", "kept/file": ""}.items():
         (user / name).parent.mkdir(parents=True, exist_ok=True)
@@ -41,13 +41,13 @@ def test_files_of_the_user_stay_as_they_are(tmp_path):
     assert (own / "out/run/config.json").read_text() == "{}"
 
 
-def test_object_that_is_read_with_the_files(tmp_path):
+def test_object_that_is_read_with_the_files(tmp_path: Path) -> None:
     root = tmp_path / "record" / "files"
     own = root / tmp_path.relative_to("/") / "index"
     own.parent.mkdir(parents=True)
     own.write_text("7")
 
-    def read(path=tmp_path / "index"):
+    def read(path: Path = tmp_path / "index") -> None:
         assert path.read_text() == "7"
 
     pickled = tmp_path / "pickled"

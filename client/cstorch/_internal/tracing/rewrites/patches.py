@@ -75,7 +75,7 @@ def _update_parameters(original: Function, self: AveragedModel, model: nn.Module
             self.multi_avg_fn(*group, self.n_averaged)
         results = averaged
     else:
-        average = self.avg_fn or get_swa_avg_fn()  # type: ignore[no-untyped-call]
+        average = self.avg_fn or get_swa_avg_fn()
         results = [average(own, new, self.n_averaged) for own, new in zip(averaged, current, strict=False)]
     for own, new, result in zip(averaged, current, results, strict=False):
         own.copy_(torch.where(is_first, new, result))
