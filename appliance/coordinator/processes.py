@@ -7,6 +7,7 @@ from typing import Final, Protocol
 
 import grpc
 
+from appliance.coordinator.record import remove_left
 from appliance.coordinator.settings import CoordinatorHome
 from waferbox import deadlines
 from waferbox.launch.async_child import AsyncChild
@@ -54,6 +55,9 @@ class CoordinatorProcesses(Protocol):
     def find(self, hello: management_pb2.CoordinatorHello) -> CoordinatorProcess | None:
         """Returns the process of a coordinator that an earlier service started; None if it cannot be found."""
 
+    async def forget(self, job: str) -> None:
+        """Removes what the coordinators of a job that has ended have left on this host: one that dies leaves all."""
+
 
 class HostProcesses:
     """The processes of coordinators: started on this host, or by an ingress on its host."""
@@ -81,6 +85,9 @@ class HostProcesses:
             return None
         child = Child.find("appliance.coordinator", hello.process_id, hello.process_started)
         return None if child is None else AsyncChild(child)
+
+    async def forget(self, job: str) -> None:
+        await asyncio.to_thread(remove_left, self._home.cache_root, job)
 
 
 class IngressProcess:

@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import logging
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -20,12 +21,13 @@ from google.protobuf.message import DecodeError
 
 from appliance.coordinator.execution.recovery_points import RecoveryPoint
 from waferbox import deadlines, settings
-from waferbox.host.folders import check_private, why_not_kept, write_whole
+from waferbox.host.folders import check_private, recovery_root, why_not_kept, write_whole
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, plan_pb2, record_pb2
 
 RECORDS: Final = "jobs"
 RECORD: Final = "record"
 LOCK: Final = "lock"
+JOB_NAME: Final = re.compile(r"job-[0-9a-f]{8}")
 SWEPT_SECONDS: Final = 24 * 3600.0  # a record without a change for so long has no owner
 
 logger = logging.getLogger(__name__)
@@ -516,6 +518,13 @@ def sweep_records(cache_root: Path, older_than_seconds: float = SWEPT_SECONDS) -
         for folder in list((cache_root / RECORDS).iterdir()):
             if folder.is_dir() and not folder.is_symlink() and folder.stat().st_mtime < newest:
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_left(cache_root: Path, job: str) -> None:
+    """Removes the record of an ended job, and its recovery points on this host, unless a process has the job."""
+    if JOB_NAME.fullmatch(job) and not is_held(cache_root, job):
+        shutil.rmtree(record_folder(cache_root, job), ignore_errors=True)
+        shutil.rmtree(recovery_root() / job, ignore_errors=True)
 
 
 def _plan_file(artifact: str) -> str:

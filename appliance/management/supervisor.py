@@ -62,6 +62,7 @@ class Supervisor:
         self._supervisions: dict[str, Supervision] = {}  # of live jobs
         self._processes: CoordinatorProcesses | None = None
         self._ticking: asyncio.Task[None] | None = None
+        self._forgetting: set[asyncio.Task[None]] = set()
 
     def start(self, address: str, processes: CoordinatorProcesses, orphans: Orphans) -> None:
         """Begins to supervise.
@@ -83,6 +84,9 @@ class Supervisor:
         supervisions = list(self._supervisions.values())
         if end_jobs:
             await asyncio.gather(*(supervision.close() for supervision in supervisions))
+            for supervision in supervisions:
+                self._forget(supervision.job)
+            await asyncio.gather(*self._forgetting)
             return
         for supervision in supervisions:
             supervision.leave()
@@ -153,7 +157,15 @@ class Supervisor:
         del self._supervisions[job.name]
         self.jobs.end(job, report)
         self.registry.release(job.name)
+        self._forget(job)
         self._on_job_ended(job)
+
+    def _forget(self, job: JobEntry) -> None:
+        """Removes what is left of a job that has ended on this host."""
+        assert self._processes is not None
+        task = asyncio.create_task(self._processes.forget(job.name))
+        self._forgetting.add(task)
+        task.add_done_callback(self._forgetting.discard)
 
     # --- the coordinators' streams ------------------------------------------------------------------------------------
 

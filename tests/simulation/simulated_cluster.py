@@ -56,6 +56,14 @@ class SimulatedProcesses:
                 return StartedProcess(coordinator, self._owner)
         return None
 
+    async def forget(self, job: str) -> None:
+        await asyncio.sleep(self._cluster.random.uniform(0.0, 0.05))
+        records = self._cluster.records
+        holder, hello = records.holders.get(job), records.hellos.get(job)
+        is_here = hello is None or hello.ingress == self._own_ingress
+        if is_here and (holder is None or not holder.is_alive):
+            records.files.pop(job, None)
+
 
 class StartedProcess:
     """A coordinator's process, as management has it."""

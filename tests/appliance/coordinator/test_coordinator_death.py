@@ -666,3 +666,45 @@ def test_a_script_that_dies_while_it_has_no_coordinator_ends_its_job_at_once(
     cluster.until(lambda: cluster.jobs()[0].ended, 15.0)
     assert f"the script (pid {os.getpid()}) has ended" in cluster.jobs()[0].message
     cluster.until(lambda: cluster.free_nodes() == 4)
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+def test_what_is_left_of_an_ended_job_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_held: bool
+) -> None:
+    """Where its last coordinator died; another process that has the job removes it itself."""
+    monkeypatch.setenv(settings.RECOVERY_DIR.name, str(tmp_path / "points"))
+    names = ["job-00000000", "job-0123abcd"]
+    for name in names:
+        (tmp_path / "points" / name / "memoryx-0").mkdir(parents=True)
+        kept = record.JobRecord(record.RecordFolder(record.record_folder(tmp_path, name)))
+        kept.begin(is_kept=True)
+        if not is_held:
+            kept.close()
+    for name in (names[1], "", ".", "..", "points", f"../{record.RECORDS}"):
+        record.remove_left(tmp_path, name)
+    kept.close()
+    left = names if is_held else names[:1]
+    assert sorted(path.name for path in (tmp_path / "points").iterdir()) == sorted(left)
+    assert sorted(path.name for path in (tmp_path / record.RECORDS).iterdir()) == sorted(left)
+
+
+def test_a_service_that_ends_leaves_nothing_of_a_job_without_a_coordinator(
+    cluster: ClusterInProcess, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = script()
+    one.job.session._may_be_replaced = False
+    folder = record.record_folder(cluster.settings.cache_root, one.job.name)
+    ended = threading.Event()
+
+    async def start_nothing(*arguments: Any) -> Any:
+        ended.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(cluster.processes, "start", start_nothing)
+    one.coordinator().kill()
+    assert ended.wait(10)
+    assert folder.exists()
+    monkeypatch.setattr(deadlines, "END", replace(deadlines.END, coordinator=0.2))
+    cluster.server.loop.run(cluster.service.close(end_jobs=True))
+    assert not folder.exists()
