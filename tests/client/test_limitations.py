@@ -3,6 +3,7 @@
 One row for each; warnings are in test_warnings.py, those of reading values in all their forms in test_tracing_reads.py.
 """
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,18 @@ from torch.nn.utils import rnn
 from user_script import Script, step_of_cluster
 
 import cstorch
+from cstorch._internal.backend import csx
 from cstorch._internal.batch import check_batch
 from cstorch.distributed.cluster_config import ClusterConfig
-from cstorch.errors import ConfigurationError, InputError, StateError, TraceError, TraceTypeError, UsageError
+from cstorch.errors import (
+    ConfigurationError,
+    CstorchWarning,
+    InputError,
+    StateError,
+    TraceError,
+    TraceTypeError,
+    UsageError,
+)
 from cstorch.utils.data import DataExecutor, DataLoader
 
 ITEM = r"The Cerebras backend does not yet support `aten::_local_scalar_dense\(Tensor self\) -> Scalar`"
@@ -351,3 +361,18 @@ def test_tensors_without_storage_are_written_by_safetensors(tmp_path: Path) -> N
     assert {name: value.tolist() for name, value in read.items()} == {
         name: value.cpu().tolist() for name, value in script.model.state_dict().items()
     }
+
+
+def test_an_optimizer_that_steps_in_python_is_named_once(tmp_path: Path) -> None:
+    """As in a loop that iterates a loader of torch, and no executor."""
+    backend = cstorch.backend("CSX", artifact_dir=tmp_path, validate_only=True)
+    csx._warn_of_steps_in_python.__wrapped__()
+    with backend.device:
+        model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.ones(1, 2, device=backend.torch_device)).sum().backward()
+    with pytest.warns(CstorchWarning, match=r"test_limitations.py.*not on the cluster.*DataExecutor"):
+        optimizer.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.step()

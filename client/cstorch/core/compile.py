@@ -105,7 +105,8 @@ def compile(model: nn.Module, backend: str | Backend | None = None) -> CompiledM
         if any(isinstance(part, RecursiveScriptModule) for part in model.modules()):
             raise UsageError(
                 "a module of torch.jit.script runs in an interpreter of its own, in which a step cannot be traced: "
-                "compile the module that was given to torch.jit.script, and script a copy of it for other uses"
+                "compile the module that was given to torch.jit.script, and script a copy of it for other uses; a "
+                "class that derives from torch.jit.ScriptModule must derive from torch.nn.Module"
             )
         move_module(model)
         if backends.csx.debug.log_initialization:

@@ -1,16 +1,23 @@
 """The CSX backend: steps run on a wafer-scale cluster."""
 
 import os
+import warnings
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from cstorch import backends
 from cstorch._internal.backend.interface import Backend, BackendType, Cluster
 from cstorch._internal.backend.tracebacks import shorten_tracebacks
 from cstorch._internal.execution import Execution, Executor, current_execution
-from cstorch._internal.tracing import purpose
+from cstorch._internal.tracing import LazyTensor, is_tracing, purpose
+from cstorch._internal.tracing.provenance import user_line
+from cstorch._internal.tracing.step_values import is_in_body
 from cstorch.distributed.cluster_config import ClusterConfig
-from cstorch.errors import ConfigurationError, UsageError
+from cstorch.errors import ConfigurationError, CstorchWarning, UsageError
 
 if TYPE_CHECKING:
     from cstorch._internal.session.cluster_session import ClusterSession, Target
@@ -56,6 +63,7 @@ class CsxBackend(Backend):
         self.validate_only = validate_only
         purpose.runs_steps = self.is_e2e_execution
         shorten_tracebacks()
+        _warn_of_steps_in_python()
         self.retrace_every_iteration = bool(retrace_every_iteration)
         super().__init__(Path.cwd() / "cerebras_logs" if artifact_dir is None else Path(artifact_dir))
         self.cluster = Cluster(cluster_config or ClusterConfig())
@@ -144,3 +152,24 @@ class CsxBackend(Backend):
         if self._session is not None:
             session, self._session = self._session, None
             session.close()
+
+
+@cache
+def _warn_of_steps_in_python() -> None:
+    """Warns, once, where an optimizer updates weights of the device outside of a step of an executor."""
+    is_known = False
+
+    def warn(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        nonlocal is_known
+        if is_known or is_tracing() or is_in_body():
+            return
+        if any(isinstance(weight, LazyTensor) for group in optimizer.param_groups for weight in group["params"]):
+            is_known = True
+            warnings.warn(
+                f"at {user_line()} the optimizer steps in this process, not on the cluster: a cluster runs what a "
+                "function with @cstorch.trace does, called once for each batch of a cstorch.utils.data.DataExecutor",
+                CstorchWarning,
+                stacklevel=2,
+            )
+
+    register_optimizer_step_post_hook(warn)

@@ -24,9 +24,10 @@ def value_read(func: OpOverload, error: type[TraceError] = TraceError) -> TraceE
     is_number = func._schema.name == "aten::_local_scalar_dense"
     if is_number and name in ("__getitem__", "__setitem__"):
         return error(
-            f"SyncTensor called outside of MarkStep: at {user_line()} a traced tensor without dimensions is an index. "
-            f"Its value is not known while the step is traced. Give the index a dimension: `x[i.reshape(1)]` reads a "
-            f"row, and `x.index_copy_(0, i.reshape(1), row[None])` writes one."
+            f"SyncTensor called outside of MarkStep: at {user_line()} a traced tensor without dimensions is an index, "
+            f"or the bound of a slice. Its value is not known while the step is traced. Give an index a dimension: "
+            f"`x[i.reshape(1)]` reads a row, and `x.index_copy_(0, i.reshape(1), row[None])` writes one. In place of a "
+            f"slice `x[:n]` use all rows and a mask: `torch.arange(len(x), device=x.device) < n` with torch.where."
         )
     if is_number and torch.is_anomaly_enabled():
         return error(
