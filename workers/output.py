@@ -31,6 +31,7 @@ class ConsoleReader:
         self._stop = os.eventfd(0, os.EFD_CLOEXEC)
         self._second = 0
         self._lines = 0  # the lines of this second
+        self._last = ""  # of them: that of a traceback is the error
         self._thread = GuardedThread(self._run, name="input-output", on_defect=on_defect)
         self._thread.start()
 
@@ -71,10 +72,12 @@ class ConsoleReader:
         if second != self._second:
             self._next_second(second)
         self._lines += 1
+        self._last = text if len(text) <= LINE_CHARACTERS else f"{text[:LINE_CHARACTERS]}…"
         if self._lines <= LINES_A_SECOND:
-            logger.info("%s", text if len(text) <= LINE_CHARACTERS else f"{text[:LINE_CHARACTERS]}…")
+            logger.info("%s", self._last)
 
     def _next_second(self, second: int) -> None:
         if self._lines > LINES_A_SECOND:
-            logger.warning("%d lines more were printed within a second", self._lines - LINES_A_SECOND)
+            more = self._lines - LINES_A_SECOND
+            logger.warning("%d lines more were printed within a second; the last: %s", more, self._last)
         self._second, self._lines = second, 0
