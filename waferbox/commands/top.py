@@ -103,8 +103,9 @@ def _rates(former: observation_pb2.NodeReport | None, report: observation_pb2.No
         received=(report.bytes.get("received", 0) - former.bytes.get("received", 0)) / seconds,
         sent=(report.bytes.get("sent", 0) - former.bytes.get("sent", 0)) / seconds,
         steps=(report.step - former.step) / seconds if report.step else None,
+        # A wait counts when it has ended, though it may have begun before the former report.
         shares={
-            what: (spent - former.seconds.get(what, 0.0)) / seconds
+            what: min(1.0, (spent - former.seconds.get(what, 0.0)) / seconds)
             for what, spent in report.seconds.items()
             if what != "total"
         },
