@@ -35,7 +35,7 @@ FOLDERS = {
 RUNTIME = {"waferbox", "waferbox.host", "waferbox.launch", "waferbox.links", "waferbox.rpc", "waferbox.security", "wsc"}
 MAY_IMPORT = {
     "appliance": {*RUNTIME, "waferbox.cirh", "waferbox.lair", "waferbox.runtime"},
-    "cerebras": {"cstorch"},
+    "cerebras": {"cerebras_torch", "cstorch"},
     "cerebras_appliance": {"cstorch"},
     "cerebras_pytorch": {"cerebras_appliance", "cerebras_torch", "cstorch"},
     "cerebras_torch": {"cstorch"},

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from cstorch._internal.generations import alias
 
 if TYPE_CHECKING:  # names for editors and type checkers, which do not see those of an alias
-    from cerebras_pytorch.optim import *  # noqa: F403
-    from cerebras_pytorch.optim import __getattr__ as __getattr__
+    from cstorch.optim import *  # noqa: F403
 
 alias("cerebras_torch.optim", "cerebras_pytorch.optim")
