@@ -18,6 +18,7 @@ from cstorch._internal.checkpoint_files import layout
 from cstorch._internal.checkpoint_files.deferred import Filled, content_of
 from cstorch._internal.checkpoint_files.structure import append_checksum
 from cstorch._internal.checkpoint_files.temporary import Output, new_file
+from cstorch._internal.interrupts import deferred, interruptible
 from cstorch._internal.log import logged_if_slow
 from cstorch._internal.tracing import LazyTensor, check_known
 from waferbox import __version__
@@ -59,7 +60,7 @@ def save(state_dict: Any, ckpt_path: str | os.PathLike[str]) -> None:
         )
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with logged_if_slow(f"Saving {target}"), new_file(target) as output:
+        with logged_if_slow(f"Saving {target}"), new_file(target) as output, deferred():
             # libver: attributes of more than 64 kB (the tree of a large model) need the layout of HDF5 1.8, and the
             # real system's library reads no newer one.
             with h5py.File(output, "w", libver=("v108", "v108")) as file:
@@ -228,7 +229,7 @@ def _write_dataset(
     dataset = file.create_dataset(key, shape, dtype)
     checksum = xxhash.xxh3_64()
     row = 0
-    for piece in pieces:
+    for piece in interruptible(pieces):
         layout.add_to_checksum(checksum, piece)
         if not shape:
             dataset[()] = piece

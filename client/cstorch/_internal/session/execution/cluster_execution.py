@@ -3,10 +3,10 @@
 import logging
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from concurrent.futures import Future
 from dataclasses import replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +100,10 @@ class ClusterExecution(Execution):
     def snapshot_steps(self) -> list[int]:
         """The steps after which the cluster keeps a snapshot of the states."""
         return self.executor.checkpoint_steps
+
+    @cached_property
+    def _snapshots(self) -> Set[int]:
+        return frozenset(self.snapshot_steps)  # which are computed anew by each call
 
     @property
     def _session(self) -> ClusterSession:
@@ -237,7 +241,7 @@ class ClusterExecution(Execution):
         if stream is None:
             return
         executor.profiler.step(self._rows)
-        has_snapshot = step in self.snapshot_steps
+        has_snapshot = step in self._snapshots
         values = self._receive_outputs(stream) if executor.on_activation_step else {}
         self._done = step
         self._warn_of_findings()
@@ -314,7 +318,7 @@ class ClusterExecution(Execution):
     def _settle(self) -> None:
         """Marks the end of the execution after the last step that the script has done."""
         self._is_running = False
-        self._session.state.settle(is_saved=self._done in self.snapshot_steps)
+        self._session.state.settle(is_saved=self._done in self._snapshots)
 
     def _close(self) -> None:
         """Ends the execution, or marks it as left if the script has left its loop before the last step."""
