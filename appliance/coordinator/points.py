@@ -107,14 +107,14 @@ class JobPoints:
     def responded(self, member: str, response: node_pb2.AttachResponse) -> bool:
         """Handles a member's response about recovery points; False if it is another."""
         kept, copied = response.recovery_point_kept, response.recovery_point_copied
-        host = self._hosts().get(member, "")  # empty: the job continues without this wafer
         match response.WhichOneof("kind"):
             case "recovery_point_kept" if kept.given_up:
                 self.points.given_up(kept.recovery_point)
             case "recovery_point_kept":
-                self.points.kept(member, host, kept)
+                self.points.kept(member, self._host(member), kept)
             case "recovery_point_copied":
-                self.points.copied(copied.member, copied.recovery_point, "" if copied.given_up else host)
+                host = "" if copied.given_up else self._host(member)
+                self.points.copied(copied.member, copied.recovery_point, host)
             case _:
                 return False
         self._settle()
@@ -125,8 +125,10 @@ class JobPoints:
         drop = node_pb2.AttachRequest(drop_recovery_points=node_pb2.DropRecoveryPoints(before=before))
         self._nodes.send(self._nodes.topology.state_keepers, lambda _: drop)
 
-    def _hosts(self) -> Mapping[str, str]:
-        return {keeper.name: keeper.node.host for keeper in self._nodes.topology.state_keepers}
+    def _host(self, name: str) -> str:
+        """Returns the host of a state keeper; empty if the job has it no more."""
+        keepers = self._nodes.topology.state_keepers if self._nodes.is_leased else ()
+        return next((keeper.node.host for keeper in keepers if keeper.name == name), "")
 
     def _keep(self, step: int) -> bool:
         execution = self._current_execution()

@@ -131,4 +131,10 @@ def test_a_user_without_a_home_has_a_cache_all_the_same(cache: Path, monkeypatch
     monkeypatch.delenv(settings.CACHE.name)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr(Path, "home", unknown)
-    assert cache_root() == cache.parent / f"waferbox-cache-{os.getuid()}"
+    folder = cache.parent / f"waferbox-cache-{os.getuid()}"
+    assert cache_root() == folder
+    assert folder.stat().st_mode & 0o777 == 0o700
+    monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
+    (cache.parent / f"waferbox-cache-{os.getuid()}").symlink_to(folder)
+    with pytest.raises(PermissionError, match="belongs to another user: name another folder by WAFERBOX_CACHE"):
+        cache_root()

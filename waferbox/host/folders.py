@@ -22,7 +22,10 @@ KEY_BYTES: Final = 32
 
 
 def cache_root() -> Path:
-    """$WAFERBOX_CACHE, or the user's cache folder; one in the temporary folder for a user without a home."""
+    """$WAFERBOX_CACHE, or the user's cache folder; one in the temporary folder for a user without a home.
+
+    Raises PermissionError: that one belongs to another user, whose compiled kernels must not be loaded.
+    """
     if (named := settings.CACHE.get()) is not None:
         return named
     if caches := os.environ.get("XDG_CACHE_HOME"):
@@ -30,7 +33,11 @@ def cache_root() -> Path:
     try:
         return Path.home() / ".cache" / "waferbox"
     except RuntimeError:  # the user is unknown to the host, as in a container, and HOME is not set
-        return Path(tempfile.gettempdir()) / f"waferbox-cache-{os.getuid()}"
+        folder = Path(tempfile.gettempdir()) / f"waferbox-cache-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+        raise PermissionError(f"{folder} belongs to another user: name another folder by {settings.CACHE.name}")
+    return folder
 
 
 def secret_key(path: Path) -> bytes:

@@ -132,7 +132,7 @@ class RecoveryPoints:
         return self._hosts.get(keeper, ())
 
     def kept(self, member: str, host: str, kept: node_pb2.RecoveryPointKept) -> None:
-        """Notes that a state keeper on a host has written its share, or restored it."""
+        """Notes that a state keeper on a host has written its share, or has restored it."""
         making = self._making.get(kept.recovery_point)
         if making is not None:
             making.kept[member] = kept
