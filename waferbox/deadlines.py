@@ -83,6 +83,7 @@ class JobCreationDeadlines:
     """A script, management, and the coordinator of a new job.
 
     connect: the connection of a script to management or to a coordinator.
+    silent: how much longer a script waits for a management service that listens and does not answer.
     create: the script's call CreateJob, for which management starts a coordinator process.
     coordinator: until a new coordinator has connected to management.
     ingress_return: until an ingress that passed the call on has connected to management again.
@@ -94,6 +95,7 @@ class JobCreationDeadlines:
     """
 
     connect: float = 4.0
+    silent: float = 30.0
     create: float = 120.0
     coordinator: float = 50.0
     ingress_return: float = 3.0

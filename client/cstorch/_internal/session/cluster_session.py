@@ -22,6 +22,7 @@ from cstorch._internal.tracing.random_counter import random_counter
 from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.distributed.run_settings import execution_strategy
 from cstorch.errors import ClusterUnreachableError, CstorchError, CstorchWarning, UsageError
+from waferbox import deadlines
 from wsc.v1 import initialisation_pb2, node_pb2
 
 logger = logging.getLogger("cstorch.session")
@@ -59,7 +60,8 @@ def _check_answers(management: Management) -> None:
     """Checks that management answers, before the script builds its model and traces it."""
 
     def check() -> None:
-        connect(management.address, "management service", management.token()).close()
+        silent = deadlines.JOB_CREATION.silent
+        connect(management.address, "management service", management.token(), silent_seconds=silent).close()
 
     try:
         outcome(_in_thread("cstorch connecting", check))  # as an interrupt within gRPC can leave its channel open

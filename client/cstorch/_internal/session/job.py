@@ -104,7 +104,8 @@ class ClientJob:
     async def _open(
         self, management: str, token: str, request: management_pb2.CreateJobRequest, log: logging.Logger
     ) -> tuple[JobSession, "management_pb2_grpc.ManagementAsyncStub"]:
-        channel = await _connect(management, "management service", token)
+        silent = deadlines.JOB_CREATION.silent
+        channel = await _connect(management, "management service", token, silent_seconds=silent)
         try:
             stub = management_pb2_grpc.ManagementStub(channel)
             created = await create_job(stub, request, management)
@@ -296,10 +297,10 @@ class ClientJob:
                 self._loop.stop()
 
 
-async def _connect(address: str, what: str, token: str) -> grpc.aio.Channel:
+async def _connect(address: str, what: str, token: str, *, silent_seconds: float = 0.0) -> grpc.aio.Channel:
     thread = SerialThread("cstorch connecting")
     try:
-        channel = await thread.run(partial(connect, address, what, token))
+        channel = await thread.run(partial(connect, address, what, token, silent_seconds=silent_seconds))
     finally:
         thread.close()
     return LoopChannel(channel)  # type: ignore[return-value]  # it has the methods that stubs use
