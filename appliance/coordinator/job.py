@@ -259,13 +259,17 @@ class CoordinatedJob:
     def _may_script_run(self) -> bool:
         """Whether the script may be alive, although its connection broke."""
         # A script on another host cannot be distinguished from a broken connection.
-        return self.request.host_id not in ("", self._host.identity.host) or self._does_script_run()
+        return not self._is_script_here or self._does_script_run()
 
     def _does_script_run(self) -> bool:
         """Whether the process of the script is found on this host."""
         request = self.request
-        is_here = bool(request.process_id) and request.host_id in ("", self._host.identity.host)
-        return is_here and self._host.is_running(request.process_id, request.process_started)
+        is_known = bool(request.process_id) and self._is_script_here
+        return is_known and self._host.is_running(request.process_id, request.process_started)
+
+    @property
+    def _is_script_here(self) -> bool:
+        return self.request.host_id in ("", self._host.identity.host)
 
     def _watch_script(self) -> None:
         """Ends the job if its script has ended without a session: it was killed while there was no coordinator."""

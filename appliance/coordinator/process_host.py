@@ -12,7 +12,7 @@ from appliance.coordinator.settings import CoordinatorSettings
 from waferbox import deadlines
 from waferbox.host.clock import Clock
 from waferbox.host.event_loop import from_any_thread
-from waferbox.launch.spawn import is_zombie
+from waferbox.launch.spawn import is_running
 from waferbox.launch.spawn import process_started as started_at
 from waferbox.links.listener import LinkListener
 from waferbox.links.socket_names import host_id
@@ -62,10 +62,7 @@ class ProcessHost:
         return True
 
     def is_running(self, process_id: int, process_started: int) -> bool:
-        try:
-            return started_at(process_id) == process_started and not is_zombie(process_id)
-        except ProcessLookupError:
-            return False
+        return is_running(process_id, process_started)
 
     async def serve(self, service: CoordinatorService) -> None:
         self._service = service

@@ -20,7 +20,7 @@ from typing import Final
 
 from waferbox import settings
 from waferbox.host.descriptors import readable
-from waferbox.launch.spawn import is_zombie, process_started
+from waferbox.launch.spawn import is_running, process_started
 
 EMBEDDED: Final = "embedded"  # in the place of a cluster's name: a script starts a cluster of its own
 FAILURE = "last_failure"
@@ -74,10 +74,7 @@ class LocalCluster:
 
     def runs(self) -> bool:
         """Whether the process that owns the cluster still runs."""
-        try:
-            return process_started(self.pid) == self.started and not is_zombie(self.pid)
-        except ProcessLookupError:
-            return False
+        return is_running(self.pid, self.started)
 
     def use_certificates(self) -> None:
         """Makes the channels of this process use the cluster's certificates, if it has some and no others are set."""
@@ -246,11 +243,7 @@ def _drop_if_empty(folder: Path) -> None:
 def local_clusters() -> list[LocalCluster]:
     """The clusters that run, oldest first. Removes the records of clusters that were killed."""
     found = []
-    for path in sorted(runtime_folder(create=False).glob("*.json")):
-        try:
-            cluster = LocalCluster(**json.loads(path.read_text()))
-        except (OSError, ValueError, TypeError):
-            continue  # the record was removed meanwhile, or the file is no record
+    for path, cluster in _records():
         if cluster.runs():
             found.append(cluster)
         else:
@@ -265,12 +258,18 @@ def cluster_at(management: str) -> LocalCluster | None:
     A record of a cluster that was killed counts as well.
     """
     with contextlib.suppress(OSError):
-        for path in runtime_folder(create=False).glob("*.json"):
-            with contextlib.suppress(OSError, ValueError, TypeError):
-                cluster = LocalCluster(**json.loads(path.read_text()))
-                if cluster.management == management:
-                    return cluster
+        return next((cluster for _, cluster in _records() if cluster.management == management), None)
     return None
+
+
+def _records() -> Iterator[tuple[Path, LocalCluster]]:
+    """Yields the records with their files. Raises OSError as runtime_folder."""
+    for path in sorted(runtime_folder(create=False).glob("*.json")):
+        try:
+            cluster = LocalCluster(**json.loads(path.read_text()))
+        except (OSError, ValueError, TypeError):
+            continue  # the record was removed meanwhile, or the file is no record
+        yield path, cluster
 
 
 def for_everybody(clusters: Sequence[LocalCluster]) -> list[LocalCluster]:

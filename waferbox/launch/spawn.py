@@ -103,9 +103,13 @@ def process_started(pid: int) -> int:
     return int(_stat_fields(pid)[19])
 
 
-def is_zombie(pid: int) -> bool:
-    """Whether a process has ended, and its parent has not waited for it. Raises ProcessLookupError."""
-    return _stat_fields(pid)[0] in "ZX"
+def is_running(pid: int, started: int) -> bool:
+    """Whether a process runs, and is no zombie. started: its time, by process_started, as an id may be used again."""
+    try:
+        fields = _stat_fields(pid)
+    except ProcessLookupError:
+        return False
+    return int(fields[19]) == started and fields[0] not in "ZX"
 
 
 def _stat_fields(pid: int) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Final, TypeAlias, TypeVar
 
 import grpc
 
+from cstorch._internal.log import SLOW_SECONDS
 from cstorch._internal.session import failures
 from cstorch.errors import ClusterUnreachableError, CompileError, ConfigurationError, CstorchError, NodeLostError
 from waferbox import deadlines
@@ -19,7 +20,6 @@ from waferbox.rpc.server import is_from_ingress, status_of, through
 from wsc.v1 import coordinator_pb2, coordinator_pb2_grpc, management_pb2, management_pb2_grpc
 
 RETRY_SECONDS: Final = 0.2
-SILENT_SECONDS: Final = 2.0  # how long management may be away before a message says so
 
 _Response = TypeVar("_Response")
 # Returns a channel to a server that answers, from its address, its kind and the token of all calls. Raises
@@ -304,7 +304,7 @@ class JobSession:
                     return False
                 if not is_late and self._has_cluster_ended():
                     return False
-                if not is_noted and away > SILENT_SECONDS:
+                if not is_noted and away > SLOW_SECONDS:
                     is_noted = True
                     left = deadlines.COORDINATION.script_away - away
                     self._log.info("The management service does not answer either: waiting up to %.0f s for it", left)
