@@ -7,6 +7,7 @@ if __name__ == "__main__":
     begin_process()  # before the imports, one of which is gRPC
 
 import argparse
+import asyncio
 import contextlib
 import json
 import logging
@@ -14,7 +15,7 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -75,8 +76,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--announce-fd",
         type=int,
         metavar="N",
-        help="write the addresses to this descriptor, as a line of JSON, for the owner of the cluster: a signal from "
-        "the owner ends the jobs too, and a second line reports their end",
+        help="write the addresses to this descriptor, as a line of JSON, for the owner of the cluster: when the owner "
+        "ends its side, the jobs end too, and a second line reports their end",
     )
     return parser.parse_args(argv)
 
@@ -87,14 +88,24 @@ async def _supervise(service: ManagementService, home: CoordinatorHome) -> None:
     service.start(home.management, HostProcesses(home, make_async_channel), orphans)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Serves until SIGTERM, SIGINT or a Shutdown call.
+async def _watch(descriptor: int, on_end: Callable[[], object]) -> None:
+    """Makes the event loop call on_end when the other side of a socket ends, which sends nothing."""
+    loop = asyncio.get_running_loop()
 
-    A Shutdown ends the jobs; the signals leave them to a successor, unless the owner of the cluster sends them.
+    def ended() -> None:
+        loop.remove_reader(descriptor)
+        on_end()
+
+    loop.add_reader(descriptor, ended)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serves until SIGTERM, SIGINT, a Shutdown call or the end of the cluster's owner.
+
+    The signals leave the jobs to a successor; the others end them.
     """
     options = parse_arguments(argv)
     set_up_logging()
-    has_owner = options.announce_fd is not None
     over: queue.SimpleQueue[bool] = queue.SimpleQueue()  # whether to end the jobs
     defects: list[Exception] = []
 
@@ -128,7 +139,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server.server)  # type: ignore[attr-defined]  # not in the stubs
 
         if threading.current_thread() is threading.main_thread():
-            open_parts.enter_context(on_stop_signal(lambda: over.put(has_owner), on_defect=defect))
+            open_parts.enter_context(on_stop_signal(lambda: over.put(False), on_defect=defect))
         if options.metrics_port is not None:
             from appliance.management.metrics import ManagementCollector
             from waferbox.runtime.metrics import MetricsServer
@@ -146,8 +157,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             host=host,
             cache_root=settings.cache_root,
             compile_root=settings.compile_root,
-            terminated="its cluster went down, or its coordinator alone was terminated: start the cluster again if it "
-            "does not run, then the script from its last checkpoint",
+            terminated="its coordinator was terminated: start the script again from its last checkpoint",
         )
         server.start()
         server.loop.run(_supervise(service, home))
@@ -160,6 +170,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             addresses = {"management": address, "page": "" if page is None else page.url, "metrics": service.metrics}
             announce.write(json.dumps(addresses) + "\n")
             announce.flush()
+            if options.announce_fd is not None:
+                server.loop.run(_watch(options.announce_fd, lambda: over.put(True)))
             end_jobs = over.get()
             if page is not None:
                 page.close()

@@ -17,6 +17,10 @@ from typing import Final, Generic, TypeVar
 T_co = TypeVar("T_co", covariant=True)
 
 
+class SettingError(ValueError):
+    """Raised where an environment variable has a wrong text, or names a file that cannot be used."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form(Generic[T_co]):
     """The form of a variable's text.
@@ -55,7 +59,7 @@ class Variable(Generic[T_co]):
         """Returns the value in the environment of this process.
 
         Raises:
-            ValueError: the text has another form; the message names the variable, the text and the right form.
+            SettingError: the text has another form; the message names the variable, the text and the right form.
         """
         text = os.environ.get(self.name)
         if not text:
@@ -63,7 +67,7 @@ class Variable(Generic[T_co]):
         try:
             return self.form.parse(text)
         except ValueError:
-            raise ValueError(f"the environment variable {self.name} must be {self.form.text}, not {text!r}") from None
+            raise SettingError(f"the environment variable {self.name} must be {self.form.text}, not {text!r}") from None
 
     def is_set(self) -> bool:
         """Whether the environment of this process has a text for the variable."""

@@ -28,6 +28,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     let_wafers_compute()
     collect_seldom()
     settings = read_settings(FIRST_FD)
+    if settings.may_restart:
+        # A signal to this process alone is a death like others: who ends the job does so through management.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         clock = SteadyClock()
         with asyncio.Runner(loop_factory=lambda: SteadyEventLoop(clock)) as runner:
@@ -40,8 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def _serve(settings: CoordinatorSettings, clock: Clock) -> int:
     events: asyncio.Queue[Event] = asyncio.Queue()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, events.put_nowait, Event.TERMINATE)
+    if not settings.may_restart:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, events.put_nowait, Event.TERMINATE)
     host = ProcessHost(settings, clock)
     try:
         compile_step = cached_compiler(settings.cache, settings.cache_root)

@@ -459,9 +459,9 @@ class CoordinatedJob:
 
     # --- end of the job -----------------------------------------------------------------------------------------------
 
-    def cancel(self) -> None:
-        """Ends the job at a user's request."""
-        self._cancelled(f"{self.name} was cancelled")
+    def cancel(self, cause: str) -> None:
+        """Ends the job at management's request. cause: for the user; empty: a user has cancelled the job."""
+        self._cancelled(f"{self.name} ended: {cause}" if cause else f"{self.name} was cancelled")
 
     def terminate(self) -> None:
         """Ends the job, as this process must end."""

@@ -51,7 +51,7 @@ class ProcessIdentity:
 class ManagementCallbacks:
     """The callbacks for management's messages.
 
-    cancel: a user has cancelled the job.
+    cancel: the job is to end, for this cause; empty: a user has cancelled it.
     lease_lost: management has lost this node of the job.
     known_as: the hello for a restarted management service at this address has changed.
     queued: the job waits at this position; at position 0 it no longer waits.
@@ -62,7 +62,7 @@ class ManagementCallbacks:
     defect: the link has ended with an unexpected exception.
     """
 
-    cancel: Callable[[], None]
+    cancel: Callable[[str], None]
     lease_lost: Callable[[management_pb2.NodeInfo], None]
     known_as: Callable[[str, management_pb2.CoordinatorHello], None]
     queued: Callable[[management_pb2.QueueStatus], None]
@@ -305,7 +305,7 @@ class ManagementLink:
                 self._take(response.acquired)
                 self._send_hello(callbacks)
             case "cancel":
-                callbacks.cancel()
+                callbacks.cancel(response.cancel.cause)
             case "lost":
                 callbacks.lease_lost(response.lost)
             case "queue":

@@ -37,7 +37,7 @@ class CoordinatorProcess(Protocol):
         """Returns the exit status, once it has ended. Raises ProcessLost."""
 
     def terminate(self) -> None:
-        """Requests its end."""
+        """Requests its end, which is a death like others if it may get a successor."""
 
     def kill(self) -> None:
         """Ends it at once."""

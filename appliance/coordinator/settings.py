@@ -25,7 +25,7 @@ class CoordinatorSettings:
     listen: str  # host:port; port 0 for any
     cache: Path  # folder of the compiled artifacts
     cache_root: Path  # cache root, with the key that authenticates the artifacts
-    terminated: str  # cause, for the user, if the process is ended: "its cluster went down"
+    terminated: str  # cause, for the user, if a process that gets no successor is ended
     ingress: str = ""  # address of the ingress that runs it; empty: management does
     restarted: bool = False  # whether it replaces a coordinator that ended unexpectedly
     may_restart: bool = False  # whether a successor takes over the job if this one ends unexpectedly

@@ -74,9 +74,9 @@ class Coordination:
         request.CopyFrom(self._job.request)
         self._outbox.put(management_pb2.CoordinateResponse(job=request))
 
-    def cancel(self) -> None:
-        """Sends the order to end the job."""
-        self._outbox.put(management_pb2.CoordinateResponse(cancel=management_pb2.CancelNotice()))
+    def cancel(self, cause: str = "") -> None:
+        """Sends the order to end the job. cause: for the user; empty: a user has cancelled it."""
+        self._outbox.put(management_pb2.CoordinateResponse(cancel=management_pb2.CancelNotice(cause=cause)))
 
     def preempt(self) -> None:
         """Requests the nodes of the job, which is idle, for others."""

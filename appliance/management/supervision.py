@@ -25,6 +25,7 @@ from wsc.v1 import ingress_pb2, management_pb2
 logger = logging.getLogger(__name__)
 
 INGRESS_RETRY_SECONDS: Final = 0.5
+CLUSTER_ENDS: Final = "its cluster went down: start the cluster again, then the script from its last checkpoint"
 
 # --- States and events ------------------------------------------------------------------------------------------------
 
@@ -183,8 +184,8 @@ class Supervision:
     async def close(self) -> None:
         """Ends the coordinator and the job."""
         self._is_closing = True  # no successor
-        if self._process is not None:
-            self._process.terminate()
+        if self.stream is not None:
+            self.stream.cancel(CLUSTER_ENDS)
         else:
             self.cancel()
         seconds = deadlines.END.coordinator

@@ -1,4 +1,4 @@
-"""What training scripts do around their steps, a function each: `python patterns.py CPU`, or `CSX`.
+"""What training scripts do around their steps, a function each: `python patterns.py`, or `python patterns.py CPU`.
 
 The numbers that it prints are the same on both backends. docs/patterns.md explains them.
 """
@@ -223,4 +223,4 @@ def main(kind: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1] if len(sys.argv) > 1 else "CSX")

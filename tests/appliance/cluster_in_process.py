@@ -176,7 +176,10 @@ class ThreadChild:
             self._loop.call_soon_threadsafe(function, *arguments)
 
     def terminate(self) -> None:
-        self.call(self.events.put_nowait, Event.TERMINATE)
+        if self.settings.may_restart:
+            self.kill()
+        else:
+            self.call(self.events.put_nowait, Event.TERMINATE)
 
     def kill(self) -> None:
         """Ends the coordinator, as kill -9 ends its process."""

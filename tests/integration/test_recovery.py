@@ -1,11 +1,12 @@
 """Whatever dies, the script gets what it gets in a run in which nothing dies: outputs, weights and checkpoints."""
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import grpc
 import pytest
-from cluster_rig import SCRIPTS, RunningCluster, RunningScript, StartCluster, StartScript, wait_for
+from cluster_rig import PATIENCE_SECONDS, SCRIPTS, RunningCluster, RunningScript, StartCluster, StartScript, wait_for
 
 from waferbox import roles
 from wsc.v1 import management_pb2
@@ -78,12 +79,14 @@ def test_halves_that_are_rounded_again_are_the_same(
             assert "The job has resumed from step" in errors
 
 
-def kill_coordinator(cluster: RunningCluster) -> Callable[[RunningScript], None]:
+def kill_coordinator(
+    cluster: RunningCluster, number: signal.Signals = signal.SIGKILL
+) -> Callable[[RunningScript], None]:
     """Kill the coordinator of the job, and wait until management has another."""
 
     def harm(script: RunningScript) -> None:
         before = next(job.coordinator for job in cluster.jobs() if not job.ended)
-        cluster.process_at(before).kill()
+        cluster.process_at(before).send_signal(number)
         wait_for(
             lambda: any(job.coordinator not in ("", before) for job in cluster.jobs() if not job.ended),
             explain=lambda: f"{before} was killed; {cluster.jobs()}\nThe script: {script.errors}",
@@ -97,9 +100,10 @@ def test_the_results_are_those_of_a_run_in_which_the_coordinator_does_not_die(
 ) -> None:
     with start_cluster(tmp_path / "cluster", wafers=1, memoryx=1, workers=1) as cluster:
         expected, _ = run(start_script, cluster, nothing)
-        for options in ((), ("--restartable",)):
-            output, errors = run(start_script, cluster, kill_coordinator(cluster), *options)
-            assert output == expected, options
+        cases = [((), signal.SIGKILL), ((), signal.SIGTERM), ((), signal.SIGINT), (("--restartable",), signal.SIGKILL)]
+        for options, number in cases:
+            output, errors = run(start_script, cluster, kill_coordinator(cluster, number), *options)
+            assert output == expected, (options, number)
             assert "another has taken over the job" in errors
             assert "The job has resumed from step" in errors
         records = [cache / "jobs" / job.job for job in cluster.jobs()]
@@ -112,14 +116,18 @@ def test_the_coordinator_may_die_after_management_has(
     with start_cluster(tmp_path / "cluster", wafers=1, memoryx=1, workers=1) as cluster:
         expected, _ = run(start_script, cluster, nothing)
 
-        def kill_both(script: RunningScript) -> None:
-            cluster.process_at(cluster.management).kill()
-            wait_for(lambda: any(not job.ended for job in known_jobs(cluster)))
-            kill_coordinator(cluster)(script)
+        for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT):
 
-        output, errors = run(start_script, cluster, kill_both)
-        assert output == expected
-        assert "another has taken over the job" in errors
+            def kill_both(script: RunningScript, number: signal.Signals = number) -> None:
+                management = cluster.process_at(cluster.management)
+                management.send_signal(number)
+                management.wait(PATIENCE_SECONDS)
+                wait_for(lambda: any(not job.ended for job in known_jobs(cluster)))
+                kill_coordinator(cluster, number)(script)
+
+            output, errors = run(start_script, cluster, kill_both)
+            assert output == expected, number
+            assert "another has taken over the job" in errors
 
 
 def known_jobs(cluster: RunningCluster) -> list[management_pb2.JobInfo]:

@@ -275,7 +275,10 @@ class SimulatedCoordinator:
         return reporter._report if reporter._is_over else None
 
     def terminate(self) -> None:
-        self._events.put_nowait(Event.TERMINATE)
+        if self._settings.may_restart:
+            self.process.kill()
+        else:
+            self._events.put_nowait(Event.TERMINATE)
 
     async def _run(self) -> int:
         record = JobRecord(StoredRecord(self._records, self.job, self.process))

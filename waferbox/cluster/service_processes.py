@@ -1,13 +1,13 @@
 """The management service and the vendor gateway of a cluster: supervised processes that announce their addresses."""
 
+import contextlib
 import dataclasses
 import json
-import os
+import socket
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
 from urllib.parse import urlsplit
 
 from waferbox.cluster.launcher import Launcher, Process
@@ -17,26 +17,35 @@ from waferbox.roles import MANAGEMENT, VENDOR_GATEWAY
 from waferbox.rpc.address import split_address
 
 
-class _AnnouncementPipe:
-    """A pipe in which a process announces its addresses by lines of JSON. Not thread-safe."""
+class _OwnerSocket:
+    """A socket in which a process announces its addresses by lines of JSON, and sees the end of its owner.
+
+    Not thread-safe.
+    """
 
     def __init__(self) -> None:
-        self.reader: IO[bytes] | None = None  # None before the first start, and after `close`
+        self.reader: socket.SocketIO | None = None  # None before the first start, and after `close`
+        self._ours: socket.socket | None = None
 
     def start(self, launcher: Launcher, module: str, arguments: Sequence[str]) -> Process:
-        """Starts a process that writes to a new pipe. Raises SpawnError."""
+        """Starts a process with a new socket. Raises SpawnError."""
         self.close()
-        reader, writer = os.pipe()
-        try:
-            self.reader = open(reader, "rb", buffering=0)  # noqa: SIM115 - closed by close
-            return launcher.start(module, [*arguments, "--announce-fd", "3"], [writer])
-        finally:
-            os.close(writer)  # so that the pipe ends with the process
+        self._ours, theirs = socket.socketpair()
+        self.reader = self._ours.makefile("rb", buffering=0)
+        with theirs:  # closed, so that the lines end with the process
+            return launcher.start(module, [*arguments, "--announce-fd", "3"], [theirs.fileno()])
+
+    def request_end(self) -> None:
+        """Shows the process the end of its owner; its lines can still be read."""
+        if self._ours is not None:
+            with contextlib.suppress(OSError):  # the process has ended
+                self._ours.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        if self.reader is not None:
+        if self._ours is not None and self.reader is not None:
             self.reader.close()
-            self.reader = None
+            self._ours.close()
+            self.reader = self._ours = None
 
 
 # --- The management service -------------------------------------------------------------------------------------------
@@ -66,7 +75,7 @@ class ManagementSettings:
 
 
 class ManagementProcess:
-    """The management service. It announces its addresses, and an orderly end, by lines of JSON in a pipe.
+    """The management service. It announces its addresses, and an orderly end, by lines of JSON in a socket.
 
     A restarted service gets the addresses of the first. Not thread-safe.
     """
@@ -78,13 +87,13 @@ class ManagementProcess:
         self.address = ""  # empty until the service has announced it
         self.page = ""  # URL
         self.is_over = False  # the service has announced an orderly end
-        self._pipe = _AnnouncementPipe()
+        self._socket = _OwnerSocket()
         self.supervised = SupervisedProcess(MANAGEMENT.module, self._start)
 
-    def event_sources(self) -> Sequence[IO[bytes] | Process]:
+    def event_sources(self) -> Sequence[socket.SocketIO | Process]:
         """The objects that become readable when restart_if_ended has work to do."""
         process = self.supervised.process
-        return [*self._pipes(), *([] if process is None else [process])]
+        return [*self._readers(), *([] if process is None else [process])]
 
     def restart_if_ended(self) -> Sequence[str]:
         """Reads announcements, and restarts the service if it has died; returns messages for the user."""
@@ -96,35 +105,35 @@ class ManagementProcess:
 
     def read_announcements(self) -> None:
         """Reads all announcements that were written until now."""
-        while readable(self._pipes(), 0.0):
+        while readable(self._readers(), 0.0):
             self._read()
 
     def end(self, seconds: float) -> None:
         """Ends the service and all jobs; returns when the jobs have ended, or after so many seconds."""
         if self.supervised.process is None:
             return
-        self.supervised.process.terminate()
+        self._socket.request_end()  # a signal would leave the jobs to a restarted service
         deadline = time.monotonic() + seconds
-        # The pipe is closed when the service has ended without an announcement.
-        while self._pipe.reader is not None and not self.is_over:
-            if not readable([self._pipe.reader], max(0.0, deadline - time.monotonic())):
+        # The socket is closed when the service has ended without an announcement.
+        while self._socket.reader is not None and not self.is_over:
+            if not readable([self._socket.reader], max(0.0, deadline - time.monotonic())):
                 return
             self._read()
 
     def close(self) -> None:
-        """Ends the service if it still runs, and closes the pipe."""
+        """Ends the service if it still runs, and closes the socket."""
         self.supervised.close()
-        self._pipe.close()
+        self._socket.close()
 
-    def _pipes(self) -> Sequence[IO[bytes]]:
-        return [] if self._pipe.reader is None else [self._pipe.reader]
+    def _readers(self) -> Sequence[socket.SocketIO]:
+        return [] if self._socket.reader is None else [self._socket.reader]
 
     def _read(self) -> None:
         """Reads the next line."""
-        assert self._pipe.reader is not None
-        line = self._pipe.reader.readline()
+        assert self._socket.reader is not None
+        line = self._socket.reader.readline()
         if not line:
-            self._pipe.close()
+            self._socket.close()
             return
         announced = json.loads(line)
         if "ended" in announced:
@@ -145,7 +154,7 @@ class ManagementProcess:
         )
 
     def _start(self) -> Process:
-        return self._pipe.start(self._launcher, MANAGEMENT.module, self._settings.arguments())
+        return self._socket.start(self._launcher, MANAGEMENT.module, self._settings.arguments())
 
 
 def _with_port(listen: str, address: str) -> str:
@@ -157,7 +166,7 @@ def _with_port(listen: str, address: str) -> str:
 
 
 class VendorGatewayProcess:
-    """The vendor gateway, which announces its address by a line of JSON in a pipe. Not thread-safe."""
+    """The vendor gateway, which announces its address by a line of JSON in a socket. Not thread-safe."""
 
     def __init__(self, launcher: Launcher, management: str, interpreter: str) -> None:
         """Starts the gateway.
@@ -174,13 +183,13 @@ class VendorGatewayProcess:
         self._management = management
         self._interpreter = interpreter
         self._listen = "127.0.0.1:0"
-        self._pipe = _AnnouncementPipe()
+        self._socket = _OwnerSocket()
         self._config: Path | None = None
         self.supervised = SupervisedProcess(VENDOR_GATEWAY.module, self._start)
 
     def read_address(self, seconds: float) -> str:
         """Waits for the address of the gateway, which restarts keep; empty if it is not announced in time."""
-        process, reader = self.supervised.process, self._pipe.reader
+        process, reader = self.supervised.process, self._socket.reader
         assert reader is not None
         assert process is not None
         if not readable([reader, process], seconds) or not (line := reader.readline()):
@@ -204,10 +213,10 @@ class VendorGatewayProcess:
     def close(self) -> None:
         """Ends the gateway, and removes its file."""
         self.supervised.close()
-        self._pipe.close()
+        self._socket.close()
         if self._config is not None:
             self._config.unlink(missing_ok=True)
 
     def _start(self) -> Process:
         arguments = ["--management", self._management, "--listen", self._listen, "--input-python", self._interpreter]
-        return self._pipe.start(self._launcher, VENDOR_GATEWAY.module, arguments)
+        return self._socket.start(self._launcher, VENDOR_GATEWAY.module, arguments)

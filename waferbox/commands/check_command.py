@@ -77,10 +77,10 @@ def check(
     finally:
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)
-    if html is not None:
-        write_page(html, verdict_page(verdict))
     if as_json:
         print_text(verdict.to_json())
     else:
         output.print(verdict_text(verdict), width=min(output.width, WIDTH))
+    if html is not None:
+        write_page(html, verdict_page(verdict))
     raise typer.Exit(verdict.status)

@@ -98,7 +98,9 @@ def connect(management: str | None) -> Iterator[Connection]:
             `waferbox up`, or the only one.
     """
     address, own = find_cluster(management)
-    token = command_token(address) if own is None else own_clusters_token(Kind.ADMIN)
+    # As in scripts, an address gets the token of the environment, and a cluster that is found by its record its own.
+    is_address = management is not None and ":" in management
+    token = command_token(address) if own is None or is_address else own_clusters_token(Kind.ADMIN)
     with make_channel(address, token) as channel:
         try:
             yield Connection(address, channel, token)

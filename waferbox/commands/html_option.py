@@ -1,5 +1,6 @@
 """The option --html: a file for the result as a page."""
 
+import os
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -7,8 +8,19 @@ import typer
 
 from waferbox.output.console import fail
 
+
+def _writable(file: Path | None) -> Path | None:
+    """Refuses a file that cannot be written before the work for it is done."""
+    if file is not None and not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise typer.BadParameter(f"{file} cannot be written")
+    return file
+
+
 HtmlOption: TypeAlias = Annotated[
-    Path | None, typer.Option("--html", metavar="OUT", help="Write the result as a page of HTML.", dir_okay=False)
+    Path | None,
+    typer.Option(
+        "--html", metavar="OUT", help="Write the result as a page of HTML.", dir_okay=False, callback=_writable
+    ),
 ]
 
 

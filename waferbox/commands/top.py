@@ -96,6 +96,14 @@ def _rates(former: observation_pb2.NodeReport | None, report: observation_pb2.No
             steps=None,
             shares={},
         )
+    shares = {
+        what: min(1.0, (spent - former.seconds.get(what, 0.0)) / seconds)
+        for what, spent in report.seconds.items()
+        if what != "total"
+    }
+    if "wait" in shares:  # it counts when it has ended, though it may have begun before the former report
+        others = sum(shares.values()) - shares["wait"]
+        shares["wait"] = max(0.0, min(shares["wait"], 1.0 - others))
     return NodeMetrics(
         node=report.node,
         memory_bytes=report.memory_bytes,
@@ -103,12 +111,7 @@ def _rates(former: observation_pb2.NodeReport | None, report: observation_pb2.No
         received=(report.bytes.get("received", 0) - former.bytes.get("received", 0)) / seconds,
         sent=(report.bytes.get("sent", 0) - former.bytes.get("sent", 0)) / seconds,
         steps=(report.step - former.step) / seconds if report.step else None,
-        # A wait counts when it has ended, though it may have begun before the former report.
-        shares={
-            what: min(1.0, (spent - former.seconds.get(what, 0.0)) / seconds)
-            for what, spent in report.seconds.items()
-            if what != "total"
-        },
+        shares=shares,
     )
 
 

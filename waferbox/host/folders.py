@@ -77,8 +77,10 @@ def read_secret_key(path: Path) -> bytes | None:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return None
-    with open(descriptor, "rb") as file:
-        return file.read(KEY_BYTES) if _is_key(os.fstat(descriptor)) else None
+    try:
+        return os.read(descriptor, KEY_BYTES) if _is_key(os.fstat(descriptor)) else None
+    finally:
+        os.close(descriptor)
 
 
 def _is_key(found: os.stat_result) -> bool:

@@ -1,5 +1,6 @@
 """Errors of the user's input, and their texts."""
 
+import bdb
 import concurrent.futures
 import multiprocessing.connection
 import multiprocessing.process
@@ -59,6 +60,11 @@ def _has_killed_process() -> bool:
 
 def summary(error: BaseException) -> str:
     """Returns the last line of an exception as Python prints it."""
+    if isinstance(error, bdb.BdbQuit):
+        return (
+            "BdbQuit: a debugger, as of breakpoint(), has no terminal in this process; it has one with "
+            'cstorch.backend("CPU"), where the input_fn runs in the script'
+        )
     return traceback.format_exception_only(type(error), error)[-1].strip()
 
 

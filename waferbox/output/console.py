@@ -54,8 +54,13 @@ def printable(text: str) -> str:
 
 def fail(message: str, status: Status = Status.FAILED) -> Never:
     """Prints an error to standard error, and exits."""
-    errors.print(f"[bold red]waferbox:[/] {escape(printable(message))}", soft_wrap=True)
+    print_error(message)
     raise typer.Exit(status)
+
+
+def print_error(message: str) -> None:
+    """Prints an error to standard error."""
+    errors.print(f"[bold red]waferbox:[/] {escape(printable(message))}", soft_wrap=True)
 
 
 def warn(text: str) -> None:

@@ -69,8 +69,8 @@ def _channel_credentials(folder: Path) -> grpc.ChannelCredentials:
 
 def _pair(folder: Path, name: str) -> tuple[bytes, bytes]:
     key, marker, certificate = _read(folder, name).partition(_CERTIFICATE)
-    if not marker:
-        raise TlsError(f"{folder / name} has no certificate behind its key")
+    if b"PRIVATE KEY" not in key or not marker:  # gRPC would abort the process
+        raise TlsError(f"{folder / name} must have a private key, and behind it a certificate")
     return key, marker + certificate
 
 

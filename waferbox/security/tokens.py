@@ -16,6 +16,7 @@ from urllib.parse import quote, unquote
 
 from waferbox import settings
 from waferbox.host.folders import cache_root, read_secret_key, secret_key
+from waferbox.settings import SettingError
 
 # --- Tokens -----------------------------------------------------------------------------------------------------------
 #
@@ -136,9 +137,14 @@ def own_clusters_token(kind: Kind) -> str:
 def _own_token(address: str, kind: Kind, *names: str) -> str:
     """The token in the environment of this process, or else one for a cluster of this machine."""
     if token := settings.TOKEN.get():
+        if not token.isascii():
+            raise SettingError(f"{settings.TOKEN.name} is no token: `waferbox token` prints one")
         return token
     if file := settings.TOKEN_FILE.get():
-        return file.read_text(encoding="ascii").strip()
+        try:
+            return file.read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise SettingError(f"{settings.TOKEN_FILE.name} names {file}, which has no token: {error}") from error
     # No other machine gets a token of the clusters here, whatever address a script was given.
     secret = known_secret() if is_here(address.rpartition(":")[0].strip("[]")) else None
     return "" if secret is None else secret.token(kind, *names)
@@ -166,7 +172,13 @@ def _kept_key(paths: Sequence[Path]) -> bytes:
     for path in paths[:-1]:
         with contextlib.suppress(OSError):
             return secret_key(path)
-    return secret_key(paths[-1])
+    try:
+        return secret_key(paths[-1])
+    except OSError as error:
+        raise SettingError(
+            f"no secret of the cluster can be made in {paths[-1]}: {error.strerror or error}; "
+            f"{settings.SECRET_FILE.name} names another file"
+        ) from error
 
 
 def _secret_files() -> tuple[Path, ...]:

@@ -15,6 +15,7 @@ from waferbox.cirh.calls import linear_cross_entropy
 from waferbox.cirh.calls.attention import block_bytes, choose, is_in_parts
 from waferbox.cirh.calls.products import is_by_float32, is_large_product
 from waferbox.cirh.dialect import types
+from waferbox.cirh.dialect.attributes import attrs
 from waferbox.cirh.dialect.operations import Const, body_ops, func_of, return_of
 from waferbox.cirh.execution.memory_reuse import (
     memory_reuse,
@@ -71,7 +72,7 @@ def _library_bytes(op: Operation) -> int:
             return _some_heads_bytes(query, key) + 2 * types.nbytes(key) + sums
         case "cirh.Attention" if choose(site_of(op)).kernel == "products":
             return 2 * block_bytes(site_of(op)) + types.nbytes(op.operands[0])
-        case "cirh.AttentionGrad" if choose(site_of(op)).kernel == "products":
+        case "cirh.AttentionGrad" if choose(site_of(op)).kernel == "products" or attrs(op).get("hides_rows"):
             query, key = op.operands[1:3]
             return 3 * block_bytes(site_of(op)) + types.nbytes(query) + types.nbytes(key)
     return 0

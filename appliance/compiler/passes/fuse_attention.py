@@ -50,7 +50,10 @@ def _fuse(known: KnownMasks, softmax: Operation) -> bool:
         is_causal = len(effects) == 1 and effects[0] is not None and effects[0].is_causal
         masks = [] if is_causal else list(_terms(scores))
         if backward is None or backward.summed is None or _differentiated(masks, backward.summed) is not None:
-            _Replacement(weights, scores, masks, is_causal, backward).make()
+            # Known masks hide no row (`_is_kept`), and a fill that hides one is minus infinity.
+            unknown = zip(scores.masks, effects, strict=True)
+            hides_rows = any(mask.fill is None and effect is None for mask, effect in unknown)
+            _Replacement(weights, scores, masks, is_causal=is_causal, hides_rows=hides_rows, backward=backward).make()
             return True
     return False
 
@@ -123,11 +126,20 @@ class _Replacement:
     """The fused operations of one attention, and what they are made from."""
 
     def __init__(
-        self, weights: Weights, scores: Scores, masks: list[Mask], is_causal: bool, backward: Backward | None
+        self,
+        weights: Weights,
+        scores: Scores,
+        masks: list[Mask],
+        *,
+        is_causal: bool,
+        hides_rows: bool,
+        backward: Backward | None,
     ) -> None:
+        """hides_rows: whether a mask may hide all keys of a query by finite numbers."""
         self._weights = weights
         self._scores = scores
         self._masks = masks
+        self._hides_rows = hides_rows
         self._backward = backward
         self._attributes: dict[str, AttrValue] = {"is_causal": is_causal, "scale": scores.scale}
         if weights.dropout is not None:
@@ -153,6 +165,8 @@ class _Replacement:
         attributes = self._attributes | {SEGMENTS: [1] * 6 + [len(masks), len(kept)]}
         if backward.summed is not None:
             attributes["mask_grad"] = _differentiated(self._masks, backward.summed)  # type: ignore[assignment]
+        if self._hides_rows:
+            attributes["hides_rows"] = True
         operands = [backward.gradient.shaped(rewriter, leading), *tensors, *made, *masks, *kept]
         gradients = rewriter.emit("cirh.AttentionGrad", operands, attributes)
         for op, (number_of, is_transposed) in backward.results.items():

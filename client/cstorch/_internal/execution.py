@@ -1,5 +1,6 @@
 """The interface of executions, each the run of one DataExecutor, and the current one."""
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -131,11 +132,30 @@ from its first step to its last. To evaluate every `n` steps of training, let th
 Weights and the state of the optimizer go on from one execution to the next; docs/patterns.md has the whole script."""
 
 _current: Execution | None = None
+_thread = 0  # that of the current one
 
 
 def current_execution() -> Execution | None:
     """Returns the execution whose loop the script runs; None outside of loops."""
     return _current
+
+
+def check_outside_of_loops(otherwise: str) -> None:
+    """Checks that this process is in no loop of an executor.
+
+    Args:
+        otherwise: The error message for a thread in a loop.
+
+    Raises:
+        UsageError: This thread, or another one of the process, is in the loop of an executor.
+    """
+    if _current is not None and _thread != threading.get_ident():
+        raise UsageError(
+            "another thread of this process is in the loop of an executor, and a process has one such loop at a time: "
+            "begin when that has ended, or use another process (multiprocessing.get_context('spawn'))"
+        )
+    if _current is not None:
+        raise UsageError(otherwise)
 
 
 @contextmanager
@@ -145,10 +165,9 @@ def enter(execution: Execution) -> Iterator[None]:
     Raises:
         UsageError: The script is in the loop of another executor.
     """
-    global _current
-    if _current is not None:
-        raise UsageError(_NESTED)
-    _current = execution
+    global _current, _thread
+    check_outside_of_loops(_NESTED)
+    _current, _thread = execution, threading.get_ident()
     try:
         yield
     finally:

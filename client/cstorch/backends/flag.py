@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from cstorch._internal.execution import current_execution
-from cstorch.errors import ConfigurationError, UsageError
+from cstorch._internal.execution import check_outside_of_loops
+from cstorch.errors import ConfigurationError
 
 logger = logging.getLogger("cstorch.backends")
 
@@ -128,8 +128,7 @@ class Flags:
 
 def check_outside_loop(action: str) -> None:
     """Raises UsageError inside the loop of an executor. action: what to do before the loop, for the message."""
-    if current_execution() is not None:
-        raise UsageError(f"the step is compiled once: {action} before the loop of an executor, not inside it")
+    check_outside_of_loops(f"the step is compiled once: {action} before the loop of an executor, not inside it")
 
 
 def boolean(value: Any) -> bool:

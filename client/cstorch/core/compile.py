@@ -12,8 +12,8 @@ from torch.jit._script import RecursiveScriptModule
 
 from cstorch import backends
 from cstorch._internal import state
-from cstorch._internal.execution import current_execution
-from cstorch._internal.tracing import is_tracing, move_module
+from cstorch._internal.execution import check_outside_of_loops, current_execution
+from cstorch._internal.tracing import move_module
 from cstorch.backend import Backend, current_backend, has_backend, is_on_csx
 from cstorch.backend import backend as make_backend
 from cstorch.errors import UsageError
@@ -39,6 +39,11 @@ class CompiledModel:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         execution = current_execution()
         if execution is not None:
+            if self._backend is not current_backend(raise_exception=False):
+                raise UsageError(
+                    f"this {type(self.module).__name__} was compiled for a backend that is closed: make the model and "
+                    "its optimizer anew, and compile it for the new backend"
+                )
             execution.use_model(self.module)
         with self._backend.forward_context():
             return self.module(*args, **kwargs)
@@ -99,8 +104,7 @@ def compile(model: nn.Module, backend: str | Backend | None = None) -> CompiledM
     if not isinstance(model, nn.Module):
         raise TypeError(f"compile takes a torch.nn.Module, not {type(model).__name__}")
     target = _resolve(backend)
-    if current_execution() is not None or is_tracing():
-        raise UsageError("compile a model before the loop of an executor, not inside it")
+    check_outside_of_loops("a model is compiled before the loop of an executor, not inside it")
     if target.is_csx:
         if any(isinstance(part, RecursiveScriptModule) for part in model.modules()):
             raise UsageError(

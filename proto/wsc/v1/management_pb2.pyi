@@ -1093,12 +1093,17 @@ Global___Acquired: _TypeAlias = Acquired  # noqa: Y015
 class CancelNotice(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    CAUSE_FIELD_NUMBER: _builtins.int
+    cause: _builtins.str
+    """for the user; empty: a user has cancelled the job"""
     def __init__(
         self,
+        *,
+        cause: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -157,6 +157,23 @@ def test_every_attention_is_fused(name: str, by_query: bool) -> None:
     traced.check([batch(1), batch(2)], [(1, 1), (2, 1), (3, 2)])
 
 
+@pytest.mark.parametrize("hidden", [torch.finfo(torch.float64).min, -1e20, -1e9])
+def test_queries_whose_keys_are_all_hidden_by_numbers_have_the_gradients_of_softmax(hidden: float) -> None:
+    """As the first queries of rows that are padded on the left: all their weights are equal."""
+
+    def padding_on_the_left(scores: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(TOKENS, device=scores.device)
+        shown = (places[None, None] >= lengths[:, None, None]) & (places[None, None] <= places[None, :, None])
+        added = torch.zeros(shown.shape, dtype=scores.dtype, device=scores.device).masked_fill(~shown, hidden)
+        return scores + added[:, None]
+
+    torch.manual_seed(3)
+    traced = Traced(training, Network(padding_on_the_left, by_query=False), batch(1))
+    names = [op.name for op in body_ops(fused(traced.text))]
+    assert names.count("cirh.AttentionGrad") == LAYERS
+    traced.check([batch(1), batch(2)], [(1, 1), (2, 1), (3, 2)])
+
+
 @settings(max_examples=60, database=None, derandomize=True)
 @given(
     queries=st.integers(2, 6),

@@ -90,8 +90,8 @@ def test_jobs_end_with_the_ingress_which_is_named(
     failure = one.failure()
     name = one.created.job
     assert failure.message == (
-        f"{name} ended: the ingress at {ingress.address}, where its coordinator ran, went down, or the cluster did: "
-        "start that again, then the script from its last checkpoint"
+        f"{name} ended: the ingress at {ingress.address}, where its coordinator ran, went down: start it "
+        "again, then the script from its last checkpoint"
     )
     cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_CANCELLED)
     cluster.until(lambda: cluster.free_nodes() == 4)
@@ -103,7 +103,7 @@ def test_a_shutdown_ends_what_the_ingress_runs(
     one = client(ingress=ingress.address)
     one.compile()
     cluster.server.loop.run(cluster.service.close(end_jobs=True))
-    assert "or the cluster did" in one.failure().message
+    assert "its cluster went down" in one.failure().message
     assert ingress._coordinators.count() == 0
 
 

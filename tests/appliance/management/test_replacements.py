@@ -389,7 +389,7 @@ class Listening:
             raise AssertionError from error
 
         return ManagementCallbacks(
-            cancel=lambda: None,
+            cancel=lambda _: None,
             lease_lost=self.lost.append,
             known_as=lambda management, hello: self.hellos.append(hello),
             queued=self.statuses.append,

@@ -16,6 +16,7 @@ where heads share keys, and where queries are a part of a row.
 import math
 from dataclasses import dataclass
 from functools import cache
+from typing import Final
 
 import torch
 
@@ -26,6 +27,9 @@ from waferbox.cirh.dialect.spec import Call, Site
 from waferbox.cirh.dialect.types import TensorInfo
 
 aten = torch.ops.aten
+
+# The fused gradient computes weights as exp(score - logsumexp): float32 has no digits left for that far below zero.
+_LEAST_LOGSUMEXP: Final = -1000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +187,10 @@ def prepare_attention(site: Site) -> Call:
 
 
 def prepare_attention_grad(site: Site) -> Call:
-    """Operands: the output's gradient, query, key, value, output and logsumexp of the forward pass, then as there."""
+    """Operands: the output's gradient, query, key, value, output and logsumexp of the forward pass, then as there.
+
+    `hides_rows`: whether a mask may hide all keys of a query by finite numbers, which have the gradient of softmax.
+    """
     _check(site)
     terms = _terms(site)
     if is_in_parts(site):
@@ -191,12 +198,26 @@ def prepare_attention_grad(site: Site) -> Call:
     if choose(site).kernel == "products":
         return Call(lambda grad, q, k, v, _output, _logsumexp, *others: backward(grad, q, k, v, others, terms))
     fused = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-    causal, scale = terms.is_causal, terms.scale
-    return Call(
-        lambda grad, q, k, v, out, logsumexp, mask=None: fused(
-            *_by_rows(grad, q, k, v, out), logsumexp, 0.0, causal, attn_mask=mask, scale=scale
+    causal, scale, may_hide_rows = terms.is_causal, terms.scale, bool(site.get("hides_rows"))
+
+    def call(
+        grad: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        output: torch.Tensor,
+        logsumexp: torch.Tensor,
+        *masks: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        if may_hide_rows and bool((logsumexp < _LEAST_LOGSUMEXP).any()):
+            return backward(grad, query, key, value, masks, terms)
+        tensors = _by_rows(grad, query, key, value, output)
+        made: tuple[torch.Tensor, ...] = fused(
+            *tensors, logsumexp, 0.0, causal, attn_mask=masks[0] if masks else None, scale=scale
         )
-    )
+        return made
+
+    return Call(call)
 
 
 def _by_rows(*tensors: torch.Tensor) -> list[torch.Tensor]:

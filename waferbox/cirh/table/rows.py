@@ -246,7 +246,7 @@ row(
     "AttentionGrad",
     "gradient query key value output logsumexp mask* kept?",
     in_float32(prepare_attention_grad),
-    attributes=f"{_ATTENTION} mask_grad=INT?",
+    attributes=f"{_ATTENTION} mask_grad=INT? hides_rows=BOOL?",
     results=None,
     rule=attention_types,
     result_names="query_grad key_grad value_grad mask_grad",

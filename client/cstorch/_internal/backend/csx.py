@@ -12,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from cstorch import backends
 from cstorch._internal.backend.interface import Backend, BackendType, Cluster
 from cstorch._internal.backend.tracebacks import shorten_tracebacks
-from cstorch._internal.execution import Execution, Executor, current_execution
+from cstorch._internal.execution import Execution, Executor, check_outside_of_loops
 from cstorch._internal.tracing import LazyTensor, is_tracing, purpose
 from cstorch._internal.tracing.provenance import user_line
 from cstorch._internal.tracing.step_values import is_in_body
@@ -136,10 +136,7 @@ class CsxBackend(Backend):
         return LoopExecution(executor, self.target())
 
     def release(self) -> None:
-        if current_execution() is not None:
-            raise UsageError(
-                "the backend cannot release its nodes inside the loop of an executor: release them after it"
-            )
+        check_outside_of_loops("release the nodes of the backend after the loop of an executor, not inside it")
         if self._session is not None:
             self._session.end_left_execution()
             self._session.end_job()

@@ -5,6 +5,7 @@ import contextlib
 import functools
 import inspect
 import os
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, overload
 
@@ -14,7 +15,7 @@ from cstorch._internal import log, state
 from cstorch._internal.backend.cpu import CpuBackend
 from cstorch._internal.backend.csx import CsxBackend
 from cstorch._internal.backend.interface import Backend, BackendType, Device
-from cstorch._internal.execution import current_execution
+from cstorch._internal.execution import check_outside_of_loops
 from cstorch._internal.tracing import random_counter
 from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.distributed.streaming import is_streamer
@@ -31,6 +32,7 @@ _replacement: Callable[[BackendType, Make], Make] | None = None
 _current: Backend | None = None
 _made_in = 0  # the process that has made it
 _made_with: tuple[Any, ...] = ()
+_making = threading.RLock()  # of the four above; two threads of a script may ask for a backend at once
 
 
 # Settings are parameters here, so that a type checker finds misspelt names.
@@ -117,21 +119,22 @@ def use_backend(kind: BackendType, make: Callable[..., Backend], *args: Any, **s
         UsageError: There is another backend.
     """
     global _current, _made_in, _made_with
-    if _current is not None:
-        is_same_kind = _current.backend_type is kind or (kind.is_csx and _current.stands_for_csx)
-        if is_same_kind and ((args, settings) == _made_with or not (args or settings)):
-            return _current
-        raise UsageError(
-            f"this process has a {_current.backend_type.name} backend already, and a process has one: make it once, "
-            "with all its settings, and get it with cstorch.backend(). For other settings, as in a notebook, close it "
-            "first with cstorch.close_backend(), and make the model anew"
-        )
-    log.configure()
-    _current = (make if _replacement is None else _replacement(kind, make))(*args, **settings)
-    _made_in = os.getpid()
-    _current.on_exit = functools.partial(_close_if_current, _current)
-    _made_with = (args, settings)
-    return _current
+    with _making:
+        if _current is not None:
+            is_same_kind = _current.backend_type is kind or (kind.is_csx and _current.stands_for_csx)
+            if is_same_kind and ((args, settings) == _made_with or not (args or settings)):
+                return _current
+            raise UsageError(
+                f"this process has a {_current.backend_type.name} backend already, and a process has one: make it "
+                "once, with all its settings, and get it with cstorch.backend(). For other settings, as in a notebook, "
+                "close it first with cstorch.close_backend(), and make the model anew"
+            )
+        log.configure()
+        _current = (make if _replacement is None else _replacement(kind, make))(*args, **settings)
+        _made_in = os.getpid()
+        _current.on_exit = functools.partial(_close_if_current, _current)
+        _made_with = (args, settings)
+        return _current
 
 
 @overload
@@ -178,8 +181,7 @@ def close_backend() -> None:
         UsageError: The script is in the loop of an executor.
     """
     global _current
-    if current_execution() is not None:
-        raise UsageError("the backend cannot be closed inside the loop of an executor")
+    check_outside_of_loops("the backend cannot be closed inside the loop of an executor")
     closing, _current = _current, None
     if closing is not None:
         state.clear()

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 import sys
 import threading
 import warnings
@@ -9,13 +10,13 @@ from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from cstorch._internal.session.cluster_state import ClusterState
 from cstorch._internal.session.command_line import command_line
 from cstorch._internal.session.connecting import connect
 from cstorch._internal.session.embedded import EmbeddedCluster
-from cstorch._internal.session.job import ClientJob
+from cstorch._internal.session.job import FORKED, ClientJob
 from cstorch._internal.session.management import Management
 from cstorch._internal.session.staging import stage
 from cstorch._internal.tracing.random_counter import random_counter
@@ -81,7 +82,10 @@ class ClusterSession:
 
     Raises:
         ClusterUnreachableError: No management service answers at the address.
+        UsageError: This process was forked from one with a session.
     """
+
+    _process: ClassVar[int] = 0  # that of the first session
 
     def __init__(self, config: ClusterConfig, compile_dir: str, cluster: Management | EmbeddedCluster) -> None:
         self._config = replace(config)  # a copy: the script may change its own
@@ -94,10 +98,24 @@ class ClusterSession:
         self._state: ClusterState | None = None
         self._management = cluster if isinstance(cluster, Management) else None
         self._embedded = cluster if isinstance(cluster, EmbeddedCluster) else None
+        ClusterSession._process = ClusterSession._process or os.getpid()
+        if self._is_parents and self._embedded is not None:
+            self._embedded.stop()
+        self._check_process()
         if self._management is None:
             self.open_in_background()
         else:
             _check_answers(self._management)
+
+    @property
+    def _is_parents(self) -> bool:
+        """Whether this process was forked from the one with the session."""
+        return os.getpid() != ClusterSession._process
+
+    def _check_process(self) -> None:
+        """Checks that no parent of this process has used a cluster: gRPC does not survive a fork."""
+        if self._is_parents:
+            raise UsageError(FORKED)
 
     def check_compile(self, config: ClusterConfig, trains: bool) -> None:
         """Checks a compile before it begins; warns of a training step after an evaluation.
@@ -132,7 +150,12 @@ class ClusterSession:
         return self._embedded.log if self._embedded is not None else None
 
     def open_in_background(self) -> None:
-        """Begins to open a job, unless there is a live one with the execution strategy of the script."""
+        """Begins to open a job, unless there is a live one with the execution strategy of the script.
+
+        Raises:
+            UsageError: This process was forked from the one with the session.
+        """
+        self._check_process()
         strategy = execution_strategy()
         if strategy != self._strategy:
             self.end_job()
@@ -268,7 +291,9 @@ class ClusterSession:
             self._job = None
 
     def close(self) -> None:
-        """Ends the job, and the embedded cluster with all its processes."""
+        """Ends the job, and the embedded cluster with all its processes. No effect in a forked process."""
+        if self._is_parents:
+            return
         try:
             if self._opening is not None:
                 opening, self._opening = self._opening, None

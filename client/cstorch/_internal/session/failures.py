@@ -67,6 +67,8 @@ def from_rpc_error(error: grpc.RpcError, doing: str) -> CstorchError:
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return ClusterUnreachableError(f"the cluster did not answer in time while {doing}")
         case grpc.StatusCode.CANCELLED | grpc.StatusCode.ABORTED:
+            if "Channel closed" in details:  # by this process
+                return JobCancelledError(f"the backend was closed, or the script ended, while {doing}")
             return JobCancelledError(f"the job was cancelled while {doing}: {details}")
         case grpc.StatusCode.INVALID_ARGUMENT:
             return ConfigurationError(details)

@@ -30,6 +30,11 @@ _Result = TypeVar("_Result")
 
 logger = logging.getLogger("cstorch.job")
 
+FORKED = (
+    "this process was forked from the one that uses the cluster, and cannot use it itself: start it by "
+    "`multiprocessing.get_context('spawn')`, or before the backend is made"
+)
+
 
 class ClientJob:
     """A job as the script sees it: created by management, served by its coordinator, alive as long as the session is.
@@ -238,10 +243,7 @@ class ClientJob:
         if not self._loop.is_running:
             coroutine.close()
             if self._loop.is_parents:
-                raise UsageError(
-                    "this process was forked from the one whose job this is, and cannot use the job: start it by "
-                    "`multiprocessing.get_context('spawn')`, or before the first step runs"
-                )
+                raise UsageError(FORKED)
             raise JobCancelledError("the job is closed")
         future = self._loop.submit(coroutine)
         try:

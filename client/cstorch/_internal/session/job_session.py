@@ -229,6 +229,8 @@ class JobSession:
         except grpc.RpcError as error:
             if is_unanswered(error) and self.gateway and not is_from_ingress(error):
                 return f"the connection to the ingress at {self.gateway} broke too, and nothing answers there"
+            if is_unanswered(error) and self._has_cluster_ended():
+                return "its cluster has ended: start it again, then the script from its last checkpoint"
             if is_unanswered(error):
                 return "the management service has ended too; where the cluster was started, `waferbox status` says why"
             if status_of(error).code() == grpc.StatusCode.NOT_FOUND:

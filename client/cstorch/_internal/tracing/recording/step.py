@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import logging
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -93,9 +94,11 @@ class OpenTrace:
         # This object must not keep tensors of the step alive: those that are alive afterwards are the user's.
         self._optimizers: list[torch.optim.Optimizer] = []
         optimizers = self._optimizers
-        stepped = recorder.stepped
+        stepped, thread = recorder.stepped, threading.get_ident()
 
         def note(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+            if threading.get_ident() != thread:  # which may train another model meanwhile
+                return
             optimizers.append(optimizer)
             stepped.update(id(p) for group in optimizer.param_groups for p in group["params"])
 
