@@ -101,11 +101,11 @@ def anomaly_detection(script: Script) -> Callable[[Any], Any]:
 
 # What a traced step must not do: the function of the step, made from the script; the error; what its text has.
 IN_THE_STEP: dict[str, tuple[Callable[[Script], Callable[[Any], Any]], type[Exception], str]] = {
-    "seed 000: if on a tensor": (raise_if_negative, TraceError, f"(?s){ITEM}.*torch.where"),
+    "seed 000: if on a tensor": (raise_if_negative, TraceError, f"(?s)torch.where.*{ITEM}"),
     "seed 000: print": (lambda s: lambda b: print(s.train(b)), TraceError, ITEM),
     "seed 000: assert": (lambda s: lambda b: (_ for _ in ()).throw(OSError) if s.train(b) else 0, TraceError, ITEM),
-    "seed 000: item": (lambda s: lambda b: s.train(b).item(), TraceError, f"(?s){ITEM}.*step_closure"),
-    "seed 000: to cpu": (lambda s: lambda b: s.train(b).to("cpu"), TraceError, "(?s)aten::_to_copy.*step_closure"),
+    "seed 000: item": (lambda s: lambda b: s.train(b).item(), TraceError, f"(?s)step_closure.*{ITEM}"),
+    "seed 000: to cpu": (lambda s: lambda b: s.train(b).to("cpu"), TraceError, "(?s)step_closure.*aten::_to_copy"),
     "3.3: numpy": (lambda s: lambda b: s.train(b).detach().numpy(), TraceTypeError, "step_closure"),
     "3.3: f-string": (lambda s: lambda b: f"{s.train(b)}", TraceError, ITEM),
     "seed 000: a traced tensor for a scalar": (rate_as_a_scalar, TraceError, f"{DECAY}.*tensor expression"),

@@ -43,24 +43,39 @@ def value_read(func: OpOverload, error: type[TraceError] = TraceError) -> TraceE
         )
     if torch.Tag.dynamic_output_shape in func.tags:
         return error(
-            f"The Cerebras backend does not yet support `{func._schema}`\n"
             f"At {user_line()} the shape of the result depends on the values of a traced tensor, but the step is "
             f"compiled for fixed shapes before it runs. Keep the shape: write torch.where(mask, x, 0) for x[mask], "
             f"weight a loss with the mask or give it ignore_index; or select in the input_fn. Instead of a loop over "
             f"experts multiply with the chosen experts' weights as a batch (in transformers, "
-            f'experts_implementation="batched_mm").'
+            f'experts_implementation="batched_mm").\n{_not_supported(func)}'
         )
     if (optimizer := _optimizer_of_torch()) is not None:
         return error(
-            f"The Cerebras backend does not yet support `{func._schema}`\n"
             f"At {user_line()} {optimizer.__module__}.{optimizer.__name__} decides by the value of a tensor, but the "
-            f"step is traced before it runs. Use an optimizer of cstorch.optim."
+            f"step is traced before it runs. Use an optimizer of cstorch.optim.\n{_not_supported(func)}"
         )
+    if is_number and name not in ("tolist", "equal", "allclose"):
+        way_out = "and write conditions on tensors with torch.where"
+    else:
+        way_out = "and pass numbers that are the same in every step to the step as Python numbers, outside of the batch"
     return error(
-        f"The Cerebras backend does not yet support `{func._schema}`\n"
         f"At {user_line()} the value of a traced tensor is needed, but the step is traced before it runs. Read values "
-        f"in a @cstorch.step_closure, and write conditions on tensors with torch.where."
+        f"in a @cstorch.step_closure, {way_out}.\n{_not_supported(func)}"
     )
+
+
+def text_read() -> TraceError:
+    """Returns the error for a text that needs the value of a traced tensor."""
+    return TraceError(
+        f"At {user_line()} a print, an f-string or str() needs the value of a traced tensor, but the step is traced "
+        f"before it runs. Print it in a @cstorch.step_closure; a text for an error, which is made in every step, can "
+        f"have the tensor's shape.\n{_not_supported(torch.ops.aten._local_scalar_dense.default)}"
+    )
+
+
+def _not_supported(func: OpOverload) -> str:
+    """The line of the real system's message."""
+    return f"The Cerebras backend does not yet support `{func._schema}`"
 
 
 def _optimizer_of_torch() -> type[torch.optim.Optimizer] | None:

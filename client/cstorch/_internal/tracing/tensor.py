@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from cstorch._internal.tracing.cell import Cell
 from cstorch._internal.tracing.context import context, refuse
-from cstorch._internal.tracing.messages import shape_changed, value_read
+from cstorch._internal.tracing.messages import shape_changed, text_read, value_read
 from cstorch.errors import TraceError, TraceTypeError
 
 # A tensor of the batch by its position, or a tensor of the trace, or a whole state.
@@ -192,7 +192,7 @@ class LazyTensor(torch.Tensor):
     def __format__(self, spec: str) -> str:
         if not spec and context.recorder is None:
             return repr(self)
-        return format(self.item() if spec else self._known(TraceError), spec)
+        return format(self.item() if context.recorder is None else self._known(TraceError), spec)
 
     def tolist(self) -> Any:
         return self.cpu().tolist()
@@ -204,8 +204,7 @@ class LazyTensor(torch.Tensor):
     def _known(self, error: type[TraceError]) -> torch.Tensor:
         """Returns the value in a traced step; raises the error if it is not known."""
         assert context.recorder is not None
-        func = torch.ops.aten._to_copy if error is TraceTypeError else torch.ops.aten._local_scalar_dense
-        refusal = value_read(func.default, error)
+        refusal = text_read() if error is TraceError else value_read(torch.ops.aten._to_copy.default, error)
         value = context.recorder.known_value(self, refusal)
         if value is not None:
             return value
