@@ -1,5 +1,6 @@
 """The command `waferbox`: clusters, and jobs on them."""
 
+import sys
 from typing import Annotated, Final
 
 import typer
@@ -15,7 +16,9 @@ from waferbox.commands.page import page
 from waferbox.commands.plan_command import plan
 from waferbox.commands.top import top
 from waferbox.commands.trace import trace
-from waferbox.output.console import print_text
+from waferbox.output.console import Status, print_error, print_text
+from waferbox.security.tls import TlsError
+from waferbox.settings import SettingError
 
 CLUSTERS: Final = "Clusters"
 JOBS: Final = "Jobs"
@@ -50,3 +53,12 @@ app.command(rich_help_panel=COMPILER, context_settings={"allow_interspersed_args
 app.command(rich_help_panel=COMPILER)(compiler_commands.opt)
 app.command("compile-report", rich_help_panel=COMPILER)(compiler_commands.compile_report)
 app.command(rich_help_panel=COMPILER)(plan)
+
+
+def run() -> None:
+    """Runs the command; an environment variable with a wrong text or file ends it with one line."""
+    try:
+        app()
+    except (SettingError, TlsError) as error:
+        print_error(str(error))
+        sys.exit(Status.USAGE)
