@@ -293,7 +293,10 @@ def test_rates_are_of_one_epoch_and_recent(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(top, "STALE_SECONDS", -1.0)
     assert [(one.steps, one.memory_bytes) for one in metrics.nodes()] == [(None, 250_000_000)] * 3
     monkeypatch.undo()
-    metrics.add([report("wafer-0", 4.0, epoch=2, step=1)])
+    # This wait began before the last report, and the work since then is not part of it.
+    metrics.add([report("wafer-0", 4.0, step=40, seconds={"compute": 2.0, "wait": 9.0})])
+    assert metrics.nodes()[0].shares == pytest.approx({"compute": 0.3, "wait": 0.7})
+    metrics.add([report("wafer-0", 5.0, epoch=2, step=1)])
     assert metrics.nodes()[0].steps is None
 
 

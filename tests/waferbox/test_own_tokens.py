@@ -1,6 +1,7 @@
 """Which secret and which token a process finds, and what it shows to whom."""
 
 import os
+import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from waferbox import settings
-from waferbox.commands.cli import app
+from waferbox.commands.cli import app, run
 from waferbox.host.folders import cache_root, read_secret_key, secret_key
 from waferbox.security import tokens
 from waferbox.security.tokens import (
@@ -24,6 +25,7 @@ from waferbox.security.tokens import (
     user_token,
     without_tokens,
 )
+from waferbox.settings import SettingError
 
 HERE = "127.0.0.1:9000"
 
@@ -91,6 +93,41 @@ def test_another_machine_is_shown_what_was_given_for_it_alone(
     monkeypatch.setenv(settings.TOKEN.name, "given")
     assert user_token(address) == command_token(HERE) == "given"
     assert not without_tokens(os.environ).keys() & {settings.TOKEN.name, settings.TOKEN_FILE.name}
+
+
+@pytest.mark.parametrize("text", [None, "ü"])
+def test_a_file_without_a_token_is_named(
+    cache: Path, text: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "token"
+    if text is not None:
+        file.write_text(text)
+    monkeypatch.setenv(settings.TOKEN_FILE.name, str(file))
+    with pytest.raises(SettingError, match=f"{settings.TOKEN_FILE.name} names {file}, which has no token"):
+        user_token(HERE)
+
+
+def test_a_token_that_cannot_be_one_is_refused(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(settings.TOKEN.name, "ü")
+    with pytest.raises(SettingError, match=f"{settings.TOKEN.name} is no token: `waferbox token` prints one"):
+        command_token(HERE)
+
+
+def test_a_secret_that_cannot_be_made_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(settings.SECRET_FILE.name, str(tmp_path))  # a folder
+    with pytest.raises(SettingError, match=f"no secret of the cluster can be made in {tmp_path}"):
+        cluster_secret()
+
+
+def test_commands_show_a_wrong_variable_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(settings.TOKEN_FILE.name, "/no/file")
+    monkeypatch.setattr(sys, "argv", ["waferbox", "get", "jobs", "--management", HERE])
+    with pytest.raises(SystemExit) as ended:
+        run()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_a_token_says_who_and_nothing_of_it_can_be_changed() -> None:

@@ -110,6 +110,16 @@ def test_a_folder_without_certificates_is_named(tmp_path: Path, monkeypatch: pyt
         make_channel("127.0.0.1:1")
 
 
+def test_a_certificate_before_its_key_is_refused_and_ends_no_process(
+    certificates: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(settings.TLS_DIR.name, client_folder(tmp_path, certificates, AUTHORITY))
+    key, marker, certificate = (certificates / CLIENT).read_text().partition("-----BEGIN CERTIFICATE-----")
+    (tmp_path / CLIENT).write_text(marker + certificate + key)
+    with pytest.raises(TlsError, match="must have a private key, and behind it a certificate"):
+        make_channel("127.0.0.1:1")
+
+
 @pytest.mark.parametrize("lane", LANES)
 def test_links_carry_frames(certificates: Path, monkeypatch: pytest.MonkeyPatch, lane: str) -> None:
     monkeypatch.setenv(settings.TLS_DIR.name, str(certificates))

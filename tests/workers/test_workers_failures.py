@@ -1,5 +1,6 @@
 """Which errors of a loader are due to the death of a process of it, whose looks depend on the moment."""
 
+import bdb
 import concurrent.futures
 import multiprocessing
 import multiprocessing.context
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from waferbox.input_process.failures import names_killed_process
+from waferbox.input_process.failures import names_killed_process, summary
 
 CLOSED = [
     ConnectionResetError(104, "Connection reset by peer"),
@@ -82,3 +83,7 @@ def test_torch_names_a_killed_process_by_itself() -> None:
 def test_an_error_of_the_users_code_is_not_a_death(process: Process) -> None:
     os.kill(process.pid or 0, signal.SIGKILL)
     assert not names_killed_process(ValueError("row 7 has no label"))
+
+
+def test_a_debugger_without_a_terminal_is_explained() -> None:
+    assert 'it has one with cstorch.backend("CPU")' in summary(bdb.BdbQuit())
