@@ -23,7 +23,7 @@ from grpc_health.v1 import health, health_pb2_grpc
 
 from appliance.coordinator.processes import HostProcesses
 from appliance.coordinator.record import OrphanedJobs, sweep_records
-from appliance.coordinator.settings import CoordinatorHome
+from appliance.coordinator.settings import CoordinatorHome, sweep_artifacts
 from appliance.finished_jobs import FinishedJobs
 from appliance.management.service import ManagementService
 from appliance.management.supervisor import ManagementSettings
@@ -114,6 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         over.put(False)
 
     sweep_records(options.cache_root.absolute())
+    sweep_artifacts(options.cache_root.absolute())
     raise_descriptor_limit()  # each node and each coordinator has a connection
     settings = ManagementSettings(
         cache_root=options.cache_root.absolute(),

@@ -1,8 +1,10 @@
 """The artifacts of compiles on disk: plans, by the hash of their inputs, each with its report and stages."""
 
+import contextlib
 import dataclasses
 import hashlib
 import hmac
+import os
 import secrets
 from pathlib import Path
 from typing import Final
@@ -144,6 +146,8 @@ class Artifacts:
         name = artifact_key(text, target, asked)
         plan = self._plans.load(name)
         if plan is not None:
+            with contextlib.suppress(OSError):  # another user's folder
+                os.utime(self._plans.path(name))  # unused plans are removed
             return name, plan, True
         beside = self._folder / name
         writer = _Writer(self._folder)

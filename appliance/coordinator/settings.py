@@ -1,8 +1,12 @@
 """The settings of a coordinator, passed to its process as JSON on a pipe, which is its descriptor 3."""
 
+import contextlib
 import dataclasses
 import json
 import os
+import re
+import shutil
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -12,6 +16,9 @@ from wsc.v1 import ingress_pb2
 
 CUT_OFF_STATUS: Final = 74  # exit status of a coordinator whose script was cut off, and is awaited by a successor
 TAKEN_STATUS: Final = 75  # exit status of a coordinator whose job another process holds
+ARTIFACT_SECONDS: Final = 30 * 24 * 3600.0
+
+_ARTIFACT: Final = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +95,18 @@ def cache_directory(cache_root: Path, compile_root: Path | None, compile_dir: st
         f"compile_dir {compile_dir[:256]!r} is not possible: {problem}. Name a folder relative to {cache_root}, or "
         "start the cluster with --compile-root set to a folder above it"
     )
+
+
+def sweep_artifacts(cache_root: Path, older_than_seconds: float = ARTIFACT_SECONDS) -> None:
+    """Removes plans that no job has used for so many seconds, and their reports, from the folder of most scripts."""
+    folder, newest = cache_root / "cached_compile", time.time() - older_than_seconds
+    with contextlib.suppress(OSError):
+        for key in {entry.stem for entry in folder.iterdir() if _ARTIFACT.fullmatch(entry.stem)}:
+            plan, reports = folder / f"{key}.plan", folder / key
+            # A compile writes the reports first, and the plan at last.
+            if (plan if plan.exists() else reports).stat().st_mtime < newest:
+                plan.unlink(missing_ok=True)
+                shutil.rmtree(reports, ignore_errors=True)
 
 
 def _start(settings: CoordinatorSettings, *, outlives: bool) -> Child:

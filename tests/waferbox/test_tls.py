@@ -15,6 +15,7 @@ from waferbox import deadlines, settings
 from waferbox.links.listener import LinkListener
 from waferbox.rpc.address import bind
 from waferbox.rpc.server import make_channel, make_server
+from waferbox.security import authority
 from waferbox.security.authority import AUTHORITY_KEY, issue
 from waferbox.security.tls import AUTHORITY, CLIENT, NODE, TlsError
 
@@ -137,3 +138,11 @@ def test_links_carry_frames(certificates: Path, monkeypatch: pytest.MonkeyPatch,
     taken.close()
     listener.close()
     server.stop(0).wait()
+
+
+def test_an_expired_certificate_is_named(tmp_path: Path, certificates: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(authority, "CERTIFICATE_DAYS", -1)
+    issue(tmp_path)
+    monkeypatch.setenv(settings.TLS_DIR.name, str(tmp_path))
+    with pytest.raises(TlsError, match=f"the certificate in {tmp_path / NODE} has expired, on 20"):
+        make_channel("127.0.0.1:1")

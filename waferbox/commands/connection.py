@@ -200,6 +200,7 @@ def find_job(jobs: Sequence[management_pb2.JobInfo], name: str) -> management_pb
     if found:
         fail(f"{name!r} may be {_named(found, ' or ')}: write more of the name", Status.NO_JOB)
     known = f"the jobs are {_named(jobs, ', ')}" if jobs else "there are none"
+    known += "; `waferbox page` shows the finished jobs of earlier clusters too"
     fail(f"there is no job {name!r}; {known}", Status.NO_JOB)
 
 

@@ -5,6 +5,7 @@ cluster, client.pem for scripts and commands. Every server requires a certificat
 a process of the cluster by the name in its certificate, whatever its address; client.pem does not have that name.
 """
 
+import datetime
 import functools
 from pathlib import Path
 from typing import Final
@@ -71,7 +72,23 @@ def _pair(folder: Path, name: str) -> tuple[bytes, bytes]:
     key, marker, certificate = _read(folder, name).partition(_CERTIFICATE)
     if b"PRIVATE KEY" not in key or not marker:  # gRPC would abort the process
         raise TlsError(f"{folder / name} must have a private key, and behind it a certificate")
+    _check_date(folder / name, marker + certificate)
     return key, marker + certificate
+
+
+def _check_date(file: Path, certificate: bytes) -> None:
+    """Raises TlsError for a certificate that is no longer valid: the other side would close connections in silence."""
+    from cryptography import x509  # in the function, as only processes with TLS need it
+
+    try:
+        end = x509.load_pem_x509_certificate(certificate).not_valid_after_utc
+    except ValueError as error:
+        raise TlsError(f"the certificate in {file} cannot be read: {error}") from error
+    if end < datetime.datetime.now(datetime.UTC):
+        raise TlsError(
+            f"the certificate in {file} has expired, on {end:%Y-%m-%d}: `waferbox up --tls` makes another; a client on "
+            "another machine needs a new copy"
+        )
 
 
 def _read(folder: Path, name: str) -> bytes:
