@@ -77,12 +77,14 @@ def _fault_of_executions(generator: random.Random, size: Size) -> Fault:
 
 
 def _fault_from_outside(generator: random.Random, size: Size, moment: str, at: float) -> Fault:
-    """Kills or stops a member of the job, or a service."""
+    """Kills, terminates or stops a member of the job, or a service."""
     if generator.random() < 0.2:
         victim = generator.choice([*size.members, *STOPPED_SERVICES, *(["ingress"] * 4 if size.ingress else [])])
         seconds = round(generator.uniform(*STOPPED_SECONDS), 1)
         return Fault(victim=victim, moment=moment, action="stop", at=at, seconds=seconds)
-    return Fault(victim=generator.choice([*size.members, *KILLED_SERVICES]), moment=moment, at=at)
+    victim = generator.choice([*size.members, *KILLED_SERVICES])
+    action = "terminate" if generator.random() < 0.25 else "kill"
+    return Fault(victim=victim, moment=moment, action=action, at=at)
 
 
 def _fault(generator: random.Random, size: Size) -> Fault:

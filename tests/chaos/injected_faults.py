@@ -119,6 +119,8 @@ class Injector:
             if fault.action == "stop":
                 process.suspend()
                 self._resume_at[process.pid] = time.monotonic() + fault.seconds
+            elif fault.action == "terminate":
+                process.terminate()
             else:
                 process.kill()
 

@@ -82,10 +82,10 @@ class ClusterSession:
 
     Raises:
         ClusterUnreachableError: No management service answers at the address.
-        UsageError: This process was forked from one with a session.
+        UsageError: This process was forked from one with an open session.
     """
 
-    _process: ClassVar[int] = 0  # that of the first session
+    _open_in: ClassVar[int] = 0  # the process with an open session; 0: there is none
 
     def __init__(self, config: ClusterConfig, compile_dir: str, cluster: Management | EmbeddedCluster) -> None:
         self._config = replace(config)  # a copy: the script may change its own
@@ -98,24 +98,21 @@ class ClusterSession:
         self._state: ClusterState | None = None
         self._management = cluster if isinstance(cluster, Management) else None
         self._embedded = cluster if isinstance(cluster, EmbeddedCluster) else None
-        ClusterSession._process = ClusterSession._process or os.getpid()
-        if self._is_parents and self._embedded is not None:
-            self._embedded.stop()
-        self._check_process()
-        if self._management is None:
-            self.open_in_background()
-        else:
+        self._process = os.getpid()
+        if ClusterSession._open_in not in (0, self._process):
+            if self._embedded is not None:
+                self._embedded.stop()
+            raise UsageError(FORKED)
+        if self._management is not None:
             _check_answers(self._management)
+        ClusterSession._open_in = self._process
+        if self._embedded is not None:
+            self.open_in_background()
 
     @property
     def _is_parents(self) -> bool:
-        """Whether this process was forked from the one with the session."""
-        return os.getpid() != ClusterSession._process
-
-    def _check_process(self) -> None:
-        """Checks that no parent of this process has used a cluster: gRPC does not survive a fork."""
-        if self._is_parents:
-            raise UsageError(FORKED)
+        """Whether this process was forked from the one with the session, in which alone gRPC works."""
+        return os.getpid() != self._process
 
     def check_compile(self, config: ClusterConfig, trains: bool) -> None:
         """Checks a compile before it begins; warns of a training step after an evaluation.
@@ -155,7 +152,8 @@ class ClusterSession:
         Raises:
             UsageError: This process was forked from the one with the session.
         """
-        self._check_process()
+        if self._is_parents:
+            raise UsageError(FORKED)
         strategy = execution_strategy()
         if strategy != self._strategy:
             self.end_job()
@@ -305,6 +303,7 @@ class ClusterSession:
                         opening.result().cancel()
             self._drop_job()
         finally:
+            ClusterSession._open_in = 0
             if self._embedded is not None:
                 embedded, self._embedded = self._embedded, None
                 embedded.stop()

@@ -32,7 +32,7 @@ logger = logging.getLogger("cstorch.job")
 
 FORKED = (
     "this process was forked from the one that uses the cluster, and cannot use it itself: start it by "
-    "`multiprocessing.get_context('spawn')`, or before the backend is made"
+    "`multiprocessing.get_context('spawn')`, before the backend is made, or after cstorch.close_backend()"
 )
 
 
