@@ -158,7 +158,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             host=host,
             cache_root=settings.cache_root,
             compile_root=settings.compile_root,
-            terminated="its coordinator was terminated: start the script again from its last checkpoint",
+            terminated="its cluster went down, or its coordinator alone was terminated: start the cluster again if it "
+            "does not run, then the script from its last checkpoint",
         )
         server.start()
         server.loop.run(_supervise(service, home))

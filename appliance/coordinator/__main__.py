@@ -11,7 +11,7 @@ from appliance.coordinator.compilation import cached_compiler
 from appliance.coordinator.process_host import ProcessHost
 from appliance.coordinator.record import JobRecord, RecordFolder, record_folder
 from appliance.coordinator.serving import CutOff, Event, serve_job
-from appliance.coordinator.settings import CUT_OFF_STATUS, CoordinatorSettings, read_settings
+from appliance.coordinator.settings import CUT_OFF_STATUS, END_SIGNAL, CoordinatorSettings, read_settings
 from waferbox.host.clock import Clock
 from waferbox.host.event_loop import SteadyClock, SteadyEventLoop
 from waferbox.host.memory import collect_seldom
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     collect_seldom()
     settings = read_settings(FIRST_FD)
     if settings.may_restart:
-        # A signal to this process alone is a death like others: who ends the job does so through management.
+        # A SIGTERM or SIGINT of this process alone is a death like others: who ends the job does so through management.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         clock = SteadyClock()
@@ -43,9 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def _serve(settings: CoordinatorSettings, clock: Clock) -> int:
     events: asyncio.Queue[Event] = asyncio.Queue()
-    if not settings.may_restart:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, events.put_nowait, Event.TERMINATE)
+    for number in (END_SIGNAL,) if settings.may_restart else (END_SIGNAL, signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, events.put_nowait, Event.TERMINATE)
     host = ProcessHost(settings, clock)
     try:
         compile_step = cached_compiler(settings.cache, settings.cache_root)

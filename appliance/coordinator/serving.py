@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 class Event(enum.Enum):
     """An event that the main coroutine of a coordinator waits for."""
 
-    TERMINATE = enum.auto()  # the process must end, and gets no successor
+    TERMINATE = enum.auto()  # the process must end, with its cluster or without a successor
     OVER = enum.auto()  # the job is over
     CUT_OFF = enum.auto()  # the connection to the script broke, and a successor must wait for the script
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from wsc.v1 import ingress_pb2
 
 CUT_OFF_STATUS: Final = 74  # exit status of a coordinator whose script was cut off, and is awaited by a successor
 TAKEN_STATUS: Final = 75  # exit status of a coordinator whose job another process holds
+# The fork server sends it when the cluster ends without a word of management; SIGTERM is a death like others.
+END_SIGNAL: Final = signal.SIGHUP
 ARTIFACT_SECONDS: Final = 30 * 24 * 3600.0
 
 _ARTIFACT: Final = re.compile("[0-9a-f]{64}")
@@ -115,7 +118,7 @@ def _start(settings: CoordinatorSettings, *, outlives: bool) -> Child:
     try:
         with open(writer, "w", encoding="utf-8") as pipe:
             json.dump(dataclasses.asdict(settings), pipe, default=str)
-        return spawn("appliance.coordinator", [], [reader], outlives=outlives)
+        return spawn("appliance.coordinator", [], [reader], outlives=outlives, end_signal=END_SIGNAL)
     finally:
         os.close(reader)
 

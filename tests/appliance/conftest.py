@@ -40,7 +40,9 @@ def own_connections() -> Iterator[None]:
 @pytest.fixture
 def make_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], ClusterInProcess]]:
     """A cluster with leases of so many seconds."""
-    monkeypatch.setattr(coordinator_settings, "spawn", lambda module, argv, fds, outlives: ThreadChild(os.dup(fds[0])))
+    monkeypatch.setattr(
+        coordinator_settings, "spawn", lambda module, argv, fds, outlives, end_signal: ThreadChild(os.dup(fds[0]))
+    )
 
     # What a management service finds that follows another one.
     def find(self: HostProcesses, hello: management_pb2.CoordinatorHello) -> AsyncChild | None:

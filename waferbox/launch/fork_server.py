@@ -7,8 +7,8 @@ those of --when-idle while no request waits.
 
 Each connection requests one process, in one message of JSON. The server answers with the process's id at once, and with
 its exit status at the end. The server ends a process whose connection closes, unless the request had `outlives`. The
-server ends all processes when standard input ends. On SIGTERM it kills them, since the one that has started it did not
-end it: for them it is the death of the server, after which jobs go on.
+server ends all processes when standard input ends, each by the signal that its request names. On SIGTERM it kills them,
+since the one that has started it did not end it: for them it is the death of the server, after which jobs go on.
 
 With --own the server acts for the process that has started it. It then kills a process whose connection closes, as the
 kernel kills a child with its parent. When standard input ends, processes with `outlives` stay, and the server stays
@@ -48,7 +48,8 @@ class _Forked:
     pidfd: int
     connection: socket.socket | None  # None once the requesting process has closed it
     outlives: bool  # whether the process survives its connection
-    kill_at: float | None = None  # time of SIGKILL, after a SIGTERM
+    end_signal: signal.Signals  # with which this server ends it
+    kill_at: float | None = None  # time of SIGKILL, after the end signal
 
 
 class ForkServer:
@@ -155,7 +156,8 @@ class ForkServer:
             module, argv = request["module"], [str(argument) for argument in request["argv"]]
             if module not in MODULES:
                 raise ValueError(f"{module!r} may not be started")
-            self._fork(connection, module, argv, fds, outlives=request.get("outlives") is True)
+            outlives, end_signal = request.get("outlives") is True, signal.Signals(request["end_signal"])
+            self._fork(connection, module, argv, fds, outlives=outlives, end_signal=end_signal)
         except (OSError, ValueError, KeyError, TypeError) as error:
             with contextlib.suppress(OSError):
                 connection.send(str(error).encode()[:1000])
@@ -165,7 +167,14 @@ class ForkServer:
                 os.close(fd)
 
     def _fork(
-        self, connection: socket.socket, module: str, argv: Sequence[str], fds: Sequence[int], *, outlives: bool
+        self,
+        connection: socket.socket,
+        module: str,
+        argv: Sequence[str],
+        fds: Sequence[int],
+        *,
+        outlives: bool,
+        end_signal: signal.Signals,
     ) -> None:
         server = os.getpid()
         # A signal to the child would reach the server's wakeup descriptor until the child has closed that.
@@ -182,7 +191,7 @@ class ForkServer:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             raise
-        child = _Forked(pid, pidfd, connection, outlives)
+        child = _Forked(pid, pidfd, connection, outlives, end_signal)
         self._children[pidfd] = child
         self._selector.register(pidfd, selectors.EVENT_READ, lambda: self._reap(child))
         self._selector.register(connection, selectors.EVENT_READ, lambda: self._abandoned(child))
@@ -237,7 +246,7 @@ class ForkServer:
         if self._own:
             self._signal(child, signal.SIGKILL)
         elif child.kill_at is None:
-            self._signal(child, signal.SIGTERM)
+            self._signal(child, child.end_signal)
             child.kill_at = time.monotonic() + deadlines.FORK_SERVER.kill
 
     @staticmethod

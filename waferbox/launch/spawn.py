@@ -226,7 +226,14 @@ class ForkServerLost(SpawnError):
     """Raised where the fork server of a launcher does not answer, which the launcher restarts if it has ended."""
 
 
-def spawn(module: str, argv: Sequence[str], fds: Sequence[int] = (), *, outlives: bool = False) -> Child:
+def spawn(
+    module: str,
+    argv: Sequence[str],
+    fds: Sequence[int] = (),
+    *,
+    outlives: bool = False,
+    end_signal: signal.Signals = signal.SIGTERM,
+) -> Child:
     """Starts main(argv) of one of MODULES in a new process, by the fork server or else as a Python of its own.
 
     The new process is in a session of its own, so that no terminal ends it. Its standard input is empty; its standard
@@ -237,6 +244,7 @@ def spawn(module: str, argv: Sequence[str], fds: Sequence[int] = (), *, outlives
         argv: arguments of its main.
         fds: descriptors that are 3, 4, ... in the new process; they stay open here.
         outlives: whether it survives this process. It then ends by itself or with the fork server.
+        end_signal: of the fork server, when it ends itself.
 
     Raises:
         SpawnError: it cannot be started.
@@ -247,11 +255,11 @@ def spawn(module: str, argv: Sequence[str], fds: Sequence[int] = (), *, outlives
     if not name:
         return spawn_python(module, argv, fds, outlives=outlives)
     try:
-        return _spawn_forked(name, module, argv, fds, outlives=outlives)
+        return _spawn_forked(name, module, argv, fds, outlives=outlives, end_signal=end_signal)
     except SpawnError:
         if not own_is_ending():
             raise
-    return _spawn_forked(_fork_server_name(), module, argv, fds, outlives=outlives)
+    return _spawn_forked(_fork_server_name(), module, argv, fds, outlives=outlives, end_signal=end_signal)
 
 
 def _fork_server_name() -> str:
@@ -261,12 +269,15 @@ def _fork_server_name() -> str:
         raise SpawnError(f"a fork server could not be started in place of the one that ended: {error}") from error
 
 
-def _spawn_forked(name: str, module: str, argv: Sequence[str], fds: Sequence[int], *, outlives: bool) -> Child:
+def _spawn_forked(
+    name: str, module: str, argv: Sequence[str], fds: Sequence[int], *, outlives: bool, end_signal: signal.Signals
+) -> Child:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         connection.settimeout(deadlines.FORK_SERVER.start)
         connection.connect(f"\0{name}")
-        request = json.dumps({"module": module, "argv": list(argv), "outlives": outlives}).encode()
+        wanted = {"module": module, "argv": list(argv), "outlives": outlives, "end_signal": end_signal}
+        request = json.dumps(wanted).encode()
         if len(request) > MAX_MESSAGE_BYTES or len(fds) > MAX_FDS:
             raise SpawnError(f"{module}: too many arguments or descriptors for one process")
         socket.send_fds(connection, [request], list(fds))

@@ -131,7 +131,7 @@ class Stillborn:
 def test_a_coordinator_that_does_not_start_at_the_ingress_is_reported(
     cluster: ClusterInProcess, client: Callable[..., Client], ingress: Ingress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(settings, "spawn", lambda *arguments, outlives: Stillborn())
+    monkeypatch.setattr(settings, "spawn", lambda *arguments, outlives, end_signal: Stillborn())
     with pytest.raises(grpc.RpcError) as caught:
         client(ingress=ingress.address)
     assert "its coordinator ended with status 3" in str(caught.value.details())

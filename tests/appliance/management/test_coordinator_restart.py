@@ -85,7 +85,7 @@ class Coordinators:
         self.error: SpawnError | None = None
         self.refused = 0
 
-    def spawn(self, module: str, argv: object, fds: list[int], *, outlives: bool) -> FakeCoordinator:
+    def spawn(self, module: str, argv: object, fds: list[int], *, outlives: bool, end_signal: int) -> FakeCoordinator:
         settings = read_settings(os.dup(fds[0]))
         if self.error is not None:
             self.refused += 1

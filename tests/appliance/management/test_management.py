@@ -256,7 +256,7 @@ def test_a_coordinator_that_does_not_start_is_reported(
         terminate = kill = close = lambda self: None
 
     ended = os.eventfd(1)
-    monkeypatch.setattr(settings, "spawn", lambda *arguments, outlives: Stillborn())
+    monkeypatch.setattr(settings, "spawn", lambda *arguments, outlives, end_signal: Stillborn())
     with pytest.raises(grpc.RpcError) as caught:
         client()
     os.close(ended)
