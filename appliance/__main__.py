@@ -114,7 +114,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         over.put(False)
 
     sweep_records(options.cache_root.absolute())
-    sweep_artifacts(options.cache_root.absolute())
     raise_descriptor_limit()  # each node and each coordinator has a connection
     settings = ManagementSettings(
         cache_root=options.cache_root.absolute(),
@@ -174,6 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             announce.flush()
             if options.announce_fd is not None:
                 server.loop.run(_watch(options.announce_fd, lambda: over.put(True)))
+            sweep_artifacts(settings.cache_root)  # here, so that no script waits for it
             end_jobs = over.get()
             if page is not None:
                 page.close()

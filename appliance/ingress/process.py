@@ -54,8 +54,8 @@ class Ingress:
             host=host,
             cache_root=settings.cache_root,
             compile_root=settings.compile_root,
-            terminated=f"the ingress at {self.address}, where its coordinator ran, went down: start it again, "
-            "then the script from its last checkpoint",
+            terminated=f"the ingress at {self.address}, where its coordinator ran, went down, or the cluster did: "
+            "start that again, then the script from its last checkpoint",
             ingress=self.address,
         )
         self._coordinators = Coordinators(

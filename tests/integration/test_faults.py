@@ -196,7 +196,9 @@ def test_a_script_whose_cluster_loses_its_owner_is_told_how_to_continue(
         cluster.process.kill()
         assert script.wait(FAILURE_SECONDS) == 1
         message = message_of(script)
-        assert "its cluster went down" in message or "its cluster has ended: start it again" in message
+        assert (
+            "ended: its cluster went down, or its coordinator alone was terminated: start the cluster again" in message
+        )
         wait_for(lambda: not cluster.surroundings.processes())
     finally:
         cluster.stop()

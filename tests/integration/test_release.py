@@ -68,7 +68,7 @@ def train(
             executor = cstorch.utils.data.DataExecutor(loader, num_steps=STEPS)
             for batch in executor:
                 report(step(batch))
-                with pytest.raises(UsageError, match="after the loop of an executor"):
+                with pytest.raises(UsageError, match="inside the loop"):
                     backend.release()
                 if executor.user_iteration == steps < STEPS:
                     break

@@ -4,7 +4,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Annotated, Final, Never, TypeVar
+from typing import Annotated, Final, Never, TypeGuard, TypeVar
 
 import grpc
 import typer
@@ -99,8 +99,7 @@ def connect(management: str | None) -> Iterator[Connection]:
     """
     address, own = find_cluster(management)
     # As in scripts, an address gets the token of the environment, and a cluster that is found by its record its own.
-    is_address = management is not None and ":" in management
-    token = command_token(address) if own is None or is_address else own_clusters_token(Kind.ADMIN)
+    token = command_token(address) if own is None or _is_address(management) else own_clusters_token(Kind.ADMIN)
     with make_channel(address, token) as channel:
         try:
             yield Connection(address, channel, token)
@@ -127,7 +126,7 @@ def find_cluster(
     known = local_clusters()
     if management == EMBEDDED:  # of the environment, for scripts
         management = None
-    if management is not None and ":" in management:
+    if _is_address(management):
         address = checked_address(management)
         return address, next((cluster for cluster in known if cluster.management == address), None)
     chosen = among(known) if management is None else with_name(known, management)
@@ -144,6 +143,11 @@ def find_cluster(
         fail(f"several clusters run ({listed(known)}): name one with --management HOST:PORT or --management NAME")
     chosen[0].use_certificates()
     return chosen[0].management, chosen[0]
+
+
+def _is_address(management: str | None) -> TypeGuard[str]:
+    """Whether what names a cluster is an address, and not the name of a cluster of this machine."""
+    return management is not None and ":" in management
 
 
 def _failure_text(address: str | None = None) -> str:

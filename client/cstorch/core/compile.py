@@ -104,7 +104,7 @@ def compile(model: nn.Module, backend: str | Backend | None = None) -> CompiledM
     if not isinstance(model, nn.Module):
         raise TypeError(f"compile takes a torch.nn.Module, not {type(model).__name__}")
     target = _resolve(backend)
-    check_outside_of_loops("a model is compiled before the loop of an executor, not inside it")
+    check_outside_of_loops("compile a model before the loop of an executor, not inside it")
     if target.is_csx:
         if any(isinstance(part, RecursiveScriptModule) for part in model.modules()):
             raise UsageError(

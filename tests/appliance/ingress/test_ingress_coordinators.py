@@ -90,8 +90,8 @@ def test_jobs_end_with_the_ingress_which_is_named(
     failure = one.failure()
     name = one.created.job
     assert failure.message == (
-        f"{name} ended: the ingress at {ingress.address}, where its coordinator ran, went down: start it "
-        "again, then the script from its last checkpoint"
+        f"{name} ended: the ingress at {ingress.address}, where its coordinator ran, went down, or the cluster did: "
+        "start that again, then the script from its last checkpoint"
     )
     cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_CANCELLED)
     cluster.until(lambda: cluster.free_nodes() == 4)

@@ -136,7 +136,9 @@ class CsxBackend(Backend):
         return LoopExecution(executor, self.target())
 
     def release(self) -> None:
-        check_outside_of_loops("release the nodes of the backend after the loop of an executor, not inside it")
+        check_outside_of_loops(
+            "the backend cannot release its nodes inside the loop of an executor: release them after it"
+        )
         if self._session is not None:
             self._session.end_left_execution()
             self._session.end_job()
