@@ -14,7 +14,7 @@ from functools import partial
 import torch
 
 from memoryx.paging import Paging
-from waferbox.cirh.execution.kernel import clone_views
+from waferbox.cirh.execution.kernel import OperationFailed, clone_views
 from waferbox.host.folders import cache_root
 from waferbox.links.frame import INLINE_BYTES
 from waferbox.links.hub import Hub
@@ -22,6 +22,7 @@ from waferbox.links.link import Link
 from waferbox.links.shared_memory import Slice
 from waferbox.runtime.arena import RELEASED_GROUP, ArenaCounts
 from waferbox.runtime.groups import SendBuffers
+from waferbox.runtime.kernel_failures import KernelFailures
 from waferbox.runtime.loops import body_of
 from waferbox.runtime.node_job import LinkKey
 from waferbox.runtime.program import Program
@@ -74,6 +75,7 @@ class MemoryXProgram:
         self._names = {slot.value: slot.name.removeprefix("state.") for slot in plan.states}
         self._origins: dict[int, str] = {}
         self._bytes_of_messages: set[int] = set()  # received values that lie at another address in each step
+        self._failures = KernelFailures(plan.sources)
         self._store = store
         self._snapshots = snapshots
         self._recovery_points = recovery_points
@@ -284,7 +286,7 @@ class MemoryXProgram:
 
     def _add_call(self, run: plan_pb2.Run, call: Call, inputs: Sequence[int], part: tuple[int, int]) -> None:
         """Adds an action that calls the kernel of a run, or of a part of it: (number, count)."""
-        store, values = self._store, self._program.values
+        store, values, failures = self._store, self._program.values, self._failures
         tensors = values.tensors
         committed = [self._slots[state] for state in run.commits if state]
         is_last = part[0] + 1 == part[1]
@@ -293,7 +295,10 @@ class MemoryXProgram:
         def run_kernel(step: int) -> None:
             if store.copies_on_write:
                 store.before_write(committed, part)
-            results = call([tensors[index] for index in inputs])
+            try:
+                results = call([tensors[index] for index in inputs])
+            except OperationFailed as error:
+                raise failures.failure(run, step, error) from error
             for index, result in zip(outputs, results, strict=True):
                 tensors[index] = result
             for index in drops:

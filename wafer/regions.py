@@ -8,13 +8,13 @@ from typing import NamedTuple
 import torch
 
 from wafer.joins import JoinBuffer, joining
-from wafer.kernel_failures import KernelFailures
 from wafer.kernels import WaferKernel, WaferKernels
 from waferbox.cirh.execution.kernel import OperationFailed, span
 from waferbox.host.folders import cache_root
 from waferbox.host.threads import GuardedThread
 from waferbox.links.hub import Stopped
 from waferbox.runtime.groups import SendBuffers
+from waferbox.runtime.kernel_failures import KernelFailures
 from waferbox.runtime.program import Action, Entry, Values, run_recorded
 from waferbox.runtime.progress import Progress, short_list
 from waferbox.runtime.schedule import StepSchedule, makes_and_reads

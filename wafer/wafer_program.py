@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 
 from wafer.joins import adding, beside_inputs, joining
-from wafer.kernel_failures import KernelFailures
 from wafer.kernels import WaferKernel, WaferKernels
 from wafer.large_tensors import limit_large_tensors, release_large_tensors
 from wafer.routes import Routes
@@ -22,6 +21,7 @@ from waferbox.links.hub import Hub
 from waferbox.links.link import Link
 from waferbox.runtime.arena import RELEASED_GROUP, ArenaCounts, direct_values
 from waferbox.runtime.groups import SendBuffers
+from waferbox.runtime.kernel_failures import KernelFailures
 from waferbox.runtime.loops import body_of
 from waferbox.runtime.node_job import LinkKey
 from waferbox.runtime.program import Action, Program

@@ -30,7 +30,7 @@ from waferbox.runtime.loops import with_times
 from wsc.v1 import plan_pb2
 
 # Version of the messages in plan.proto and of their meaning. A cached plan of another format is compiled again.
-PLAN_FORMAT = 18
+PLAN_FORMAT = 19
 
 # More rounds stream the weights so often that it is better to compute activations again, for more rows at once.
 MOST_ROUNDS: Final = 64

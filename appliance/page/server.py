@@ -9,7 +9,7 @@ from typing import Final
 from appliance.page.source import PageSource
 from waferbox.host.threads import GuardedThread
 from waferbox.rpc.address import split_address
-from waferbox.security.guard import LOOPBACK
+from waferbox.security.guard import is_loopback
 
 MAX_CONNECTIONS: Final = 128
 END_SECONDS: Final = 3.0
@@ -87,9 +87,10 @@ class PageServer:
             if self._closed:
                 return
             self._loop = asyncio.get_running_loop()
-        is_local = self._host in LOOPBACK
+        is_local = is_loopback(self._host)
+        hosts = ("127.0.0.1", "localhost", self._host) if is_local else ("*",)
         config = uvicorn.Config(
-            make_app(self._source, self._closing, LOOPBACK if is_local else ("*",), for_viewers=not is_local),
+            make_app(self._source, self._closing, hosts, for_viewers=not is_local),
             http=PageProtocol,
             h11_max_incomplete_event_size=MAX_HEAD_BYTES,
             ws="none",

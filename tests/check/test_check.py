@@ -1,8 +1,11 @@
 """`waferbox check` finds the planted fault of each faulty script, at its line, and nothing in the right ones."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -129,6 +132,35 @@ def test_command_starts_a_cluster_and_processes_of_its_own() -> None:
     status, verdict = printed(SCRIPTS / "right", "mlp.py")
     assert status == verdict["status"] == 0
     assert {answer["state"] for answer in verdict["answers"]} == {"good"}
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130), (signal.SIGKILL, -9)]
+)
+def test_a_check_that_is_ended_leaves_no_process(number: signal.Signals, status: int, tmp_path: Path) -> None:
+    script = tmp_path / "waits.py"
+    script.write_text("import time, cerebras.pytorch\nprint('waits')\ntime.sleep(300)  # longer than the test\n")
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    command = [sys.executable, "-m", "waferbox", "check", script.name]
+    variables = {**os.environ, "TMPDIR": str(temporary)}
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    check = subprocess.Popen(command, cwd=tmp_path, env=variables, text=True, **output)  # type: ignore[call-overload]
+    deadline = time.monotonic() + 60
+    while [log.read_text() for log in temporary.glob("*/*/log")] != ["waits\n"] * 2:  # on a cluster, and by PyTorch
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    scripts = [int(pid) for pid in Path(f"/proc/{check.pid}/task/{check.pid}/children").read_text().split()]
+    assert len(scripts) == 2
+    check.send_signal(number)
+    check.send_signal(number)  # as timeout(1) does, and an impatient user
+    printed, _ = check.communicate(timeout=60)
+    assert check.returncode == status
+    assert "Traceback" not in printed
+    while any(Path(f"/proc/{pid}").exists() for pid in scripts):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert number is signal.SIGKILL or not os.listdir(temporary)
 
 
 def test_script_that_fails_before_its_first_step(tmp_path: Path) -> None:

@@ -247,6 +247,16 @@ def test_input_that_is_not_there_or_not_alike_is_explained(
     wait_for(lambda: not any(node.job for node in cluster.nodes()))
 
 
+def test_a_matrix_of_weights_that_has_no_inverse_is_explained(
+    start_script: StartScript, cluster: RunningCluster
+) -> None:
+    """MemoryX computes it: the gradient of a weight is the only one that a wafer sends."""
+    script = run(start_script, cluster, "singular", "--shards", 2)
+    assert script.process.returncode == 1
+    where = r"memoryx-\d: step 1, aten::linalg_inv_ex at \S*faults\.py:\d+: linalg\.inv_ex: .* is singular\. "
+    assert re.search(rf"InputError: {where}Its operands are float32\[5, 5\] from -?0 to -?0: ", message_of(script))
+
+
 def test_an_error_raised_in_a_closure_ends_the_job(start_script: StartScript, cluster: RunningCluster) -> None:
     script = run(start_script, cluster, "nan", "--num-csx", 2, "--num-steps", FOR_EVER)
     assert script.process.returncode == 1

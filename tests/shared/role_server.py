@@ -22,6 +22,7 @@ from forking_server import (
     MAX_FDS,
     ForkedProcess,
     ForkingServer,
+    end_after,
     replace_environment,
     serve,
     take_descriptors,
@@ -162,7 +163,7 @@ def main() -> None:
     if namespace := sys.argv.pop(0):
         enter_namespace(namespace)
     _prepare_fork_server()
-    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    end_after(lambda: runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True))
 
 
 if __name__ == "__main__":

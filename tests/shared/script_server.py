@@ -13,7 +13,7 @@ import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from forking_server import ForkedProcess, ForkingServer, serve
+from forking_server import ForkedProcess, ForkingServer, end_after, serve
 
 from waferbox import settings
 
@@ -53,7 +53,7 @@ def main() -> None:
     module = types.ModuleType("__main__")
     module.__file__ = str(script)
     sys.modules["__main__"] = module
-    exec(compile(script.read_bytes(), str(script), "exec"), module.__dict__)
+    end_after(lambda: exec(compile(script.read_bytes(), str(script), "exec"), module.__dict__))
 
 
 if __name__ == "__main__":

@@ -39,6 +39,15 @@ def test_it_gives_up_at_some_port(first: int) -> None:
     assert len(set(tried)) == min(MAX_TAKEN_PORTS, 65535 - first)
 
 
+def test_the_reason_is_told() -> None:
+    with pytest.raises(OSError, match=r"at 192\.0\.2\.1:0: Cannot assign requested address$"):
+        bind(make_server(), "192.0.2.1:0")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(OSError, match=f"at {address}: Address already in use; port 0 is any free one"):
+            bind(make_server(), address)
+
+
 def grpc_port(address: str) -> str:
     return bind(make_server(), address)
 

@@ -1,6 +1,7 @@
 """The check of a script: runs it in several ways, and answers each question from the records."""
 
 import math
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -140,6 +141,7 @@ class Check:
                         executions=EXECUTIONS,
                         observed=tuple(observed),
                         loss_scale=loss_scale,
+                        parent=os.getpid(),
                     ),
                 )
                 for way in ways

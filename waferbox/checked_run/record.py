@@ -52,6 +52,7 @@ class RunSettings:
         executions: the most executions; the process ends, with status 0, when it begins another.
         observed: steps, as execution and step, whose operations plain PyTorch records one by one.
         loss_scale: the first value of a dynamic loss scale; None: the script's.
+        parent: the process that checks, with which the script ends; 0: none.
     """
 
     way: Way
@@ -60,6 +61,7 @@ class RunSettings:
     executions: int
     observed: tuple[tuple[int, int], ...] = ()
     loss_scale: float | None = None
+    parent: int = 0
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))

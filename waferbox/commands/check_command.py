@@ -10,6 +10,7 @@ import typer
 from waferbox.commands.html_option import HtmlOption, write_page
 from waferbox.commands.machine_option import MachineName, MachineOption, find_machine
 from waferbox.commands.script_command import ModuleOption, NoScript, ScriptArgument, ScriptArguments, command_of
+from waferbox.launch.stop_signals import ending_in_order
 from waferbox.output.console import Status, errors, fail, output, print_text
 
 WIDTH: Final = 120  # of the verdict, which has sentences
@@ -64,7 +65,7 @@ def check(
         timeout_seconds=timeout,
     )
     try:
-        with errors.status("starting") as status:
+        with ending_in_order(), errors.status("starting") as status:
 
             def progress(what: str) -> None:
                 status.update(what)

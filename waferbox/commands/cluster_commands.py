@@ -46,6 +46,7 @@ from waferbox.output.console import Status, errors, fail, output, print_heading,
 from waferbox.output.tables import cluster_table
 from waferbox.roles import WORKER
 from waferbox.rpc.address import split_address
+from waferbox.security.guard import is_loopback
 from waferbox.security.tls import tls_folder
 from waferbox.security.tokens import Kind, cluster_secret, own_clusters_token
 from waferbox.settings import MANAGEMENT, RESTART, TLS_DIR, TOKEN
@@ -100,6 +101,8 @@ def token(
     """Print a token for WAFERBOX_TOKEN, which gives access to the clusters of this account. Default: the owner's."""
     if user is not None and view:
         raise typer.BadParameter("--user and --view are for different people")
+    if user is not None and not user.strip():
+        raise typer.BadParameter("--user: the name is empty")
     secret = cluster_secret()
     if user is not None:
         print_text(secret.token(Kind.USER, user))
@@ -233,8 +236,7 @@ def up(
         settings = dataclasses.replace(settings, compile_root=str(compile_root.absolute()))
     if tls:
         _use_tls()
-    beyond = split_address(settings.listen, any_port=True)[0] not in ("127.0.0.1", "localhost", "[::1]")
-    if beyond and tls_folder() is None:
+    if not is_loopback(split_address(settings.listen, any_port=True)[0]) and tls_folder() is None:
         if not insecure:
             fail(f"{settings.listen} can be reached from other hosts: add --tls, or --insecure in a trusted network")
         warn("without TLS, everybody who can read the network can copy tokens and use the cluster")
@@ -316,7 +318,7 @@ def _up_in_background(settings: ClusterSettings, name: str) -> None:
     except ClusterError as error:
         messages = log.read_text(errors="replace").strip()
         discard_log(log)
-        raise ClusterError(f"{error}\n{messages}") from error
+        raise ClusterError(f"{messages}\n{error}" if messages else str(error)) from error
     _show(cluster, "The cluster is up in the background; `waferbox down` ends it.")
 
 

@@ -13,7 +13,7 @@ from waferbox.host.folders import cache_root
 from waferbox.launch.stop_signals import StopSignals
 from waferbox.output.console import errors, fail, print_text
 from waferbox.rpc.address import listen, split_address
-from waferbox.security.guard import LOOPBACK
+from waferbox.security.guard import is_loopback
 
 CHECK_SECONDS: Final = 2.0  # between two checks that the cluster is up
 MAX_FAILED_CHECKS: Final = 5
@@ -46,7 +46,7 @@ def page(
         signals = StopSignals(signal.SIGINT, signal.SIGTERM)
         try:
             source: PageSource = RemoteSource(cluster.address, cluster.token)
-            if split_address(cluster.address)[0] in LOOPBACK:
+            if is_loopback(split_address(cluster.address)[0]):
                 source = StoredSource(source, FinishedJobs(cache_root()))  # of this user's clusters on this machine
             server.start(source)
             print_text(f"The cluster at {cluster.address}:  {server.url}")

@@ -24,6 +24,7 @@ ExecutionOption = Annotated[
     ),
 ]
 _PLAN: Final = ".plan"
+_MOST_NAMED: Final = 4  # executions of a folder, in a message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,8 @@ def find_source(argument: str, execution: str | None, management: str | None) ->
         if len(path.parts) > 1 or path.suffix:
             fail(f"there is no file or folder {argument}", Status.USAGE)
         return _job_source(argument, management)
+    if path.suffix in (".py", ".ipynb"):
+        fail(f"{argument} is a script: run it, then name {SOURCE_HELP[0].lower()}{SOURCE_HELP[1:]}", Status.USAGE)
     if path.is_file():
         is_plan = path.suffix == _PLAN
         return StepSource(name=argument, text=None if is_plan else path, plan=path if is_plan else None)
@@ -76,13 +79,13 @@ def _execution_source(argument: str, executions: Sequence[ExecutionFolder], want
     else:
         found = [each for each in executions if _is_named(each, wanted)]
         if not found:
-            fail(f"{argument} has no execution {wanted!r}: it has {'; '.join(map(str, executions))}", Status.USAGE)
+            fail(f"{argument} has no execution {wanted!r}: it has {'; '.join(_listed(executions))}", Status.USAGE)
         chosen = found[-1]
     name = str(chosen)
     lines = [f"{name[0].upper()}{name[1:]}", f"  in {chosen.path}"]
-    others = [f"  not {each}" for each in executions if each is not chosen]
+    others = [each for each in executions if each is not chosen]
     if others:
-        lines += [*others, "  (--execution names another)"]
+        lines += [*(f"  not {text}" for text in _listed(others)), "  (--execution names another)"]
     errors.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
     record, text = chosen.record, chosen.path / CIRH
     plan = Path(record.plan) if record is not None and record.plan else None
@@ -92,6 +95,13 @@ def _execution_source(argument: str, executions: Sequence[ExecutionFolder], want
         plan=plan if plan is not None and plan.is_file() else None,
         record=record,
     )
+
+
+def _listed(executions: Sequence[ExecutionFolder]) -> list[str]:
+    """The last executions as texts, behind the number of those before."""
+    shown = executions[-_MOST_NAMED:]
+    before = len(executions) - len(shown)
+    return [*([f"{before} earlier ones"] if before else []), *map(str, shown)]
 
 
 def _is_named(execution: ExecutionFolder, wanted: str) -> bool:

@@ -42,6 +42,28 @@ class StopSignals:
 
 
 @contextlib.contextmanager
+def ending_in_order() -> Iterator[None]:
+    """Context in which SIGTERM and SIGHUP end the process as SystemExit does, so that `finally` clauses run.
+
+    Entered in the main thread. Signals that the process ignores, as under nohup, stay ignored.
+    """
+
+    def end(number: int, frame: object) -> None:
+        for each in numbers:
+            signal.signal(each, signal.SIG_IGN)  # one more, as timeout(1) sends it, would end the clauses themselves
+        raise SystemExit(128 + number)
+
+    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
 def on_stop_signal(call: Callable[[], None], on_defect: Callable[[Exception], None]) -> Iterator[None]:
     """Calls `call`, in a thread of its own, for each SIGTERM and SIGINT within the body. Entered in the main thread.
 

@@ -26,6 +26,7 @@ from waferbox.ray_engine.credentials import own_credentials
 from waferbox.ray_engine.role_actor import OWN_HOST, RoleActor
 from waferbox.ray_engine.settings import STRATEGY, RaySettings, lay_out, missing_resources
 from waferbox.rpc.address import split_address
+from waferbox.security.guard import is_loopback
 from waferbox.security.tokens import is_here
 from waferbox.settings import REPLACEMENT_SECONDS
 
@@ -204,7 +205,7 @@ class RayLauncher:
         return process
 
     def listen(self, management_host: str) -> str:
-        if management_host not in ("127.0.0.1", "localhost", "[::1]"):
+        if not is_loopback(management_host):
             return f"{OWN_HOST}:0"
         elsewhere = [host["NodeManagerAddress"] for host in _hosts() if not is_here(host["NodeManagerAddress"])]
         if elsewhere:

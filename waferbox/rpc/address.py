@@ -1,6 +1,7 @@
 """Addresses of the form host:port: parsing them, and binding a server to one."""
 
 import contextlib
+import errno
 import re
 import socket
 from collections.abc import Callable
@@ -31,12 +32,26 @@ def bind(server: grpc.Server | grpc.aio.Server, listen: str) -> str:
     """Adds a port to a server; returns the address at which others reach it. Raises OSError if that is impossible."""
     try:
         host, port = split_address(listen, any_port=True)
-        bound = add_port(server, listen)
-    except (ValueError, RuntimeError) as error:
+    except ValueError as error:
         raise OSError(f"cannot listen at {listen}: {error}") from error
+    try:
+        bound = add_port(server, listen)
+    except RuntimeError as error:
+        raise OSError(f"cannot listen at {listen}: {_bind_error(host, port) or error}") from error
     if not bound or (port and bound != port):
-        raise OSError(f"cannot listen at {listen}")
+        raise OSError(f"cannot listen at {listen}: {_bind_error(host, port)}".removesuffix(": "))
     return reached_at(host, bound)
+
+
+def _bind_error(host: str, port: int) -> str:
+    """Returns why an address cannot be listened at, which gRPC does not say; empty: it can be now."""
+    family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+    try:
+        socket.create_server((host.strip("[]"), port), family=family).close()
+    except OSError as error:
+        is_taken = error.errno == errno.EADDRINUSE
+        return f"{error.strerror}; port 0 is any free one" if is_taken else error.strerror or str(error)
+    return ""
 
 
 def listen(use: Callable[[str], _Used], address: str, *, next_free: bool) -> _Used:

@@ -10,7 +10,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from waferbox.rpc.address import reached_at
-from waferbox.security.guard import CHALLENGE, LOOPBACK, may_view
+from waferbox.security.guard import CHALLENGE, is_loopback, may_view
 from wsc.v1 import observation_pb2
 
 ROLE: Final = "role"  # the label with a role's name, in all metrics
@@ -34,7 +34,7 @@ class MetricsServer:
         registry.register(collector)
         registry.register(_ProcessCollector(role))
         self._server, self._thread = start_http_server(port, host.strip("[]"), registry)
-        if host not in LOOPBACK:
+        if not is_loopback(host):
             app = self._server.get_app()
             assert app is not None
             self._server.set_app(_for_viewers(app))

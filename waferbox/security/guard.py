@@ -5,6 +5,7 @@ Requests over HTTP, for the page and the figures, are checked here too.
 
 import base64
 import binascii
+import ipaddress
 import logging
 import threading
 import time
@@ -232,8 +233,15 @@ def _with_behaviour(
 # --- Requests over HTTP -----------------------------------------------------------------------------------------------
 
 
-LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
 CHALLENGE: Final = ("WWW-Authenticate", 'Basic realm="waferbox: the password is a token of waferbox token --view"')
+
+
+def is_loopback(host: str) -> bool:
+    """Whether no other machine reaches a host, as `split_address` returns it."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def may_view(authorization: str) -> bool:

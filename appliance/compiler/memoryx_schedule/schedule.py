@@ -24,6 +24,7 @@ from appliance.compiler.wafer_schedule.streams import Departure
 from waferbox.cirh.dialect import types
 from waferbox.cirh.dialect.operations import func_of
 from waferbox.cirh.modules.graph import extract
+from waferbox.cirh.modules.sources import sources_of
 from waferbox.cirh.text.printer import print_module
 from waferbox.runtime.schedule import WEIGHTS_AHEAD
 from wsc.v1 import plan_pb2
@@ -317,7 +318,8 @@ class ShardScheduler:
             if self._commits.leaves(value) or any(reader not in chosen for reader in self._reads.readers(value))
         ]
         run = self._plan.instructions.add().run
-        run.kernel = self._kernels.number(print_module(extract(with_sunk, inputs, outputs), locations=False))
+        text = print_module(extract(with_sunk, inputs, outputs), locations=False)
+        run.kernel = self._kernels.number(text, sources=sources_of(with_sunk))
         run.inputs.extend(self._numbers.values(inputs))
         run.outputs.extend(self._numbers.values(outputs))
         states = [self._commits.in_place(value, self._todo.keys()) for value in outputs]
@@ -340,6 +342,7 @@ class ShardScheduler:
             self._plan.ClearField("loop")
         self._plan.groups.extend(self._groups.values())
         self._plan.kernels.extend(self._kernels.messages())
+        self._plan.sources.extend(self._kernels.sources())
         states = {slot.value for slot in self._plan.states}
         sends = [i.send.group for i in self._plan.instructions if i.WhichOneof("kind") == "send"]
         sent = {member.value for group in sends for member in self._groups[group].members}

@@ -97,12 +97,13 @@ class KernelTable:
 
         Args:
             text: the text.
-            layer: the layer whose runs need it.
+            layer: the layer whose runs need it; empty: runs are not told apart, and have the sources of all.
             sources: of the operations that can fail.
         """
         number = self._numbers.setdefault(text, len(self._numbers) + 1)
-        if sources and self._sources.setdefault((number, ""), sources) != sources:
-            self._sources[number, layer] = sources
+        if sources and (known := self._sources.setdefault((number, ""), sources)) != sources:
+            others = (source for source in sources if source not in known)
+            self._sources[number, layer] = sources if layer else (*known, *others)
         return number
 
     def sources(self) -> Sequence[plan_pb2.KernelSources]:

@@ -799,6 +799,7 @@ class MemoryXPlan(_message.Message):
     OWN_BYTES_FIELD_NUMBER: _builtins.int
     LINK_BYTES_FIELD_NUMBER: _builtins.int
     LOOP_FIELD_NUMBER: _builtins.int
+    SOURCES_FIELD_NUMBER: _builtins.int
     shard: _builtins.int
     own_bytes: _builtins.int
     """see OWN MEMORY; a snapshot adds the size of the states"""
@@ -820,6 +821,8 @@ class MemoryXPlan(_message.Message):
     def loop(self) -> Global___Loop:
         """of the instructions: it sends weights, and adds gradients to those of the first round"""
 
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___KernelSources]: ...
     def __init__(
         self,
         *,
@@ -832,10 +835,11 @@ class MemoryXPlan(_message.Message):
         own_bytes: _builtins.int = ...,
         link_bytes: _builtins.int = ...,
         loop: Global___Loop | None = ...,
+        sources: _abc.Iterable[Global___KernelSources] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "loop", b"loop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "groups", b"groups", "instructions", b"instructions", "kernels", b"kernels", "link_bytes", b"link_bytes", "loop", b"loop", "own_bytes", b"own_bytes", "shard", b"shard", "states", b"states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arena", b"arena", "groups", b"groups", "instructions", b"instructions", "kernels", b"kernels", "link_bytes", b"link_bytes", "loop", b"loop", "own_bytes", b"own_bytes", "shard", b"shard", "sources", b"sources", "states", b"states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -319,7 +319,7 @@ REFUSED: dict[str, tuple[Function, str]] = {
     "a conjugate": (lambda m, x: torch.fft.hfft(x), "complex numbers"),
     "int8": (lambda m, x: x.to(torch.int8), "output_0 is an output; torch.int8 cannot be sent"),
     "an index that is not there": (lambda m, x: x[:, [6]], "out of bounds"),
-    "no parts": (lambda m, x: torch.linalg.inv(x[:, :4]), "aten::linalg_inv_ex"),
+    "roots of a polynomial": (lambda m, x: torch.linalg.eigvals(x[:, :4]), r"`aten::linalg_eig` makes complex"),
 }
 
 

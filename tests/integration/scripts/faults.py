@@ -94,7 +94,7 @@ INPUTS: dict[str, Callable[[int], Iterable[object]]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("mode", choices=[*INPUTS, "runs", "no_lowering", "no_rule", "nan"])
+    parser.add_argument("mode", choices=[*INPUTS, "runs", "no_lowering", "no_rule", "nan", "singular"])
     parser.add_argument("--artifacts", type=Path, required=True)
     parser.add_argument("--num-csx", type=int, default=1)
     parser.add_argument("--workers", type=int, default=1)
@@ -111,7 +111,8 @@ def main() -> None:
     backend = cstorch.backend("CSX", artifact_dir=options.artifacts, cluster_config=config)
     torch.manual_seed(1)
     with backend.device:
-        model = nn.Sequential(nn.Linear(FEATURES, 16), nn.ReLU(), nn.Linear(16, CLASSES))
+        last = nn.Linear(16, CLASSES)
+        model = nn.Sequential(nn.Linear(FEATURES, 16), nn.ReLU(), last)
     compiled = cstorch.compile(model, backend)
     optimizer = cstorch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
@@ -123,6 +124,8 @@ def main() -> None:
         if options.mode == "no_rule":
             features = torch.cumsum(features, dim=0)
         loss = F.cross_entropy(compiled(features), labels)
+        if options.mode == "singular":
+            loss = loss + torch.linalg.inv(0 * last.weight[:, :CLASSES]).sum()
         if options.mode == "nan":
             loss = (loss - loss) / (loss - loss)
         optimizer.zero_grad()

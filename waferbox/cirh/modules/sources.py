@@ -13,7 +13,7 @@ from xdsl.ir import Operation
 from waferbox.cirh.dialect.locations import source_of
 from waferbox.cirh.dialect.operations import Const
 from waferbox.cirh.dialect.types import info
-from waferbox.cirh.table.lookup import runtime_operands
+from waferbox.cirh.table.lookup import runtime_operands, spec
 
 VERBATIM: Final = "aten."  # what the names of torch's own operations begin with
 INTEGERS: Final = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -33,12 +33,14 @@ class OperationSource:
 
 
 def can_fail(operation: Operation) -> bool:
-    """Whether an operation may fail for the values of its operands: it reads integers, or is one of torch's own."""
+    """Whether an operation may fail for the values of its operands.
+
+    It reads integers, or is one of torch's own that does not compute element by element.
+    """
     if isinstance(operation, Const):
         return False
-    return operation.name.startswith(VERBATIM) or any(
-        info(operand).dtype in INTEGERS for operand in runtime_operands(operation)
-    )
+    is_whole = operation.name.startswith(VERBATIM) and not spec(operation.name).pointwise
+    return is_whole or any(info(operand).dtype in INTEGERS for operand in runtime_operands(operation))
 
 
 def sources_of(operations: Iterable[Operation]) -> tuple[OperationSource, ...]:

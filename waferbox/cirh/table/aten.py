@@ -67,6 +67,10 @@ _ALLOWED = """
     fmax fmin lgamma digamma polygamma erfinv asinh acosh atanh copysign.Tensor nextafter igamma igammac
     special_ndtri special_log_ndtr special_erfcx special_i0e special_i1 special_i1e i0 special_zeta special_xlog1py
     scatter_reduce.two index_reduce bucketize.Tensor searchsorted.Tensor
+    cholesky cholesky_inverse cholesky_solve linalg_cholesky_ex linalg_inv_ex linalg_lu linalg_lu_factor_ex
+    linalg_lu_solve linalg_qr linalg_householder_product linalg_ldl_factor_ex linalg_ldl_solve linalg_matrix_exp
+    linalg_solve_triangular lu_unpack ormqr triangular_solve geqrf
+    _linalg_det _linalg_eigh _linalg_slogdet _linalg_solve_ex _linalg_svd
     hypot angle softshrink_backward hardshrink_backward grid_sampler_3d grid_sampler_3d_backward
 """
 ALLOWED = frozenset(_ALLOWED.split())

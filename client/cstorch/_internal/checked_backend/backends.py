@@ -19,6 +19,7 @@ from cstorch._internal.execution import Execution, Executor
 from cstorch._internal.tracing import DEVICE, XlaName
 from cstorch.distributed.cluster_config import ClusterConfig
 from waferbox.checked_run.record import Way
+from waferbox.launch.process import die_with_parent
 
 
 def _on_one_wafer(config: ClusterConfig) -> ClusterConfig:
@@ -92,6 +93,8 @@ def install_check() -> None:
     run = checked_run()
     if run is None:
         return
+    if os.getppid() == run.settings.parent:  # and not a process that the script has started
+        die_with_parent(run.settings.parent)
     PrivateFiles(run.files).install()
     _seed_generators()
 

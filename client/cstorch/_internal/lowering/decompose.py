@@ -144,6 +144,29 @@ def _diagonal_scatter(
     return torch.where(is_on, spread, matrix).movedim((-2, -1), (dim1, dim2))
 
 
+def _pinv(
+    input: torch.Tensor,
+    *,
+    atol: torch.Tensor | None = None,
+    rtol: torch.Tensor | None = None,
+    hermitian: bool = False,
+) -> torch.Tensor:
+    """The pseudoinverse: singular values up to max(atol, rtol * the largest one) count as zero."""
+    if hermitian:
+        values, left = torch.linalg.eigh(input)
+        sizes, right = values.abs(), left.mT
+    else:
+        left, values, right = torch.linalg.svd(input, full_matrices=False)
+        sizes = values
+    if rtol is None and atol is None:
+        rtol = sizes.new_full((), torch.finfo(sizes.dtype).eps * max(input.shape[-2:]))
+    limit = sizes.new_zeros(()) if atol is None else atol.unsqueeze(-1)
+    if rtol is not None:
+        limit = torch.maximum(limit, rtol.unsqueeze(-1) * sizes.amax(-1, keepdim=True))
+    inverse = torch.where(sizes > limit, 1 / values, 0.0)
+    return (right.mT * inverse.unsqueeze(-2)) @ left.mT
+
+
 def _shifted(shift: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """Returns the shift of two tensors in a form that also takes a number and a tensor."""
 
@@ -171,6 +194,7 @@ FORMULAS: Mapping[OpOverload, Callable[..., Any]] = {
     aten.addbmm.default: _addbmm,
     aten._trilinear.default: _trilinear,
     aten.diagonal_scatter.default: _diagonal_scatter,
+    aten.linalg_pinv.atol_rtol_tensor: _pinv,
     aten.__lshift__.Scalar: _shifted_left,
     aten.__lshift__.Tensor: _shifted_left,
     aten.__rshift__.Scalar: _shifted_right,

@@ -62,6 +62,7 @@ from cstorch._internal.lowering.verbatim import (
     norm,
     pixel_shuffle,
     pixel_unshuffle,
+    solve,
     with_class_numbers,
 )
 
@@ -163,6 +164,7 @@ _NAMES: Mapping[str, Rule] = {
     "argmax": position("ARGMAX"),
     "argmin": position("ARGMIN"),
     "norm": vector_norm,
+    "_linalg_solve_ex": solve,
     "nll_loss_forward": with_class_numbers,
     "nll_loss_backward": with_class_numbers,
     "nll_loss2d_forward": with_class_numbers,

@@ -63,6 +63,22 @@ def with_class_numbers(lowering: Lowering, node: fx.Node) -> Result:
         lowering.values[target] = given
 
 
+def solve(lowering: Lowering, node: fx.Node) -> Result:
+    """Systems of equations. Matrices of right sides get as many dimensions as the systems have.
+
+    torch could otherwise take them for vectors where a wafer has as many systems as the matrix has rows.
+    """
+    matrix, right = node.args[:2]
+    assert isinstance(right, fx.Node)
+    given, systems, shape = lowering.value(right), shape_of(matrix), shape_of(right)
+    if 1 < len(shape) < len(systems) and shape != systems[:-1]:
+        lowering.values[right] = lowering.reshape(given, (*[1] * (len(systems) - len(shape)), *shape))
+    try:
+        return verbatim(lowering, node, spec("aten._linalg_solve_ex"))
+    finally:
+        lowering.values[right] = given
+
+
 def _attribute(name: str, kind: Kind, argument: Any, rank: int) -> AttrValue:
     if kind is Kind.DTYPE:
         return elements.element_name(argument)

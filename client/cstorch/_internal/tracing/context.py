@@ -43,6 +43,9 @@ class StepRecorder(Protocol):
     def record(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Records one call on device tensors and returns its result."""
 
+    def check_errors_of(self, info: Any) -> None:
+        """Makes the operation that computed `info` check it, in place of torch's check, which needs the value."""
+
     def record_host_call(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
         """Records a call that had no device tensor, and has run."""
 

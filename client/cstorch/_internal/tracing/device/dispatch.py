@@ -40,6 +40,8 @@ def dispatch(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any])
         return run_eagerly(func, args, kwargs)
     if func is aten._is_all_true.default and recorder.known_value(args[0], None) is None:
         return torch.tensor(True)  # torch uses it only to check the arguments of a distribution
+    if func is aten._linalg_check_errors.default:
+        return recorder.check_errors_of(args[0])
     if operator(func).reads_values or moves_to_host(func, args, kwargs):
         return known_values.run(func, args, kwargs, recorder)
     if func in known_values.INDEXED:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import _VF, nn
+from torch.distributions import constraints
 from torch.nn.modules import transformer
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import clip_grad
@@ -102,6 +103,16 @@ def _pack(original: Function, input: Any, *args: Any, **kwargs: Any) -> Any:
     return original(input, *args, **kwargs)
 
 
+def _is_positive_definite(original: Function, self: Any, value: torch.Tensor) -> torch.Tensor:
+    """torch's form tries a decomposition only if the matrices are symmetric."""
+    return constraints.symmetric.check(value) & torch.linalg.cholesky_ex(value).info.eq(0)
+
+
+def _is_positive_semidefinite(original: Function, self: Any, value: torch.Tensor) -> torch.Tensor:
+    """As for a positive definite matrix."""
+    return constraints.symmetric.check(value) & torch.linalg.eigvalsh(value).ge(0).all(-1)
+
+
 def _has_foreach(original: Function, device: torch.device) -> bool:
     """True, since `foreach` traces operations on lists of tensors."""
     return True
@@ -126,6 +137,8 @@ _PATCHES: tuple[tuple[Any, str, Function], ...] = (
     (nn.SyncBatchNorm, "forward", _sync_batch_norm),
     (AveragedModel, "update_parameters", _update_parameters),
     (_VF, "_pack_padded_sequence", _pack),
+    (type(constraints.positive_definite), "check", _is_positive_definite),
+    (type(constraints.positive_semidefinite), "check", _is_positive_semidefinite),
     (clip_grad, "_device_has_foreach_support", _has_foreach),
     (transformer, "_detect_is_causal_mask", _is_causal_mask),
 )

@@ -3,11 +3,12 @@
 import errno
 
 import pytest
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from appliance.compiler.partition.groups import KernelTable
-from wafer.kernel_failures import KernelFailures
 from waferbox.cirh.execution.kernel import OperationFailed
 from waferbox.cirh.modules.sources import OperationSource
+from waferbox.runtime.kernel_failures import KernelFailures
 from waferbox.runtime.node_job import JobFailure
 from wsc.v1 import node_pb2, plan_pb2
 
@@ -42,6 +43,20 @@ def test_operations_of_one_name_are_told_apart() -> None:
     assert "train.py:8:" in message(table, "a", operation="cirh.Add")
     # A kernel that computes rows in slices has each operation several times.
     assert "train.py:3 or aten::embedding at train.py:5:" in message(table, "a", number=5, count=6)
+
+
+def test_runs_without_layers_are_not_told_apart() -> None:
+    table = KernelTable()
+    for line in (3, 9, 3):
+        table.number("text", sources=sources(line))
+    assert "train.py:3 or aten::embedding at train.py:9:" in message(table, "")
+
+
+def test_a_matrix_has_another_way_out() -> None:
+    error = OperationFailed(ValueError("it is singular."), "aten.linalg_inv_ex", 0, 1, "float32[2, 2] from 0 to 0")
+    error.__cause__ = LinAlgError("it is singular.")
+    failure = KernelFailures([]).failure(plan_pb2.Run(), 1, error)
+    assert "it is singular. Its operands are float32[2, 2] from 0 to 0: keep the matrix away" in str(failure)
 
 
 def test_an_operation_without_a_source_has_its_name() -> None:

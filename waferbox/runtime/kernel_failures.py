@@ -4,6 +4,8 @@ import logging
 from collections.abc import Iterable
 from typing import Final
 
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
+
 from waferbox.cirh.execution.kernel import OperationFailed
 from waferbox.cirh.modules.sources import OperationSource, source_text
 from waferbox.host.memory import is_refused_memory
@@ -11,6 +13,11 @@ from waferbox.runtime.node_job import JobFailure
 from wsc.v1 import node_pb2, plan_pb2
 
 logger: Final = logging.getLogger(__name__)
+
+_RANGE: Final = (
+    "look for data that is out of range, such as a token that the vocabulary or a label that the classes do not have"
+)
+_MATRIX: Final = "keep the matrix away from such values, for instance by adding a small multiple of the identity"
 
 
 class KernelFailures:
@@ -33,8 +40,6 @@ class KernelFailures:
         logger.info("an operation failed in step %d", step, exc_info=error)
         sources = self._sources.get((run.kernel, run.layer)) or self._sources.get((run.kernel, ""), [])
         where = source_text(sources, error.operation, error.number, error.count)
-        return JobFailure(
-            node_pb2.Failure.KIND_INPUT,
-            f"step {step}, {where}: {error}. Its operands are {error.operands}: look for data that is out of range, "
-            "such as a token that the vocabulary or a label that the classes do not have",
-        )
+        is_matrix = isinstance(error.__cause__, LinAlgError)
+        text = f"step {step}, {where}: {str(error).removesuffix('.')}. Its operands are {error.operands}: "
+        return JobFailure(node_pb2.Failure.KIND_INPUT, text + (_MATRIX if is_matrix else _RANGE))
