@@ -26,6 +26,14 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "arrays": ({"x": np.ones((4, 2))}, r"yields dict, in which no tensor is found.*torch\.as_tensor"),
     "a scalar": (torch.tensor(1.0), "has no dimensions"),
     "complex": ({"x": torch.ones(4, 2), "y": torch.ones(4, dtype=torch.complex64)}, r"at \['y'\] .*view_as_real"),
+    "on a device": (
+        [torch.ones(4, 2), torch.ones(4, device="meta")],
+        r"at \[1\] a tensor on the device 'meta'.*`\.to\(device",
+    ),
+    "an object in a dict": (
+        {"x": torch.ones(4, 2), "fields": Fields(torch.ones(4, 2))},
+        r"at \['fields'\] an object of Fields, whose tensors \(x\) .*namedtuple",
+    ),
     "sparse": ([torch.ones(4, 2).to_sparse()], r"at \[0\] a sparse tensor.*to_dense"),
 }
 

@@ -65,7 +65,7 @@ def test_recorded_ctc_is_that_of_torch_where_labels_repeat_are_absent_or_do_not_
     reduction: str, zero_infinity: bool
 ) -> None:
     scores = torch.randn(4, 5, 3, dtype=torch.float64)
-    targets = torch.tensor([[1, 1], [2, 1], [1, 0], [2, 2], [1, 2]])
+    targets = torch.tensor([[1, 1], [2, 1], [1, -1], [2, 2], [1, 7]])  # what is behind a target is not read
     lengths = torch.tensor([4, 2, 3, 2, 4]), torch.tensor([2, 2, 1, 2, 0])  # the fourth does not fit
     found = losses.ctc_loss(scores.log_softmax(-1), targets, *lengths, 0, reduction, zero_infinity)
     expected = F.ctc_loss(scores.log_softmax(-1), targets, *lengths, 0, reduction, zero_infinity)

@@ -1,11 +1,16 @@
 """A step that reports what cannot be traced or lowered goes on with stand-ins, so that all such lines are found."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
+from torch import nn
 from traced_steps import trace_behind_linear
 
 from cstorch._internal.lowering import lower
 from cstorch._internal.tracing.context import context
+from cstorch._internal.tracing.device import registration
 from cstorch.errors import CompileError, TraceError
 
 
@@ -18,12 +23,12 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def several(y: torch.Tensor) -> torch.Tensor:
-    singular = torch.linalg.svdvals(y)  # has no lowering
+    bessel = torch.special.bessel_j0(y)  # has no lowering
     spectrum = torch.fft.rfft(y).abs()  # makes complex numbers
     y = y + torch.bucketize(y, torch.zeros(3))  # a tensor of another device
     noise = torch.rand(3, generator=torch.Generator(), device=y.device)  # numbers of another generator
     counts = torch.histc(y, 4)  # has no lowering
-    return y.sum() + singular.max() + spectrum.sum() + noise.sum() + counts.sum()
+    return y.sum() + bessel.max() + spectrum.sum() + noise.sum() + counts.sum()
 
 
 def test_all_operations_are_reported(lines: list[int]) -> None:
@@ -34,16 +39,50 @@ def test_all_operations_are_reported(lines: list[int]) -> None:
 
 def test_all_lowerings_are_reported(lines: list[int]) -> None:
     def step(y: torch.Tensor) -> torch.Tensor:
-        singular = torch.linalg.svdvals(y)
+        bessel = torch.special.bessel_j0(y)
         counts = torch.histc(y, 4)
-        return y.sum() + singular.max() + counts.sum()
+        return y.sum() + bessel.max() + counts.sum()
 
     lower(trace_behind_linear(step))
     assert {line - step.__code__.co_firstlineno for line in lines} == {1, 2}
 
 
+@pytest.mark.parametrize(
+    ("step", "way_out"),
+    [
+        (lambda y: y.to_sparse().to_dense().sum(), "needs a sparse tensor.*Keep it dense"),
+        (lambda y: nn.utils.clip_grad_norm_([y], 1.0, error_if_nonfinite=True), "Leave error_if_nonfinite out"),
+        (lambda y: nn.utils.clip_grad_norm_([y], 1.0, 2.0, True), "Leave error_if_nonfinite out"),
+        (
+            lambda y: torch.amp.GradScaler("cpu").step(torch.optim.SGD([nn.Parameter(torch.ones(2))])),
+            "Use cstorch.amp.GradScaler",
+        ),
+    ],
+)
+def test_the_first_line_says_what_to_change(step: Callable[[torch.Tensor], Any], way_out: str) -> None:
+    with pytest.raises(TraceError, match=way_out):
+        trace_behind_linear(step)
+
+
+def test_autocast_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    registration._warn_of_autocast.cache_clear()
+
+    def step(y: torch.Tensor) -> torch.Tensor:
+        for kind in (y.device.type, "cpu"):
+            with torch.autocast(kind, dtype=torch.bfloat16):
+                y = y * 2
+        with torch.autocast(y.device.type, enabled=False):
+            return y.sum()
+
+    trace_behind_linear(step)
+    (warning,) = caplog.messages
+    assert "torch.autocast has no effect" in warning
+    assert "test_refused_operations.py:" in warning
+    assert "enable_mixed_precision" in warning
+
+
 def test_operations_are_errors_without_a_report() -> None:
     with pytest.raises(TraceError, match="complex numbers"):
         trace_behind_linear(several)
-    with pytest.raises(CompileError, match="svd"):
-        lower(trace_behind_linear(lambda y: torch.linalg.svdvals(y).sum()))
+    with pytest.raises(CompileError, match="bessel"):
+        lower(trace_behind_linear(lambda y: torch.special.bessel_j0(y).sum()))

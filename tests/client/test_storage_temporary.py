@@ -94,3 +94,25 @@ def test_files_of_other_programs_stay(tmp_path: Path) -> None:
     (tmp_path / "notes.tmp").touch()
     save({"a": 1}, tmp_path / "a.mdl")
     assert sorted(os.listdir(tmp_path)) == ["a.mdl", "notes.tmp"]
+
+
+LIMITED = """
+    import resource, sys, torch
+    from cstorch.storage import save
+    save({"a": torch.ones(4)}, sys.argv[1] + "/small.mdl")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+    try:
+        save({"a": torch.ones(100, 1000), "b": torch.ones(100)}, sys.argv[1] + "/large.mdl")
+    except OSError as error:
+        print(error)
+"""
+
+
+@pytest.mark.cluster
+def test_a_file_that_may_not_grow_is_an_error_of_the_disk(tmp_path: Path) -> None:
+    """HDF5 also sets the file's size, as it closes it."""
+    command = [sys.executable, "-c", textwrap.dedent(LIMITED), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert "File too large: the checkpoint needs at least 0.40 MB" in done.stdout, done.stderr
+    assert not done.stderr
+    assert os.listdir(tmp_path) == ["small.mdl"]

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -188,6 +189,18 @@ def test_an_address_that_is_taken_is_a_clear_error(environment: dict[str, str], 
             assert done.returncode == 1
             assert f"cannot listen at {address}" in done.stderr
             assert "Traceback" not in done.stderr
+
+
+def test_output_that_cannot_be_written_is_no_traceback(environment: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "waferbox", "--version"]
+    for redirection, text in (("> /dev/full", "cannot be written: No space left on device"), (">&-", "")):
+        done = subprocess.run(
+            ["sh", "-c", f"{shlex.join(command)} {redirection}"], env=environment, stderr=subprocess.PIPE, text=True
+        )
+        assert text in done.stderr
+        assert "Traceback" not in done.stderr
+        assert "Exception" not in done.stderr
+        assert bool(text) == bool(done.returncode)
 
 
 def test_run_gives_the_script_a_cluster_and_exits_as_it_does(

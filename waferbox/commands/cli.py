@@ -16,7 +16,7 @@ from waferbox.commands.page import page
 from waferbox.commands.plan_command import plan
 from waferbox.commands.top import top
 from waferbox.commands.trace import trace
-from waferbox.output.console import Status, print_error, print_text
+from waferbox.output.console import Status, UnwritableOutput, print_error, print_text
 from waferbox.security.tls import TlsError
 from waferbox.settings import SettingError
 
@@ -56,9 +56,12 @@ app.command(rich_help_panel=COMPILER)(plan)
 
 
 def run() -> None:
-    """Runs the command; an environment variable with a wrong text or file ends it with one line."""
+    """Runs the command; a variable with a wrong text or file, or output that cannot be written, ends it with a line."""
     try:
         app()
     except (SettingError, TlsError) as error:
         print_error(str(error))
         sys.exit(Status.USAGE)
+    except UnwritableOutput as error:
+        print_error(f"standard output cannot be written: {error}")
+        sys.exit(Status.FAILED)

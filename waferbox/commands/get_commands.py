@@ -69,6 +69,9 @@ def get_jobs(
     management: ManagementOption = None,
 ) -> None:
     """Show the jobs: live ones, newest first, then the last that ended."""
+    wrong = [text for text in selector or () if "=" not in text]
+    if wrong:
+        raise typer.BadParameter(f"--selector: {wrong[0]!r} is not KEY=VALUE")
     with connect(management) as cluster:
         jobs = cluster.jobs()
     chosen = [find_job(jobs, name) for name in names or ()] or jobs

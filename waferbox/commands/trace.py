@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import os
 import time
 from collections.abc import Iterable, Sequence
@@ -14,7 +15,7 @@ import typer
 from waferbox import roles
 from waferbox.commands.connection import JobArgument, JobWatch, ManagementOption, connect, find_job
 from waferbox.commands.group_flows import flows
-from waferbox.output.console import fail, print_text
+from waferbox.output.console import Status, fail, print_text
 from wsc.v1 import observation_pb2
 
 # --- The Trace Event Format -------------------------------------------------------------------------------------------
@@ -141,6 +142,10 @@ def trace(
     management: ManagementOption = None,
 ) -> None:
     """Write a timeline of the next steps of a job: a file for https://ui.perfetto.dev or chrome://tracing."""
+    if not math.isfinite(seconds):
+        raise typer.BadParameter("--seconds: a number of seconds is needed")
+    if not os.access(out.absolute().parent, os.W_OK):
+        fail(f"{out} cannot be written: its folder is none, or is not yours", Status.USAGE)
     spans: list[observation_pb2.Span] = []
     end = time.monotonic() + seconds
     with connect(management) as cluster:
@@ -151,8 +156,13 @@ def trace(
             spans.clear()  # a repeated call traces other steps than the one that management's end has broken
             return cluster.observation.TraceJob(request, timeout=max(0.0, end - time.monotonic()))
 
-        for response in JobWatch(cluster, job).responses(begin):
-            spans.extend(response.spans)
+        try:
+            for response in JobWatch(cluster, job).responses(begin):
+                spans.extend(response.spans)
+        except grpc.RpcError as error:
+            if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise
+            fail(f"{job.job} ran fewer than {steps} steps within {seconds:g} s: name more --seconds, or fewer --steps")
     if not spans:
         fail("there is no trace: the job ended before these steps")
     partial = out.with_name(f"{out.name}.partial")

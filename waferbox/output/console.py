@@ -34,15 +34,30 @@ class Status(enum.IntEnum):
     BROKEN_PIPE = 141  # the reader of the output has ended; shells report a command that SIGPIPE ended so
 
 
+class UnwritableOutput(Exception):
+    """Raised where standard output takes no more, such as on a full disk."""
+
+
 class _Output(Console):
+    def print(self, *objects: Any, **options: Any) -> None:
+        try:
+            super().print(*objects, **options)
+        except OSError as error:
+            _discard_output()
+            raise UnwritableOutput(error.strerror) from error
+
     def on_broken_pipe(self) -> None:
         """Exits without a message: `waferbox logs JOB | head` is no error."""
-        # The interpreter flushes standard output at its end, and must not fail then.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         raise SystemExit(Status.BROKEN_PIPE)
 
 
-_fits_terminal = sys.stdout.isatty() or "COLUMNS" in os.environ
+def _discard_output() -> None:
+    """Makes standard output go nowhere: the interpreter flushes it at its end, and must not fail then."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+_fits_terminal = (sys.stdout is not None and sys.stdout.isatty()) or "COLUMNS" in os.environ
 output: Final = _Output(highlight=False, width=None if _fits_terminal else UNFOLDED_WIDTH)
 errors: Final = Console(stderr=True, highlight=False)
 

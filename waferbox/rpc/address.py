@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import os
 import re
 import socket
 from collections.abc import Callable
@@ -49,8 +50,8 @@ def _bind_error(host: str, port: int) -> str:
     try:
         socket.create_server((host.strip("[]"), port), family=family).close()
     except OSError as error:
-        is_taken = error.errno == errno.EADDRINUSE
-        return f"{error.strerror}; port 0 is any free one" if is_taken else error.strerror or str(error)
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        return f"{reason}; port 0 is any free one" if error.errno == errno.EADDRINUSE else reason
     return ""
 
 

@@ -48,8 +48,27 @@ def num_samples(batch: Any) -> int:
     return 1 if len(sizes) > 1 else sizes.pop() if sizes else 0  # type: ignore[return-value]
 
 
+def _place(path: str) -> str:
+    return f"the batch that the input_fn yields has{f' at {path}' if path else ''}"
+
+
+def _check_object(path: str, leaf: Any) -> None:
+    fields = [name for name, value in getattr(leaf, "__dict__", {}).items() if isinstance(value, torch.Tensor)]
+    if isinstance(leaf, torch.Tensor) or not fields:
+        return
+    raise InputError(
+        f"{_place(path)} an object of {type(leaf).__name__}, whose tensors ({', '.join(fields)}) would be those of the "
+        "first batch in every step. Turn an object with fields, such as a dataclass, into a dict or namedtuple"
+    )
+
+
 def _check_kind(path: str, tensor: torch.Tensor) -> None:
-    where = f"the batch that the input_fn yields has {f'at {path} ' if path else ''}a"
+    where = f"{_place(path)} a"
+    if tensor.device.type != "cpu":
+        raise InputError(
+            f"{where} tensor on the device {str(tensor.device)!r}: the cluster takes batches from the CPU. Leave "
+            "`.to(device)` and torch.set_default_device out of the input_fn"
+        )
     if tensor.layout is not torch.strided:
         raise InputError(f"{where} sparse tensor: wafers take dense ones, `tensor.to_dense()`")
     if tensor.is_complex():
@@ -63,8 +82,8 @@ def check_batch(batch: Any, num_csx: int) -> int:
     """Checks that a batch can be divided over num_csx systems; returns the batch size.
 
     Raises:
-        InputError: The batch has no tensors, or sparse or complex ones, or its tensors have no common batch dimension
-            and num_csx is above 1.
+        InputError: The batch has no tensors, or such that are sparse, complex, not on the CPU or in fields of objects,
+            or its tensors have no common batch dimension and num_csx is above 1.
         ConfigurationError: The rows cannot be spread evenly over num_csx systems.
     """
     if num_csx > 1:
@@ -73,6 +92,9 @@ def check_batch(batch: Any, num_csx: int) -> int:
     tensors = {pytree.keystr(path): leaf for path, leaf in leaves if isinstance(leaf, torch.Tensor)}
     for path, tensor in tensors.items():
         _check_kind(path, tensor)
+    if tensors:
+        for path, leaf in leaves:
+            _check_object(pytree.keystr(path), leaf)
     rows = num_samples(batch)
     if not tensors:
         raise InputError(

@@ -65,7 +65,7 @@ class CsxBackend(Backend):
         shorten_tracebacks()
         _warn_of_steps_in_python()
         self.retrace_every_iteration = bool(retrace_every_iteration)
-        super().__init__(Path.cwd() / "cerebras_logs" if artifact_dir is None else Path(artifact_dir))
+        super().__init__(Path("cerebras_logs" if artifact_dir is None else artifact_dir).absolute())
         self.cluster = Cluster(cluster_config or ClusterConfig())
         self._is_chosen = cluster_config is not None
         self.compile_dir = os.fspath(compile_dir or "cached_compile")

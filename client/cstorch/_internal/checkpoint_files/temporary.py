@@ -33,6 +33,13 @@ class Output(io.FileIO):
             self._error = error
         return nbytes
 
+    def truncate(self, size: int | None = None) -> int:
+        try:
+            return super().truncate(size)
+        except OSError as error:
+            self._error = self._error or error
+            return self.tell() if size is None else size
+
     def check(self) -> None:
         """Raises the first OSError of a write, if any."""
         if self._error is not None:

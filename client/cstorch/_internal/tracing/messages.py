@@ -113,6 +113,11 @@ def stale(tensor: Any) -> TraceError:
 
 
 def unsupported(func: OpOverload, reason: str) -> TraceError:
+    if "sparse" in func._schema.name or "_coalesce" in func._schema.name:
+        return TraceError(
+            f"At {user_line()} `{func._schema.name}` needs a sparse tensor, which the Cerebras backend does not "
+            "support. Keep it dense, with zeros or a mask, or select in the input_fn."
+        )
     return TraceError(
         f"The Cerebras backend does not yet support `{func._schema}`: {reason} (At {user_line()}.) Write it with other "
         f"torch operations, or compute it in the input_fn or in a step closure."
@@ -123,6 +128,21 @@ def complex_numbers(name: str) -> TraceError:
     return TraceError(
         f"At {user_line()} `{name}` makes complex numbers, which the Cerebras backend does not support. Compute with "
         f"real and imaginary parts as tensors of their own (a rotation by cos and sin), or in the input_fn."
+    )
+
+
+def own_grad_scaler() -> TraceError:
+    return TraceError(
+        f"At {user_line()} torch.amp.GradScaler decides by the value of a tensor whether the step counts, but the step "
+        "is traced before it runs. Use cstorch.amp.GradScaler, whose decision is part of the step."
+    )
+
+
+def error_if_not_finite() -> TraceError:
+    return TraceError(
+        f"At {user_line()} clip_grad_norm_ with error_if_nonfinite=True needs the value of the norm, but the step is "
+        "traced before it runs. Leave error_if_nonfinite out, and check the norm that it returns in a "
+        "@cstorch.step_closure."
     )
 
 

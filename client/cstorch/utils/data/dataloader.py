@@ -305,7 +305,7 @@ class DataLoader:
         except Exception as error:
             raise InputError(
                 f"the input_fn {_name(self.input_fn)} cannot be sent to the workers: {error}. "
-                "It must not hold open files, locks, or the model; make what it needs inside of it"
+                "It must not hold open files, locks, the model or the backend; make what it needs inside of it"
             ) from error
 
     def first_batch(self, *, has_values: bool = True) -> Any:

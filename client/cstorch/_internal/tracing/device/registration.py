@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import logging
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,13 +14,16 @@ from torch._decomp import meta_table
 from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 
-from cstorch._internal.tracing.context import context
+from cstorch._internal.tracing.context import context, is_tracing
 from cstorch._internal.tracing.device.dispatch import dispatch
 from cstorch._internal.tracing.operators import aten
+from cstorch._internal.tracing.provenance import user_line
 from cstorch._internal.tracing.rewrites.attention import attention
 from cstorch._internal.tracing.step_values import check_known, outside_backward
 from cstorch._internal.tracing.tensor import DEVICE, LazyTensor
 from cstorch._internal.tracing.truncated_normal import replace_initialiser
+
+logger = logging.getLogger("cstorch")
 
 # --- Reference functions without dynamo -------------------------------------------------------------------------------
 #
@@ -137,6 +141,18 @@ def _module() -> types.ModuleType:
     return module
 
 
+@functools.cache
+def _warn_of_autocast() -> None:
+    from cstorch.backends.mixed_precision import mixed_precision  # whose module imports this package
+
+    if not mixed_precision():
+        logger.warning(
+            "At %s torch.autocast has no effect in a traced step, which computes in float32: with "
+            "`cstorch.amp.enable_mixed_precision()` before cstorch.compile the compiler inserts casts",
+            user_line(),
+        )
+
+
 def _register_autocast() -> None:
     """Makes `torch.autocast(tensor.device.type, ...)` have no effect: the compiler inserts the casts."""
     # torch has no autocast for this device type, and raises an error for its name even to switch it off.
@@ -151,6 +167,8 @@ def _register_autocast() -> None:
         enabled: bool = True,
         cache_enabled: bool | None = None,
     ) -> None:
+        if enabled and is_tracing():
+            _warn_of_autocast()
         if device_type == DEVICE.type:
             device_type, dtype, enabled = "cpu", None, torch.is_autocast_enabled("cpu")
         autocast_init(self, device_type, dtype, enabled, cache_enabled)

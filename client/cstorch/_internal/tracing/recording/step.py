@@ -310,7 +310,8 @@ def _state_tensor(name: str, getter: Getter) -> LazyTensor:
     if not isinstance(tensor, LazyTensor):
         raise TraceError(
             f"the state {name!r} is not on the device, but on {getattr(tensor, 'device', 'no device')}: create it "
-            f"under `with backend.device:` or move it with `.to(backend.torch_device)`"
+            f"under `with backend.device:` or move it with `.to(backend.torch_device)`; make an optimizer "
+            f"after cstorch.compile, which moves the model"
         )
     if tensor._handle.cell is None:
         raise messages.stale(tensor)

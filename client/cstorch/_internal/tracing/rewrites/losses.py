@@ -94,6 +94,9 @@ def ctc_loss(
             "sample, and both lengths as tensors of the batch."
         )
     times, samples, _ = log_probs.shape
+    # What stands behind the target is not read, and may be no class, such as -1.
+    is_target = torch.arange(targets.shape[1], device=targets.device) < target_lengths.unsqueeze(1)
+    targets = torch.where(is_target, targets, blank)
     # Blanks before, between and after the labels; a label may follow another one that differs without a blank.
     between = torch.full_like(targets, blank)
     path = torch.cat([torch.stack([between, targets], 2).reshape(samples, -1), between[:, :1]], 1)

@@ -113,6 +113,18 @@ def _is_positive_semidefinite(original: Function, self: Any, value: torch.Tensor
     return constraints.symmetric.check(value) & torch.linalg.eigvalsh(value).ge(0).all(-1)
 
 
+def _step_of_scaler(original: Function, self: torch.amp.GradScaler, *args: Any, **kwargs: Any) -> Any:
+    if self.is_enabled():
+        raise messages.own_grad_scaler()
+    return original(self, *args, **kwargs)
+
+
+def _clip_grad_norm(original: Function, *args: Any, **kwargs: Any) -> Any:
+    if kwargs.get("error_if_nonfinite") or args[3:4] == (True,):
+        raise messages.error_if_not_finite()
+    return original(*args, **kwargs)
+
+
 def _has_foreach(original: Function, device: torch.device) -> bool:
     """True, since `foreach` traces operations on lists of tensors."""
     return True
@@ -139,6 +151,10 @@ _PATCHES: tuple[tuple[Any, str, Function], ...] = (
     (_VF, "_pack_padded_sequence", _pack),
     (type(constraints.positive_definite), "check", _is_positive_definite),
     (type(constraints.positive_semidefinite), "check", _is_positive_semidefinite),
+    (torch.amp.GradScaler, "step", _step_of_scaler),
+    (torch.amp.GradScaler, "unscale_", _step_of_scaler),
+    (clip_grad, "clip_grad_norm_", _clip_grad_norm),
+    (nn.utils, "clip_grad_norm_", _clip_grad_norm),
     (clip_grad, "_device_has_foreach_support", _has_foreach),
     (transformer, "_detect_is_causal_mask", _is_causal_mask),
 )
