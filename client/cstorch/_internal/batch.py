@@ -93,8 +93,8 @@ def check_batch(batch: Any, num_csx: int) -> int:
     for path, tensor in tensors.items():
         _check_kind(path, tensor)
     if tensors:
-        for path, leaf in leaves:
-            _check_object(pytree.keystr(path), leaf)
+        for place, leaf in leaves:
+            _check_object(pytree.keystr(place), leaf)
     rows = num_samples(batch)
     if not tensors:
         raise InputError(
