@@ -22,13 +22,13 @@ from waferbox.links.link import Link
 from waferbox.links.shared_memory import Slice
 from waferbox.runtime.arena import RELEASED_GROUP, ArenaCounts
 from waferbox.runtime.groups import SendBuffers
-from waferbox.runtime.kernel_failures import KernelFailures
 from waferbox.runtime.loops import body_of
 from waferbox.runtime.node_job import LinkKey
 from waferbox.runtime.program import Program
 from waferbox.runtime.progress import group_label, short_list
 from waferbox.runtime.schedule import WEIGHTS_WINDOW, StepSchedule
 from waferbox.runtime.swarmx_trees import tree_of
+from waferbox.states.kernel_failures import KernelFailures
 from waferbox.states.kernels import Buffers, Call, StateKernel, StateKernels
 from waferbox.states.layout import StateRequirements
 from waferbox.states.point_shares import PointShares, keep_due_states

@@ -14,10 +14,10 @@ from waferbox.host.folders import cache_root
 from waferbox.host.threads import GuardedThread
 from waferbox.links.hub import Stopped
 from waferbox.runtime.groups import SendBuffers
-from waferbox.runtime.kernel_failures import KernelFailures
 from waferbox.runtime.program import Action, Entry, Values, run_recorded
 from waferbox.runtime.progress import Progress, short_list
 from waferbox.runtime.schedule import StepSchedule, makes_and_reads
+from waferbox.states.kernel_failures import KernelFailures
 from waferbox.states.kernels import StateKernels
 from waferbox.states.store import StateStore
 from wsc.v1 import plan_pb2

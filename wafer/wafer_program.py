@@ -21,11 +21,11 @@ from waferbox.links.hub import Hub
 from waferbox.links.link import Link
 from waferbox.runtime.arena import RELEASED_GROUP, ArenaCounts, direct_values
 from waferbox.runtime.groups import SendBuffers
-from waferbox.runtime.kernel_failures import KernelFailures
 from waferbox.runtime.loops import body_of
 from waferbox.runtime.node_job import LinkKey
 from waferbox.runtime.program import Action, Program
 from waferbox.runtime.schedule import WEIGHTS_CREDIT_BATCH, StepSchedule, is_for_coordinator_only, worker_of_step
+from waferbox.states.kernel_failures import KernelFailures
 from wsc.v1 import node_pb2, plan_pb2
 
 

@@ -8,8 +8,8 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 from appliance.compiler.partition.groups import KernelTable
 from waferbox.cirh.execution.kernel import OperationFailed
 from waferbox.cirh.modules.sources import OperationSource
-from waferbox.runtime.kernel_failures import KernelFailures
 from waferbox.runtime.node_job import JobFailure
+from waferbox.states.kernel_failures import KernelFailures
 from wsc.v1 import node_pb2, plan_pb2
 
 EMBEDDING = "aten.embedding"
