@@ -66,10 +66,22 @@ _ALLOWED = """
     topk sort kthvalue median median.dim nanmedian nanmedian.dim mode cummax cummin logcumsumexp
     fmax fmin lgamma digamma polygamma erfinv asinh acosh atanh copysign.Tensor nextafter igamma igammac
     special_ndtri special_log_ndtr special_erfcx special_i0e special_i1 special_i1e i0 special_zeta special_xlog1py
+    special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 special_modified_bessel_i0
+    special_modified_bessel_i1 special_modified_bessel_k0 special_modified_bessel_k1 special_scaled_modified_bessel_k0
+    special_scaled_modified_bessel_k1 special_spherical_bessel_j0 special_chebyshev_polynomial_t
+    special_chebyshev_polynomial_t.n_scalar special_chebyshev_polynomial_u special_chebyshev_polynomial_u.n_scalar
+    special_chebyshev_polynomial_v special_chebyshev_polynomial_v.n_scalar special_chebyshev_polynomial_w
+    special_chebyshev_polynomial_w.n_scalar special_shifted_chebyshev_polynomial_t
+    special_shifted_chebyshev_polynomial_t.n_scalar special_shifted_chebyshev_polynomial_u
+    special_shifted_chebyshev_polynomial_u.n_scalar special_shifted_chebyshev_polynomial_v
+    special_shifted_chebyshev_polynomial_v.n_scalar special_shifted_chebyshev_polynomial_w
+    special_shifted_chebyshev_polynomial_w.n_scalar special_hermite_polynomial_h special_hermite_polynomial_h.n_scalar
+    special_hermite_polynomial_he special_hermite_polynomial_he.n_scalar special_laguerre_polynomial_l
+    special_laguerre_polynomial_l.n_scalar special_legendre_polynomial_p special_legendre_polynomial_p.n_scalar
     scatter_reduce.two index_reduce bucketize.Tensor searchsorted.Tensor
     cholesky cholesky_inverse cholesky_solve linalg_cholesky_ex linalg_inv_ex linalg_lu linalg_lu_factor_ex
     linalg_lu_solve linalg_qr linalg_householder_product linalg_ldl_factor_ex linalg_ldl_solve linalg_matrix_exp
-    linalg_solve_triangular lu_unpack ormqr triangular_solve geqrf
+    linalg_solve_triangular lu_unpack ormqr triangular_solve
     _linalg_det _linalg_eigh _linalg_slogdet _linalg_solve_ex _linalg_svd
     hypot angle softshrink_backward hardshrink_backward grid_sampler_3d grid_sampler_3d_backward
 """

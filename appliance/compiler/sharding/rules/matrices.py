@@ -16,7 +16,6 @@ _RANKS: Final[Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]] = {
     "aten.cholesky": ((2,), (2,)),
     "aten.cholesky_inverse": ((2,), (2,)),
     "aten.cholesky_solve": ((2, 2), (2,)),
-    "aten.geqrf": ((2,), (2, 1)),
     "aten.linalg_cholesky_ex": ((2,), (2, 0)),
     "aten.linalg_householder_product": ((2, 1), (2,)),
     "aten.linalg_inv_ex": ((2,), (2, 0)),

@@ -71,7 +71,23 @@ def _cdist_forward(first: torch.Tensor, second: torch.Tensor, p: float, mode: in
 def _cdist_backward(
     gradient: torch.Tensor, first: torch.Tensor, second: torch.Tensor, p: float, norm: torch.Tensor
 ) -> torch.Tensor:
-    difference = first.unsqueeze(-2) - second.unsqueeze(-3)
+    return _norm_backward(gradient, first.unsqueeze(-2) - second.unsqueeze(-3), p, norm).sum(-2)
+
+
+def _pdist_forward(input: torch.Tensor, p: float = 2) -> torch.Tensor:
+    """The distance of each row to each later one."""
+    first, second = torch.triu_indices(len(input), len(input), 1, device=input.device)
+    return torch.linalg.vector_norm(input[first] - input[second], p, -1)
+
+
+def _pdist_backward(gradient: torch.Tensor, input: torch.Tensor, p: float, norm: torch.Tensor) -> torch.Tensor:
+    first, second = torch.triu_indices(len(input), len(input), 1, device=input.device)
+    slope = _norm_backward(gradient, input[first] - input[second], p, norm)
+    return torch.zeros_like(input).index_add(0, first, slope).index_add(0, second, -slope)
+
+
+def _norm_backward(gradient: torch.Tensor, difference: torch.Tensor, p: float, norm: torch.Tensor) -> torch.Tensor:
+    """The gradient of the norms of the rows of a difference, with regard to that."""
     gradient, norm = gradient.unsqueeze(-1), norm.unsqueeze(-1)
     if p == 0:
         slope = torch.zeros_like(difference)
@@ -83,7 +99,7 @@ def _cdist_backward(
         slope = difference / norm
     else:
         slope = difference.sign() * (difference.abs() / norm) ** (p - 1)
-    return (gradient * torch.where(norm == 0, 0.0, slope)).sum(-2)
+    return gradient * torch.where(norm == 0, 0.0, slope)
 
 
 def _weight_norm_backward(
@@ -190,6 +206,8 @@ FORMULAS: Mapping[OpOverload, Callable[..., Any]] = {
     aten.unfold_backward.default: _unfold_backward,
     aten._cdist_forward.default: _cdist_forward,
     aten._cdist_backward.default: _cdist_backward,
+    aten._pdist_forward.default: _pdist_forward,
+    aten._pdist_backward.default: _pdist_backward,
     aten._weight_norm_interface_backward.default: _weight_norm_backward,
     aten.addbmm.default: _addbmm,
     aten._trilinear.default: _trilinear,

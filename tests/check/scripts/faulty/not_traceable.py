@@ -27,9 +27,9 @@ def training_step(batch):
     logits = compiled(features) * class_weights  # fault: a tensor of the CPU
     kept = labels != 3
     loss = F.cross_entropy(logits[kept], labels[kept])  # fault: a shape that depends on values
-    bessel = torch.special.bessel_j0(model[0].weight)  # fault: an operation that the wafer does not have
+    mantissas, _ = torch.frexp(model[0].weight)  # fault: an operation that the wafer does not have
     spectrum = torch.fft.rfft(features).abs()  # fault: complex numbers
-    loss = loss + 0.01 * bessel.max() + spectrum.mean()
+    loss = loss + 0.01 * mantissas.max() + spectrum.mean()
     optimizer.zero_grad()
     if loss > 10:  # fault: a value that is read
         loss = loss / 10
