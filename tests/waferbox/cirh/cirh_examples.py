@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from image_examples import image_examples
+from matrix_examples import matrix_examples
 from special_examples import special_examples
 from vendor_examples import vendor_examples
 from xdsl.dialects.builtin import ModuleOp
@@ -243,6 +244,7 @@ def _aten_examples() -> Iterator[Example]:
     yield from _network_examples(e)
     yield from image_examples(e)
     yield from special_examples(e)
+    yield from matrix_examples(e)
     yield from _pointwise_examples(e)
 
 

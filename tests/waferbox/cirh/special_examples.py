@@ -12,7 +12,9 @@ def special_examples(e: Any) -> Iterator[Any]:
     a, b = (torch.rand(3, 4, generator=generator) * 0.8 + 0.1 for _ in range(2))
     unary = (
         "lgamma digamma erfinv asinh atanh i0 special_ndtri special_log_ndtr special_erfcx special_i0e special_i1"
-        " special_i1e"
+        " special_i1e special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1"
+        " special_modified_bessel_i0 special_modified_bessel_i1 special_modified_bessel_k0 special_modified_bessel_k1"
+        " special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1 special_spherical_bessel_j0"
     )
     for name in unary.split():
         yield e(name, a)
@@ -24,6 +26,11 @@ def special_examples(e: Any) -> Iterator[Any]:
     for name in ("fmax", "fmin", "copysign.Tensor", "nextafter", "igamma", "igammac", "special_xlog1py", "hypot"):
         yield e(name, a, b)
     yield e("special_zeta", a + 1, b)
+    chebyshev = [f"{shift}chebyshev_polynomial_{kind}" for shift in ("", "shifted_") for kind in "tuvw"]
+    others = ("hermite_polynomial_h", "hermite_polynomial_he", "laguerre_polynomial_l", "legendre_polynomial_p")
+    for name in (*chebyshev, *others):
+        yield e(f"special_{name}", a, (3 * b).floor())
+        yield e(f"special_{name}.n_scalar", a, n=2)
     for name in ("median", "nanmedian"):
         yield e(name, a)
         yield e(f"{name}.dim", a, dim=1)

@@ -18,6 +18,13 @@ from waferbox.cirh.dialect.spec import AttributeSpec, Call, Count, Format, Kind,
 from waferbox.cirh.dialect.types import TensorInfo
 from waferbox.cirh.table import rules
 
+# Decompositions of matrices, and what is computed with them.
+_MATRICES = """
+    cholesky cholesky_inverse cholesky_solve linalg_cholesky_ex linalg_inv_ex linalg_lu linalg_lu_factor_ex
+    linalg_lu_solve linalg_qr linalg_householder_product linalg_ldl_factor_ex linalg_ldl_solve linalg_matrix_exp
+    linalg_solve_triangular lu_unpack ormqr triangular_solve
+    _linalg_det _linalg_eigh _linalg_slogdet _linalg_solve_ex _linalg_svd
+"""
 # One word per overload, `name` or `name.overload`; adding an operation is adding a word (and its sharding rule in the
 # compiler). None of them writes to an argument or draws random numbers; a test looks.
 _ALLOWED = """
@@ -79,20 +86,16 @@ _ALLOWED = """
     special_hermite_polynomial_he special_hermite_polynomial_he.n_scalar special_laguerre_polynomial_l
     special_laguerre_polynomial_l.n_scalar special_legendre_polynomial_p special_legendre_polynomial_p.n_scalar
     scatter_reduce.two index_reduce bucketize.Tensor searchsorted.Tensor
-    cholesky cholesky_inverse cholesky_solve linalg_cholesky_ex linalg_inv_ex linalg_lu linalg_lu_factor_ex
-    linalg_lu_solve linalg_qr linalg_householder_product linalg_ldl_factor_ex linalg_ldl_solve linalg_matrix_exp
-    linalg_solve_triangular lu_unpack ormqr triangular_solve
-    _linalg_det _linalg_eigh _linalg_slogdet _linalg_solve_ex _linalg_svd
     hypot angle softshrink_backward hardshrink_backward grid_sampler_3d grid_sampler_3d_backward
 """
-ALLOWED = frozenset(_ALLOWED.split())
+ALLOWED = frozenset([*_ALLOWED.split(), *_MATRICES.split()])
 
 # Element-by-element operations that lack torch's tag for them.
 _UNTAGGED_POINTWISE = frozenset({"masked_fill.Scalar", "masked_fill.Tensor"})
 _PRODUCTS = frozenset(["addmm", "addmv", "baddbmm", "bmm", "mm", "mv", "dot", "convolution", "convolution_backward"])
 _MATRIX_PRODUCTS = frozenset(["addmm", "mm"])
 # Their kernels take it for granted that operands lie in memory in order, and go wrong, or refuse, if not: torch calls
-# them behind .contiguous(), which is no operation here.
+# them behind .contiguous(), which is no operation here. The last bits of what is computed with matrices depend on it.
 _ORDERED_IN_MEMORY = frozenset(
     {
         "native_layer_norm_backward",
@@ -100,6 +103,7 @@ _ORDERED_IN_MEMORY = frozenset(
         "native_group_norm_backward",
         "nll_loss2d_backward",
         "adaptive_max_pool3d_backward",
+        *_MATRICES.split(),
     }
 )
 _FACTORIES = frozenset({"arange.start_step", "eye"})
@@ -211,7 +215,7 @@ def row(name: str) -> OpSpec:
             attributes.append(AttributeSpec(argument.name, kind, not optional))
     pointwise = torch.Tag.pointwise in function.tags or base in _UNTAGGED_POINTWISE
     listed = any(str(r.type).startswith("List") for r in schema.returns)
-    prepare: Prepare = partial(_prepare, call, _fast(base, arguments), out, tuple(arguments))
+    prepare: Prepare = partial(_prepare, call, None if ordered else _fast(base, arguments), out, tuple(arguments))
     if base == "embedding_dense_backward":
         prepare = partial(embedding_gradient_in_place, prepare)
     if base in _MATRIX_PRODUCTS:
