@@ -222,9 +222,9 @@ class Recorder:
     def check_errors_of(self, info: LazyTensor) -> None:
         """Makes the operation that computed `info` check it, in place of torch's check, which needs the value."""
         value = self.value_of(info)
-        place = next(place for place, call in enumerate(self.calls) if value in call.results)
-        call = self.calls[place]
-        self.calls[place] = replace(call, kwargs={**call.kwargs, "check_errors": True})
+        for place, call in enumerate(self.calls):
+            if value in call.results:
+                self.calls[place] = replace(call, kwargs={**call.kwargs, "check_errors": True})
 
     def known_value(self, tensor: Any, refusal: TraceError | None) -> torch.Tensor | None:
         """Returns the value of a device tensor as a CPU tensor; None if it is not known. See StepRecorder."""

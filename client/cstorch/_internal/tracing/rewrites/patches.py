@@ -119,10 +119,13 @@ def _step_of_scaler(original: Function, self: torch.amp.GradScaler, *args: Any, 
     return original(self, *args, **kwargs)
 
 
-def _clip_grad_norm(original: Function, *args: Any, **kwargs: Any) -> Any:
-    if kwargs.get("error_if_nonfinite") or args[3:4] == (True,):
+def _total_norm(
+    original: Function, tensors: Any, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: Any = None
+) -> Any:
+    """The norm of clip_grad_norm_, too."""
+    if error_if_nonfinite:
         raise messages.error_if_not_finite()
-    return original(*args, **kwargs)
+    return original(tensors, norm_type, error_if_nonfinite, foreach)
 
 
 def _has_foreach(original: Function, device: torch.device) -> bool:
@@ -153,8 +156,8 @@ _PATCHES: tuple[tuple[Any, str, Function], ...] = (
     (type(constraints.positive_semidefinite), "check", _is_positive_semidefinite),
     (torch.amp.GradScaler, "step", _step_of_scaler),
     (torch.amp.GradScaler, "unscale_", _step_of_scaler),
-    (clip_grad, "clip_grad_norm_", _clip_grad_norm),
-    (nn.utils, "clip_grad_norm_", _clip_grad_norm),
+    (clip_grad, "_get_total_norm", _total_norm),
+    (nn.utils, "get_total_norm", _total_norm),
     (clip_grad, "_device_has_foreach_support", _has_foreach),
     (transformer, "_detect_is_causal_mask", _is_causal_mask),
 )
