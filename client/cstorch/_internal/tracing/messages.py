@@ -140,8 +140,8 @@ def own_grad_scaler() -> TraceError:
 
 def error_if_not_finite() -> TraceError:
     return TraceError(
-        f"At {user_line()} error_if_nonfinite=True needs the value of a norm of gradients, but the step is traced before "
-        "it runs. Leave error_if_nonfinite out, and check the norm that is returned in a @cstorch.step_closure."
+        f"At {user_line()} error_if_nonfinite=True needs the value of a norm of gradients, but the step is traced "
+        "before it runs. Leave error_if_nonfinite out, and check the norm that is returned in a @cstorch.step_closure."
     )
 
 
