@@ -145,7 +145,9 @@ def test_a_check_that_is_ended_leaves_no_process(number: signal.Signals, status:
     command = [sys.executable, "-m", "waferbox", "check", script.name]
     variables = {**os.environ, "TMPDIR": str(temporary)}
     output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a check ignores it where these tests do, as under nohup
     check = subprocess.Popen(command, cwd=tmp_path, env=variables, text=True, **output)  # type: ignore[call-overload]
+    signal.signal(signal.SIGHUP, before)
     deadline = time.monotonic() + 60
     while [log.read_text() for log in temporary.glob("*/*/log")] != ["waits\n"] * 2:  # on a cluster, and by PyTorch
         assert time.monotonic() < deadline

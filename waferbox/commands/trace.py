@@ -15,7 +15,7 @@ import typer
 from waferbox import roles
 from waferbox.commands.connection import JobArgument, JobWatch, ManagementOption, connect, find_job
 from waferbox.commands.group_flows import flows
-from waferbox.output.console import Status, fail, print_text
+from waferbox.output.console import fail, print_text
 from wsc.v1 import observation_pb2
 
 # --- The Trace Event Format -------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ def trace(
     if not math.isfinite(seconds):
         raise typer.BadParameter("--seconds: a number of seconds is needed")
     if not os.access(out.absolute().parent, os.W_OK):
-        fail(f"{out} cannot be written: its folder is none, or is not yours", Status.USAGE)
+        fail(f"{out} cannot be written: its folder is none, or is not yours")
     spans: list[observation_pb2.Span] = []
     end = time.monotonic() + seconds
     with connect(management) as cluster:
