@@ -98,6 +98,14 @@ def test_a_page_that_cannot_be_written(step: Path, tmp_path: Path) -> None:
     assert "cannot be written" in result.stderr
 
 
+def test_of_many_executions_the_last_ones_are_named(tmp_path: Path) -> None:
+    for number in range(1, 9):
+        execution(tmp_path / f"{number:06}", "module")
+    told = " ".join(call(tmp_path, "--execution", "9").stderr.split())
+    assert "it has 4 earlier ones; execution 5, train" in told
+    assert "; execution 8, train" in told
+
+
 def test_machines(step: Path) -> None:
     seconds = [
         json.loads(call(step, "--machine", name, "--wafers", "1", "--wafer-rate", "1Gflop/s", "--json").stdout)
@@ -174,9 +182,15 @@ def test_the_plan_of_a_job_that_trains_is_taken(
 
 
 def test_an_argument_that_is_nothing(tmp_path: Path) -> None:
-    result = call(tmp_path / "nothing.mlir")
-    assert result.exit_code == 2
-    assert "there is no file or folder" in " ".join(result.stderr.split())
+    (tmp_path / "train.py").touch()
+    for argument, text in (
+        (tmp_path / "nothing.mlir", "there is no file or folder"),
+        ("model_dri", "there is no file or folder model_dri"),
+        (tmp_path / "train.py", "is a script: run it, then name an artifact folder"),
+    ):
+        result = call(argument)
+        assert result.exit_code == 2
+        assert text in " ".join(result.stderr.split())
     result = call(tmp_path)
     assert result.exit_code == 1
     assert "is no artifact" in " ".join(result.stderr.split())

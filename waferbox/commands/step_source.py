@@ -1,5 +1,6 @@
 """Finds the step that an argument of a command means: an execution of a script, a compile, a job, or a file."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ ExecutionOption = Annotated[
     ),
 ]
 _PLAN: Final = ".plan"
+_JOB: Final = re.compile("(job-)?[0-9a-f]+")  # a job's name, or its begin
 _MOST_NAMED: Final = 4  # executions of a folder, in a message
 
 
@@ -55,7 +57,7 @@ def find_source(argument: str, execution: str | None, management: str | None) ->
     """
     path = Path(argument)
     if not path.exists():
-        if len(path.parts) > 1 or path.suffix:
+        if not _JOB.fullmatch(argument):
             fail(f"there is no file or folder {argument}", Status.USAGE)
         return _job_source(argument, management)
     if path.suffix in (".py", ".ipynb"):
