@@ -8,8 +8,7 @@ from typing import Final
 
 from appliance.page.source import PageSource
 from waferbox.host.threads import GuardedThread
-from waferbox.rpc.address import split_address
-from waferbox.security.guard import is_loopback
+from waferbox.rpc.address import is_loopback, split_address
 
 MAX_CONNECTIONS: Final = 128
 END_SECONDS: Final = 3.0

@@ -45,8 +45,7 @@ from waferbox.launch.stop_signals import StopSignals
 from waferbox.output.console import Status, errors, fail, output, print_heading, print_text, warn
 from waferbox.output.tables import cluster_table
 from waferbox.roles import WORKER
-from waferbox.rpc.address import split_address
-from waferbox.security.guard import is_loopback
+from waferbox.rpc.address import is_loopback, split_address
 from waferbox.security.tls import tls_folder
 from waferbox.security.tokens import Kind, cluster_secret, own_clusters_token
 from waferbox.settings import MANAGEMENT, RESTART, TLS_DIR, TOKEN

@@ -12,8 +12,7 @@ from waferbox.host.descriptors import readable
 from waferbox.host.folders import cache_root
 from waferbox.launch.stop_signals import StopSignals
 from waferbox.output.console import errors, fail, print_text
-from waferbox.rpc.address import listen, split_address
-from waferbox.security.guard import is_loopback
+from waferbox.rpc.address import is_loopback, listen, split_address
 
 CHECK_SECONDS: Final = 2.0  # between two checks that the cluster is up
 MAX_FAILED_CHECKS: Final = 5

@@ -25,8 +25,7 @@ from waferbox.launch.spawn import SpawnError, spawn_python
 from waferbox.ray_engine.credentials import own_credentials
 from waferbox.ray_engine.role_actor import OWN_HOST, RoleActor
 from waferbox.ray_engine.settings import STRATEGY, RaySettings, lay_out, missing_resources
-from waferbox.rpc.address import split_address
-from waferbox.security.guard import is_loopback
+from waferbox.rpc.address import is_loopback, split_address
 from waferbox.security.tokens import is_here
 from waferbox.settings import REPLACEMENT_SECONDS
 

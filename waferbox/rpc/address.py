@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import ipaddress
 import os
 import re
 import socket
@@ -29,6 +30,14 @@ def split_address(address: str, *, any_port: bool = False) -> tuple[str, int]:
     return match[1], int(match[2])
 
 
+def is_loopback(host: str) -> bool:
+    """Whether no other machine reaches a host, as `split_address` returns it."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def bind(server: grpc.Server | grpc.aio.Server, listen: str) -> str:
     """Adds a port to a server; returns the address at which others reach it. Raises OSError if that is impossible."""
     try:
@@ -37,7 +46,7 @@ def bind(server: grpc.Server | grpc.aio.Server, listen: str) -> str:
         raise OSError(f"cannot listen at {listen}: {error}") from error
     try:
         bound = add_port(server, listen)
-    except RuntimeError as error:
+    except (ValueError, RuntimeError) as error:
         raise OSError(f"cannot listen at {listen}: {_bind_error(host, port) or error}") from error
     if not bound or (port and bound != port):
         raise OSError(f"cannot listen at {listen}: {_bind_error(host, port)}".removesuffix(": "))

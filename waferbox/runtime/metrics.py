@@ -9,8 +9,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from waferbox.rpc.address import reached_at
-from waferbox.security.guard import CHALLENGE, is_loopback, may_view
+from waferbox.rpc.address import is_loopback, reached_at
+from waferbox.security.guard import CHALLENGE, may_view
 from wsc.v1 import observation_pb2
 
 ROLE: Final = "role"  # the label with a role's name, in all metrics

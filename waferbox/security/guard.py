@@ -5,7 +5,6 @@ Requests over HTTP, for the page and the figures, are checked here too.
 
 import base64
 import binascii
-import ipaddress
 import logging
 import threading
 import time
@@ -234,14 +233,6 @@ def _with_behaviour(
 
 
 CHALLENGE: Final = ("WWW-Authenticate", 'Basic realm="waferbox: the password is a token of waferbox token --view"')
-
-
-def is_loopback(host: str) -> bool:
-    """Whether no other machine reaches a host, as `split_address` returns it."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def may_view(authorization: str) -> bool:

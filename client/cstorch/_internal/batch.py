@@ -54,15 +54,14 @@ def _place(path: str) -> str:
 
 def _check_object(path: str, leaf: Any) -> None:
     fields = [name for name, value in getattr(leaf, "__dict__", {}).items() if isinstance(value, torch.Tensor)]
-    if isinstance(leaf, torch.Tensor) or not fields:
-        return
-    raise InputError(
-        f"{_place(path)} an object of {type(leaf).__name__}, whose tensors ({', '.join(fields)}) would be those of the "
-        "first batch in every step. Turn an object with fields, such as a dataclass, into a dict or namedtuple"
-    )
+    if fields:
+        raise InputError(
+            f"{_place(path)} an object of {type(leaf).__name__}, whose tensors ({', '.join(fields)}) would be those of "
+            "the first batch in every step. Turn an object with fields, such as a dataclass, into a dict or namedtuple"
+        )
 
 
-def _check_kind(path: str, tensor: torch.Tensor) -> None:
+def _check_tensor(path: str, tensor: torch.Tensor) -> None:
     where = f"{_place(path)} a"
     if tensor.device.type != "cpu":
         raise InputError(
@@ -89,19 +88,16 @@ def check_batch(batch: Any, num_csx: int) -> int:
     if num_csx > 1:
         infer_batch_size(batch)
     leaves, _ = pytree.tree_flatten_with_path(batch)
-    tensors = {pytree.keystr(path): leaf for path, leaf in leaves if isinstance(leaf, torch.Tensor)}
-    for path, tensor in tensors.items():
-        _check_kind(path, tensor)
-    if tensors:
-        for place, leaf in leaves:
-            _check_object(pytree.keystr(place), leaf)
-    rows = num_samples(batch)
-    if not tensors:
+    if not any(isinstance(leaf, torch.Tensor) for _, leaf in leaves):
         raise InputError(
             f"the loader of the input_fn yields {type(batch).__name__}, in which no tensor is found: a batch is a "
             "tensor, or a dict, list, tuple or namedtuple of such. Turn NumPy arrays into tensors "
             "(`torch.as_tensor(array)`), and an object with fields, such as a dataclass, into a dict or namedtuple"
         )
+    for path, leaf in leaves:
+        check = _check_tensor if isinstance(leaf, torch.Tensor) else _check_object
+        check(pytree.keystr(path), leaf)
+    rows = num_samples(batch)
     if rows == 0 or rows % num_csx != 0:
         raise ConfigurationError(
             f"a batch of {rows} rows cannot be spread evenly over num_csx={num_csx} systems: choose a batch size that "

@@ -1,5 +1,7 @@
 """Rules for operations that CIRH has from ATen unchanged, and for norms and image operations made of them."""
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -51,16 +53,24 @@ def verbatim(lowering: Lowering, node: fx.Node, row: OpSpec) -> Result:
     return results if isinstance(node.meta["val"], (tuple, list)) else results[0]
 
 
+@contextmanager
+def _replaced(lowering: Lowering, values: Mapping[fx.Node, SSAValue]) -> Iterator[None]:
+    """Context in which these nodes have other values, for the rule that lowers one of their readers."""
+    given = {node: lowering.values[node] for node in values}
+    lowering.values.update(values)
+    try:
+        yield
+    finally:
+        lowering.values.update(given)
+
+
 def with_class_numbers(lowering: Lowering, node: fx.Node) -> Result:
     """Losses over class numbers, which may have any integer type."""
     target = arguments_of(node)["target"]
     given = lowering.value(target)
-    if not types.dtype(given).is_floating_point:
-        lowering.values[target] = lowering.cast(given, torch.int64)
-    try:
+    numbers = given if types.dtype(given).is_floating_point else lowering.cast(given, torch.int64)
+    with _replaced(lowering, {target: numbers}):
         return verbatim(lowering, node, spec(str(node.target).removesuffix(".default")))
-    finally:
-        lowering.values[target] = given
 
 
 def solve(lowering: Lowering, node: fx.Node) -> Result:
@@ -72,11 +82,9 @@ def solve(lowering: Lowering, node: fx.Node) -> Result:
     assert isinstance(right, fx.Node)
     given, systems, shape = lowering.value(right), shape_of(matrix), shape_of(right)
     if 1 < len(shape) < len(systems) and shape != systems[:-1]:
-        lowering.values[right] = lowering.reshape(given, (*[1] * (len(systems) - len(shape)), *shape))
-    try:
+        given = lowering.reshape(given, (*[1] * (len(systems) - len(shape)), *shape))
+    with _replaced(lowering, {right: given}):
         return verbatim(lowering, node, spec("aten._linalg_solve_ex"))
-    finally:
-        lowering.values[right] = given
 
 
 def _attribute(name: str, kind: Kind, argument: Any, rank: int) -> AttrValue:
@@ -113,17 +121,12 @@ def in_float32(rule: Rule) -> Rule:
     """Returns the rule on float32 copies of half operands; its results get the types of torch's."""
 
     def with_copies(lowering: Lowering, node: fx.Node) -> Result:
-        given = {argument: lowering.values[argument] for argument in node.all_input_nodes}
-        halves = [argument for argument in given if types.dtype(lowering.value(argument)) in HALVES]
+        halves = [argument for argument in node.all_input_nodes if types.dtype(lowering.value(argument)) in HALVES]
         if not halves:
             return rule(lowering, node)
-        lowering.values.update(
-            {argument: lowering.cast(lowering.value(argument), torch.float32) for argument in halves}
-        )
-        try:
+        copies = {argument: lowering.cast(lowering.value(argument), torch.float32) for argument in halves}
+        with _replaced(lowering, copies):
             results = rule(lowering, node)
-        finally:
-            lowering.values.update(given)
         assert isinstance(results, tuple)
         expected = node.meta["val"]
         return tuple(
