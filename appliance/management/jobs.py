@@ -4,10 +4,10 @@ import collections
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from appliance.changes import Changes
 from appliance.job_history import JobHistory
 from appliance.management.pace import Pace
 from waferbox.host.clock import Clock, seconds_since_1970
+from waferbox.host.event_loop import Changes
 from wsc.v1 import management_pb2
 
 MAX_LIVE = 1024

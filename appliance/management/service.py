@@ -221,7 +221,7 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
         self, request: management_pb2.ListNodesRequest, context: Context
     ) -> management_pb2.ListNodesResponse:
         wait_seconds = min(max(0.0, request.wait_seconds), deadlines.QUERIES.longest_wait)
-        await self._registry.changes.wait_for(lambda: self._registry.count() >= request.at_least, wait_seconds)
+        await self._registry.changes.until(lambda: self._registry.count() >= request.at_least, wait_seconds)
         return management_pb2.ListNodesResponse(nodes=self._registry.nodes(), metrics=self.metrics)
 
     # --- jobs ---------------------------------------------------------------------------------------------------------
@@ -237,13 +237,13 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
             request.user = caller.name
         through_ingress = any(key == INGRESS_KEY for key, _ in context.invocation_metadata() or ())
         wait_seconds = deadlines.JOB_CREATION.ingress_return if through_ingress else 0.0
-        ingress = await self._registry.changes.wait_for(self._registry.ingress, wait_seconds)
+        ingress = await self._registry.changes.until(self._registry.ingress, wait_seconds)
         try:
             job = self._supervisor.create(request, ingress)
         except TooManyJobs as error:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         seconds = deadlines.JOB_CREATION.coordinator
-        in_time = await job.changes.wait_for(lambda: job.coordinator or job.ended, seconds)
+        in_time = await job.changes.until(lambda: job.coordinator or job.ended, seconds)
         if not job.coordinator:
             message = job.report.message if in_time else f"it did not answer within {seconds:g} s"
             self._supervisor.give_up(job)
@@ -324,7 +324,7 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
         job = await self._find(request.job, context)
         wait_seconds = min(max(0.0, request.wait_seconds), deadlines.QUERIES.longest_wait)
         lost = request.lost_coordinator
-        await job.changes.wait_for(lambda: job.ended or (lost and job.coordinator not in ("", lost)), wait_seconds)
+        await job.changes.until(lambda: job.ended or (lost and job.coordinator not in ("", lost)), wait_seconds)
         return management_pb2.GetJobResponse(job=self.describe([job])[0])
 
     async def CancelJob(

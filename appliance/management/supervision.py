@@ -189,7 +189,7 @@ class Supervision:
         else:
             self.cancel()
         seconds = deadlines.END.coordinator
-        await self.job.changes.wait_for(lambda: self.job.ended, seconds)
+        await self.job.changes.until(lambda: self.job.ended, seconds)
         if self._process is not None:
             await self._process.close(0.0)
         self.leave()

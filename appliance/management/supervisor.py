@@ -218,6 +218,8 @@ class Supervisor:
         """Requests the nodes of jobs that have been idle for long, for jobs that wait."""
         before = seconds_since_1970(self._clock) - self._idle_seconds
         idle = [job for job in self.jobs.all_live() if 0.0 < job.idle_since <= before]
+        if not idle:
+            return
         longest_first = sorted(idle, key=lambda job: job.idle_since)
         for name in self.registry.to_preempt([job.name for job in longest_first]):
             if (coordination := self.coordination_of(name)) is not None:

@@ -45,6 +45,8 @@ class Network:
 
     def cut_until(self, one: str, other: str) -> float:
         """Returns the time until which no message passes between two hosts; a time in the past: they pass."""
+        if not self._partitions:
+            return 0.0
         return max((end for a, b, end in self._partitions if {a, b} == {one, other}), default=0.0)
 
     def return_host(self, host: str) -> None:
@@ -93,13 +95,11 @@ class Connection:
         cut = self.network.cut_until(self.client.host, self.server.process.host)
         when = max(self._last[receiver], cut, world.now) + self.network.latency()
         self._last[receiver] = when
+        receiver.loop.arrive_at(when, self._arrive, deliver, *arguments)
 
-        def arrive() -> None:
-            if not self.is_broken:
-                deliver(*arguments)
-
-        if receiver.is_alive:
-            receiver.loop.arrive_at(when, arrive)
+    def _arrive(self, deliver: Callable[..., object], *arguments: Any) -> None:
+        if not self.is_broken:
+            deliver(*arguments)
 
     def break_(self, *, by_death: bool = False) -> None:
         """Breaks the connection. Both ends notice it, each after a while; the death of the other end soon."""
@@ -227,7 +227,7 @@ class ServerCall:
             code, details = self.context.error
         except Exception as error:  # noqa: BLE001 - a defect of the simulated process
             code, details = grpc.StatusCode.UNKNOWN, f"Unexpected {error!r}"
-            self._connection.server.process.defects.append(f"a handler of {self._call.method}: {error!r}")
+            self._connection.network.world.defects.append(f"a handler of {self._call.method}: {error!r}")
         self._end(code, details)
 
     async def _handle(self) -> None:

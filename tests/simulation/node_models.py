@@ -37,7 +37,7 @@ def registration_of(
     def open_channel(address: str) -> grpc.aio.Channel:
         return Channel(network, process, address)  # type: ignore[return-value]
 
-    return Registration(MANAGEMENT, hello, process.defects.append, open_channel, on_job_ended)
+    return Registration(MANAGEMENT, hello, process.world.defects.append, open_channel, on_job_ended)
 
 
 # --- What nodes have in common ----------------------------------------------------------------------------------------
@@ -403,7 +403,7 @@ class NodeModel:
         self._fabric = fabric
         self._registration = registration_of(network, self.process, self._hello, self._job_ended)
         self.service = NodeService(
-            self._make_job, self._endpoint, lambda: self._registration.instance, self.process.defects.append
+            self._make_job, self._endpoint, lambda: self._registration.instance, network.world.defects.append
         )
         server = Server(network, self.process, address)
         node_pb2_grpc.add_NodeServiceServicer_to_server(self.service, server)  # type: ignore[arg-type]

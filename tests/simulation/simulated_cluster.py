@@ -200,16 +200,16 @@ class SimulatedCluster:
             self.clients.append(ClientModel(self.fabric, number, request, Random(self.random.random())))
         for fault in schedule:
             self.world.after(fault.at, self._happen, fault)
-        self.world.after_event = self._check
 
     # --- processes ----------------------------------------------------------------------------------------------------
 
     def start_management(self) -> None:
         process = self.process = Process(self.world, "management", host="host-0")
+        process.after_event = self._check
         # The names of jobs are those of no earlier service.
         random = Random(self.random.random())
         service = self.management = ManagementService(
-            self._settings, lambda: None, lambda error: process.defects.append(repr(error)), process, random
+            self._settings, lambda: None, lambda error: self.world.defects.append(repr(error)), process, random
         )
         server = Server(self.network, process, MANAGEMENT)
         management_pb2_grpc.add_ManagementServicer_to_server(service, server)  # type: ignore[arg-type]
@@ -383,19 +383,12 @@ class SimulatedCluster:
 
     # --- what must hold -----------------------------------------------------------------------------------------------
 
-    def _check(self, process: Process) -> None:
-        """What must hold after every event of a process."""
-        assert not process.defects, process.defects
-        if process is not self.process:
-            return
+    def _check(self) -> None:
+        """What must hold after every event of management."""
         service = self.management
-        registry = service._registry
-        members: dict[tuple[str, str], str] = {}
-        for node in registry._nodes.values():
-            if node.info.job and node.info.member:
-                key = node.info.job, node.info.member
-                assert key not in members, f"two nodes are {key}"
-                members[key] = node.info.node_id
+        infos = [node.info for node in service._registry._nodes.values()]
+        members = [(info.job, info.member) for info in infos if info.member]
+        assert len(set(members)) == len(members), f"two nodes are one member: {members}"
         for job in service._jobs.all_live():
             assert job.name in service._supervisor._supervisions, f"{job.name} has no supervision"
         self._is_over = self._find_over()

@@ -139,5 +139,5 @@ def test_calls_keep_their_order_and_break_with_their_server(seed: int) -> None:
     client.start(main)
     world.after(100.0, server.kill)
     assert world.run(500.0, lambda: not client.is_alive)
-    assert not client.defects
+    assert not client.world.defects
     world.close()

@@ -10,10 +10,13 @@ import contextvars
 import heapq
 import itertools
 import math
+from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from random import Random
-from typing import Any
+from typing import Any, TypeAlias
+
+_Event: TypeAlias = "tuple[float, int, Process | None, Handle]"  # time, number, whose event it is, what it does
 
 # --- The world --------------------------------------------------------------------------------------------------------
 
@@ -32,8 +35,9 @@ class World:
         self.now = 0.0
         self.processes: list[Process] = []
         self.journal: list[tuple[float, str]] = []  # what happened, for the report of a failure
-        self.after_event: Callable[[Process], None] = lambda process: None  # checks what an event has changed
-        self._events: list[tuple[float, int, Process | None, Handle]] = []
+        self.defects: list[str] = []  # of all processes
+        self._events: list[_Event] = []
+        self._ready: deque[_Event] = deque()  # those of the time at which they were added
         self._next_number = itertools.count().__next__  # events of one time happen in the order of their numbers
 
     def note(self, text: str) -> None:
@@ -43,7 +47,10 @@ class World:
     def at(self, when: float, process: "Process | None", handle: "Handle") -> None:
         """Adds an event. process: the one that it belongs to; None: the world's own."""
         now = self.now
-        heapq.heappush(self._events, (when if when > now else now, self._next_number(), process, handle))
+        if when <= now:
+            self._ready.append((now, self._next_number(), process, handle))
+        else:
+            heapq.heappush(self._events, (when, self._next_number(), process, handle))
 
     def after(self, seconds: float, callback: Callable[..., object], *arguments: Any) -> None:
         """Calls a function of the world itself after so many seconds."""
@@ -60,12 +67,16 @@ class World:
             asyncio._set_running_loop(None)
 
     def _run(self, end: float, until: Callable[[], object]) -> bool:
-        events, after_event = self._events, self.after_event
+        events, ready = self._events, self._ready
         running: Process | None = None  # whose loop is the running one
         while not until():
-            if not events:
+            if ready and not (events and events[0] < ready[0]):
+                event = ready.popleft()
+            elif events:
+                event = heapq.heappop(events)
+            else:
                 raise Hang("nothing is left that could happen")
-            when, number, process, handle = event = heapq.heappop(events)
+            when, number, process, handle = event
             if when > end:
                 heapq.heappush(events, event)
                 self.now = end
@@ -77,7 +88,7 @@ class World:
                 asyncio._set_running_loop(None if process is None else process.loop)
                 running = process
             if process is None:
-                handle.call()
+                handle.run(*handle.arguments)
                 continue
             if process.stalled_until > when:
                 # With its number: what arrives at a stalled process stays in order, also if it is stalled again.
@@ -86,8 +97,10 @@ class World:
             if (early := handle.when - when + process.stalled) > 1e-9:  # the time of its loop stood still meanwhile
                 self.at(when + early, process, handle)
                 continue
-            handle.call()
-            after_event(process)
+            handle.run(*handle.arguments)
+            assert not self.defects, self.defects
+            if process.after_event is not None:
+                process.after_event()
         return True
 
     def close(self) -> None:
@@ -99,7 +112,7 @@ class World:
 class Handle:
     """A callback that will be called, unless it is cancelled; an asyncio.TimerHandle for its users."""
 
-    __slots__ = ("_arguments", "_callback", "_context", "is_cancelled", "when")
+    __slots__ = ("arguments", "is_cancelled", "run", "when")
 
     def __init__(
         self,
@@ -111,18 +124,14 @@ class Handle:
         """when: the first time of its process at which it may be called."""
         self.is_cancelled = False
         self.when = when
-        self._callback = callback
-        self._arguments = arguments
-        self._context = contextvars.copy_context() if context is None else context
+        self.run = (contextvars.copy_context() if context is None else context).run
+        self.arguments = (callback, *arguments)
 
     def cancel(self) -> None:
         self.is_cancelled = True
 
     def cancelled(self) -> bool:
         return self.is_cancelled
-
-    def call(self) -> None:
-        self._context.run(self._callback, *self._arguments)
 
 
 # --- Processes --------------------------------------------------------------------------------------------------------
@@ -143,7 +152,7 @@ class Process:
         self.stalled_until = 0.0
         self.stalled = 0.0  # seconds of all stalls
         self.on_end: list[Callable[[], object]] = []  # called in the world, once
-        self.defects: list[str] = []
+        self.after_event: Callable[[], None] | None = None  # checks what an event of the process has changed
         self._skew = Random(self.host).uniform(-5.0, 5.0)
         self.loop = VirtualLoop(self)  # type: ignore[abstract]  # has what is called
         world.processes.append(self)
@@ -169,7 +178,7 @@ class Process:
             try:
                 self.exit(await main())
             except Exception as error:  # noqa: BLE001 - a defect of the simulated process
-                self.defects.append(f"{self.name}: {error!r}")
+                self.world.defects.append(f"{self.name}: {error!r}")
                 self.exit(1)
 
         self.loop.call_soon(lambda: self.loop.create_task(run()))
@@ -293,7 +302,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         if self._process.is_alive:
             error = context.get("exception")
-            self._process.defects.append(f"{self._process.name}: {context['message']}: {error!r}")
+            self._world.defects.append(f"{self._process.name}: {context['message']}: {error!r}")
 
     def close(self) -> None:
         for task in self._tasks:

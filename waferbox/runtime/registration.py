@@ -9,6 +9,7 @@ from typing import Final
 import grpc
 
 from waferbox import deadlines
+from waferbox.host.event_loop import Changes
 from waferbox.rpc.server import status_of
 from waferbox.security.guard import bearer
 from waferbox.security.tokens import Kind, cluster_secret
@@ -61,6 +62,7 @@ class Registration:
         self._open_channel = open_channel
         self._on_job_ended = on_job_ended
         self._interval = deadlines.REGISTRATION.first_heartbeat
+        self._changes = Changes()  # of whether a stream has ended
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -116,6 +118,7 @@ class Registration:
                 logger.debug("registered as %s", response.node_id)
         finally:
             ended.set_result(None)
+            self._changes.notify()
             await channel.close(None)
 
     async def _requests(self, ended: "asyncio.Future[None]") -> AsyncIterator[management_pb2.RegisterRequest]:
@@ -123,4 +126,4 @@ class Registration:
             hello = self._hello()
             hello.instance = self.instance
             yield hello
-            await asyncio.wait([ended], timeout=self._interval)
+            await self._changes.until(ended.done, self._interval)

@@ -63,8 +63,10 @@ class JobQueue:
 
     def admit(self, nodes: Sequence[management_pb2.NodeInfo]) -> Sequence[Admission]:
         """Leases nodes to jobs in order, and removes these from the queue. Marks the nodes."""
-        admissions = []
-        inventory = Inventory(nodes if self._waiting else ())
+        admissions: list[Admission] = []
+        if not self._waiting:
+            return admissions
+        inventory = Inventory(nodes)
         for waiting in self.ordered():
             if not possible(waiting.wanted, inventory):
                 continue
@@ -77,21 +79,27 @@ class JobQueue:
 
     def impossible(self, nodes: Sequence[management_pb2.NodeInfo]) -> Sequence[Waiting]:
         """Returns the jobs that all these nodes together could not satisfy."""
-        inventory = Inventory(nodes if self._waiting else ())
+        if not self._waiting:
+            return []
+        inventory = Inventory(nodes)
         return [waiting for waiting in self.ordered() if not possible(waiting.wanted, inventory)]
 
     def lacking(self, nodes: Sequence[management_pb2.NodeInfo]) -> Mapping[_Role, int]:
         """Returns how many nodes of each role the next job lacks."""
-        inventory = Inventory(nodes if self._waiting else ())
+        if not self._waiting:
+            return {}
+        inventory = Inventory(nodes)
         following = (waiting for waiting in self.ordered() if possible(waiting.wanted, inventory))
         first = next(following, None)
         return {} if first is None else lacking(first.wanted, inventory)
 
     def status(self, nodes: Sequence[management_pb2.NodeInfo]) -> Mapping[str, management_pb2.QueueStatus]:
         """Returns each job's position and the nodes that it waits for."""
-        inventory = Inventory(nodes if self._waiting else ())
-        ordered = self.ordered()
         statuses: dict[str, management_pb2.QueueStatus] = {}
+        if not self._waiting:
+            return statuses
+        inventory = Inventory(nodes)
+        ordered = self.ordered()
         next_job = ""  # the job whose turn it is
         for position, waiting in enumerate(ordered, 1):
             lacks, holders = waiting_for(waiting.wanted, inventory)

@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from appliance.changes import Changes
 from appliance.management.nodes.allocation import Inventory, refusal
 from appliance.management.nodes.job_queue import JobQueue, Waiting
 from appliance.management.nodes.replacements import MAX_REQUESTS, Replacement, Replacements
 from waferbox import deadlines
 from waferbox.host.clock import Clock
+from waferbox.host.event_loop import Changes
 from wsc.v1 import management_pb2, node_pb2
 
 MAX_NODES = 16_384

@@ -87,8 +87,10 @@ class Replacements:
             nodes: all nodes.
             now: monotonic time.
         """
-        admissions = []
-        inventory = Inventory(nodes if self._waiting else ())
+        admissions: list[Admission] = []
+        if not self._waiting:
+            return admissions
+        inventory = Inventory(nodes)
         for waiting in self._ordered():
             held = _held(waiting, nodes)
             for member in sorted(waiting.lost - held.keys()):
@@ -110,8 +112,10 @@ class Replacements:
         self, nodes: Sequence[management_pb2.NodeInfo], management: str
     ) -> Mapping[str, management_pb2.QueueStatus]:
         """Returns the nodes that each job waits for, and how to add them."""
-        inventory = Inventory(nodes if self._waiting else ())
         statuses: dict[str, management_pb2.QueueStatus] = {}
+        if not self._waiting:
+            return statuses
+        inventory = Inventory(nodes)
         for waiting in self._ordered():
             missing = waiting.lost - _held(waiting, nodes).keys()
             bound = sorted(missing & waiting.bound)
