@@ -3,9 +3,10 @@
 from functools import lru_cache
 
 from waferbox.cirh.execution.kernel import Kernel
+from waferbox.cirh.text.parser import shared_module
 
 
 @lru_cache(maxsize=512)
 def built_kernel(text: str) -> Kernel:
     """The kernel that has this text. It keeps nothing but the places of results, so whoever has it may run it."""
-    return Kernel.build(text)
+    return Kernel.build(shared_module(text))

@@ -7,6 +7,7 @@ import os
 import random
 import re
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -255,6 +256,25 @@ def test_a_fault_is_found_with_its_line_and_value(
     (message,) = [str(item.message) for item in caught if "traced once" in str(item.message)]
     assert _line(fault) in message
     assert re.search(FAULTS[fault], message), message
+
+
+def test_a_branch_that_is_drawn_seldom_is_found_after_a_first_call_of_any_length(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    draws = random.Random(34)  # below 0.1 first at the tenth
+    assert [draws.random() < 0.1 for _ in range(10)].index(True) == 9, "another generator"
+
+    def seldom(net: Net, x: torch.Tensor) -> torch.Tensor:
+        if net.count == 0:
+            time.sleep(1.6)  # as long as a first import: three of these are too long
+        net.count = 1
+        y = net.linear(x)
+        return y.tanh() if random.random() < 0.1 else y
+
+    random.seed(34)
+    script = Planted(tmp_path, cluster, seldom)
+    with pytest.warns(UserWarning, match="call 10 of the step"):
+        script.loop(script.step, num_steps=12)
 
 
 # Steps that are right, whatever Python does in them.

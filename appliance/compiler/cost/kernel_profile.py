@@ -25,7 +25,7 @@ from waferbox.cirh.execution.memory_reuse import (
     terms_of_sum,
 )
 from waferbox.cirh.table.lookup import site_of
-from waferbox.cirh.text.parser import parse_module
+from waferbox.cirh.text.parser import shared_module
 from wsc.v1 import plan_pb2
 
 # --- Temporary memory of torch's kernels, beside operands and results -------------------------------------------------
@@ -145,7 +145,7 @@ class KernelProfile:
 @lru_cache(maxsize=256)
 def profile_kernel(text: str) -> KernelProfile:
     """The profile of the kernel with this text. Its module is shared: it must not be changed."""
-    module = parse_module(text)
+    module = shared_module(text)
     ops = [op for op in body_ops(module) if not isinstance(op, Const)]
     arguments: dict[SSAValue, int] = {argument: index for index, argument in enumerate(func_of(module).block.args)}
     results = return_of(module).operands

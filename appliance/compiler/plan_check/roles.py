@@ -12,7 +12,7 @@ from appliance.compiler.cost.flops import VIEWS
 from waferbox.cirh.dialect.operations import func_of, return_of
 from waferbox.cirh.dialect.types import TensorInfo, from_proto, info
 from waferbox.cirh.modules.verify import verify
-from waferbox.cirh.text.parser import parse_module
+from waferbox.cirh.text.parser import shared_module
 from waferbox.links.elements import aligned, tensor_bytes
 from waferbox.links.frame import INLINE_BYTES
 from waferbox.runtime.arena import is_in_arena
@@ -52,7 +52,7 @@ class Signature:
 @lru_cache(maxsize=1024)
 def signature_of(text: str) -> Signature:
     """The signature of the kernel with this text, which is parsed and verified. Raises CirhError if it is invalid."""
-    module = parse_module(text)
+    module = shared_module(text)
     verify(module)
     return Signature(
         tuple(info(argument) for argument in func_of(module).block.args),

@@ -4,6 +4,8 @@ xDSL's own parser is slow, has no limits, and reads the bits of an infinity as a
 operations, values defined before their use, and the types in the text; `verify` checks the rest.
 """
 
+from functools import lru_cache
+
 from xdsl.dialects.builtin import (
     DictionaryAttr,
     FileLineColLoc,
@@ -44,6 +46,13 @@ def parse_module(text: str, file: str = "") -> ModuleOp:
         raise
     except CirhError as error:
         raise parser.at_operation(error) from None
+
+
+# A compile asks several times for the module of the same kernel.
+@lru_cache(maxsize=256)
+def shared_module(text: str) -> ModuleOp:
+    """The module of a text, which others have too: it must not be changed. Raises CirhError as parse_module."""
+    return parse_module(text)
 
 
 class _ModuleParser(AttributeParser):

@@ -260,9 +260,9 @@ class TracedFunction(TracedStep):
             self._record(function, args, kwargs)
             return
         self._check = ProgramCheck(function, self._arguments.by_name(), self._num_steps, self._checked)
-        began = time.monotonic()
+        began = time.thread_time()
         self._record(function, args, kwargs)
-        self._check.traced(self.trace, time.monotonic() - began)
+        self._check.traced(self.trace, time.thread_time() - began)
 
     def _record(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._begin_recording()

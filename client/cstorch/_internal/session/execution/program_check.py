@@ -4,7 +4,9 @@ A difference is a warning, or an error if the user sets WAFERBOX_STRICT.
 """
 
 import hashlib
+import itertools
 import logging
+import time
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -183,7 +185,8 @@ MOST_STEPS = 10
 LEAST_SECONDS = 5.0
 CHECKED_SECONDS = 300.0  # in a checked run, for which nobody waits in vain
 
-_CALLS_IN_ORDER = 4
+_CALLS_IN_ORDER = 3  # from the second on
+_CALLS_WITH_DRAWS = 20  # the same, if calls draw random numbers: a branch may be rare
 _FAR_CALLS = (5, 6, 8, 10, 12, 16, 20, 32, 50, 64, 100, 128, 200, 256, 500, 512, 1000, 1024, 2000, 10_000)
 
 TraceAgain = Callable[[], Trace]
@@ -194,8 +197,9 @@ class ProgramCheck:
     """A check that traces the step once more, as its second call, and reports the differences.
 
     It restores the Python state and the generators of random numbers that the call changes. If the call has changed
-    Python values or drawn random numbers, the third and fourth call are traced as well, and then some later ones, for
-    which growing integers are set ahead: so `if self.count < 100` is found.
+    Python values, the third and fourth call are traced as well, and then some later ones, for which growing integers
+    are set ahead: so `if self.count < 100` is found. If it has drawn random numbers, the next twenty are. The time of
+    all is that of the processor, so that a busy machine finds the same.
 
     A session checks each function and program once, so that the check does not slow down many short executions.
 
@@ -219,7 +223,7 @@ class ProgramCheck:
         self._loop_values: LoopValues | None = None
 
     def traced(self, trace: Trace, seconds: float) -> None:
-        """Takes the trace of the first call, and the seconds that it took."""
+        """Takes the trace of the first call, and the seconds of a processor that it took."""
         self._trace, self._seconds = trace, seconds
         self._loop_values = LoopValues(trace.optimizers)
 
@@ -317,20 +321,26 @@ class ProgramCheck:
         assert self._trace is not None
         kept = PythonState(self._function, self._arguments, keeps=True)
         start = before or kept
-        traces = max(1, int(_budget(step_seconds) / max(self._seconds, 1e-3)))
+        end = time.thread_time() + _budget(step_seconds)
         with random_state_kept(), random_counter.held(), _requirements_kept():
             try:
-                now = kept
-                for number in range(call, min(call + _CALLS_IN_ORDER - 1, self._num_steps + 1, call + traces)):
+                now, calls = kept, _CALLS_IN_ORDER
+                for number in itertools.takewhile(lambda later: later < call + calls, range(call, self._num_steps + 1)):
+                    if number > call and _is_over(end, number):
+                        return []
                     found = findings(self._trace, _traced(trace_again), start, now)
                     if found:
                         return [(number, found[0])]
                     last, now = now, PythonState(self._function, self._arguments, keeps=True)
-                    if not any(change.certain for change in last.changes(now)) and not last.drawn(now):
+                    drawn = last.drawn(now)
+                    if not any(change.certain for change in last.changes(now)) and not drawn:
                         return []
+                    calls = _CALLS_WITH_DRAWS if drawn else _CALLS_IN_ORDER
                 steps = last.growth(now)
                 ahead = [far for far in (*_FAR_CALLS, self._num_steps) if number < far <= self._num_steps]
-                for far in sorted(set(ahead))[: max(traces - _CALLS_IN_ORDER, 0)] if steps else ():
+                for far in sorted(set(ahead)) if steps else ():
+                    if _is_over(end, far):
+                        return []
                     now.set_ahead(steps, far - number - 1)
                     later = _traced(trace_again)
                     # An error is no finding here: the script itself may never reach these numbers.
@@ -345,6 +355,16 @@ def _budget(step_seconds: float | None) -> float:
     """Returns the seconds that a check may take."""
     least = LEAST_SECONDS if checked_run() is None else CHECKED_SECONDS
     return max(MOST_STEPS * (step_seconds or 0.0), least)
+
+
+def _is_over(end: float, call: int) -> bool:
+    """Returns whether the time of a check is over before this call."""
+    if time.thread_time() < end:
+        return False
+    logger.info(
+        "Whether the traced function does the same in call %d and later is not checked: it takes too long", call
+    )
+    return True
 
 
 def loop_change(change: str, call: int) -> str:

@@ -91,13 +91,13 @@ class PythonState:
         self._waiting: collections.deque[tuple[str, Any]] = collections.deque()
         registered = [stateful for kind in get_args(state.Kind) for stateful in state.registered(kind)]
         self._registered = {id(stateful) for stateful in registered}
-        deadline = time.monotonic() + MOST_SECONDS
+        deadline = time.thread_time() + MOST_SECONDS
         self._reach_function("", function)
         for name, value in arguments.items():
             self._add(name, value)
         for stateful in registered:
             self._add("model" if isinstance(stateful, nn.Module) else type(stateful).__name__, stateful)
-        while self._waiting and len(self.values) < MOST_VALUES and time.monotonic() < deadline:
+        while self._waiting and len(self.values) < MOST_VALUES and time.thread_time() < deadline:
             self._reach(*self._waiting.popleft())
         for name, key in zip(_GENERATORS, _generator_states(), strict=True):
             self.values[name] = _Value(key, "")
