@@ -10,7 +10,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -69,13 +69,14 @@ def end_group(leader: int) -> None:
     """
     if os.getpgid(leader) != leader:
         return  # The process has not made its group yet, so it has started no other.
+    os.killpg(leader, signal.SIGSTOP)  # from now on they start no process, and make no semaphore
     with contextlib.ExitStack() as closing:
         members = {}
         for pid in _members(leader):
             with contextlib.suppress(ProcessLookupError):
                 members[pid] = os.pidfd_open(pid)
                 closing.callback(os.close, members[pid])
-        semaphores = set().union(*map(_named_semaphores, members))
+        semaphores = _named_semaphores(members)
         os.killpg(leader, signal.SIGKILL)
         deadline = time.monotonic() + deadlines.INPUT_PROCESS.group
         for pid, pidfd in members.items():
@@ -85,16 +86,23 @@ def end_group(leader: int) -> None:
             path.unlink(missing_ok=True)
 
 
-def _named_semaphores(pid: int) -> set[Path]:
-    """Returns the semaphores that a spawned process of multiprocessing has mapped by their names.
+def _named_semaphores(processes: Iterable[int]) -> list[Path]:
+    """Returns the semaphores of multiprocessing that some of these processes have mapped and that still have a name.
 
-    A process of multiprocessing removes them at the end of the others, but is killed with these.
+    A process of multiprocessing removes them at the end of the others, but is killed with these. They are compared by
+    inode: in the process that makes a semaphore, the mapping has the name of a file that glibc has removed.
     """
-    try:
-        mapped = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    except OSError:  # It has ended, or is another user's.
-        return set()
-    return {Path(line.split()[-1]) for line in mapped if "/dev/shm/sem.mp-" in line and not line.endswith("(deleted)")}
+    inodes = set()
+    for pid in processes:
+        with contextlib.suppress(OSError):  # It has ended, or is another user's.
+            mapped = Path(f"/proc/{pid}/maps").read_text().splitlines()
+            inodes.update(int(line.split()[4]) for line in mapped if "/dev/shm/sem." in line)
+    found = []
+    for path in Path("/dev/shm").glob("sem.mp-*"):
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_ino in inodes:
+                found.append(path)
+    return found
 
 
 def _members(group: int) -> list[int]:

@@ -240,6 +240,8 @@ def test_the_checksum_covers_every_dataset(tmp_path: Path) -> None:
         ("truncated", CheckpointError, "truncated or damaged"),
         ("foreign", CheckpointError, "is no checkpoint: neither.*cstorch.save.*nor.*torch.load"),
         ("another H5 file", CheckpointError, "not a checkpoint that cstorch.save wrote"),
+        ("empty", CheckpointError, "is no checkpoint: .*the file is empty"),
+        ("pickle", CheckpointError, r"is no checkpoint: .*\(UnpicklingError: "),
         ("missing", FileNotFoundError, "there is no checkpoint"),
     ],
 )
@@ -251,6 +253,10 @@ def test_a_file_that_cannot_be_used_is_explained(tmp_path: Path, kind: str, erro
             path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
         case "foreign":
             path.write_text("weights, but as text")
+        case "empty":
+            path.touch()
+        case "pickle":
+            path.write_bytes(b"\x80\x02c__builtin__\neval\n.")
         case "another H5 file":
             with h5py.File(path, "w") as file:
                 file["weights"] = [1.0, 2.0]

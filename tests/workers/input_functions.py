@@ -78,10 +78,19 @@ def random_rows(rows: int) -> torch.utils.data.DataLoader[Any]:
 
 def spawned_rows(rows: int) -> torch.utils.data.DataLoader[Any]:
     """As random_rows, but its processes are spawned, and share semaphores that have names."""
+    return _rows_of_processes(rows, "spawn")
+
+
+def rows_of_a_fork_server(rows: int) -> torch.utils.data.DataLoader[Any]:
+    """As spawned_rows, but a fork server makes the processes, which takes it a while."""
+    return _rows_of_processes(rows, "forkserver")
+
+
+def _rows_of_processes(rows: int, context: str) -> torch.utils.data.DataLoader[Any]:
     values = torch.arange(8 * rows)
     dataset = torch.utils.data.TensorDataset(values.float().unsqueeze(1).expand(-1, 3).contiguous(), values)
     return torch.utils.data.DataLoader(
-        dataset, batch_size=rows, num_workers=1, drop_last=True, multiprocessing_context="spawn"
+        dataset, batch_size=rows, num_workers=1, drop_last=True, multiprocessing_context=context
     )
 
 

@@ -227,10 +227,13 @@ def test_the_temporary_files_of_a_loader_with_processes_are_removed(prepare: Pre
         assert temporary_folder(lives).exists()
 
 
-def test_named_semaphores_of_a_loader_are_removed_with_its_processes(prepare: Prepare) -> None:
-    with running(prepare(input_functions.spawned_rows, ROWS)) as harness:
+@pytest.mark.parametrize("rows", [input_functions.spawned_rows, input_functions.rows_of_a_fork_server])
+def test_named_semaphores_of_a_loader_are_removed_with_its_processes(prepare: Prepare, rows: Any) -> None:
+    with running(prepare(rows, ROWS)) as harness:
         harness.batch()
-        semaphores = set().union(*map(_named_semaphores, _members(harness.process._process.pid)))
+        leader = harness.process._process.pid
+        semaphores = _named_semaphores([leader])
+        assert set(semaphores) == set(_named_semaphores(_members(leader)))
         assert semaphores
         assert all(path.exists() for path in semaphores)
     assert not any(path.exists() for path in semaphores)

@@ -1,6 +1,7 @@
 """The streams to which the commands write, the formats of data (`-o`), and the exit statuses."""
 
 import enum
+import io
 import json
 import os
 import sys
@@ -56,6 +57,10 @@ def _discard_output() -> None:
     """Makes standard output go nowhere: the interpreter flushes it at its end, and must not fail then."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
+
+for _stream in (sys.stdout, sys.stderr):
+    if isinstance(_stream, io.TextIOWrapper):
+        _stream.reconfigure(errors="replace")  # a character that a terminal cannot show is no reason to fail
 
 _fits_terminal = (sys.stdout is not None and sys.stdout.isatty()) or "COLUMNS" in os.environ
 output: Final = _Output(highlight=False, width=None if _fits_terminal else UNFOLDED_WIDTH)

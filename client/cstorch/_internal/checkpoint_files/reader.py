@@ -81,7 +81,8 @@ def _read_pytorch(path: Path, map_location: MapLocation, kwargs: Mapping[str, An
     try:
         return torch.load(path, map_location="cpu" if is_deferred else map_location, **settings)
     except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError) as error:
+        reason = "the file is empty" if not path.stat().st_size else f"{type(error).__name__}: {error}".rstrip(": ")
         raise CheckpointError(
             f"{path} is no checkpoint: neither a whole file of cstorch.save or safetensors, nor one that torch.load "
-            f"reads with weights_only=True ({error})"
+            f"reads with weights_only=True ({reason})"
         ) from None

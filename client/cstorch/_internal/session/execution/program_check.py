@@ -4,7 +4,6 @@ A difference is a warning, or an error if the user sets WAFERBOX_STRICT.
 """
 
 import hashlib
-import itertools
 import logging
 import time
 import warnings
@@ -324,10 +323,8 @@ class ProgramCheck:
         end = time.thread_time() + _budget(step_seconds)
         with random_state_kept(), random_counter.held(), _requirements_kept():
             try:
-                now, calls = kept, _CALLS_IN_ORDER
-                for number in itertools.takewhile(lambda later: later < call + calls, range(call, self._num_steps + 1)):
-                    if number > call and _is_over(end, number):
-                        return []
+                now, number = kept, call
+                while True:
                     found = findings(self._trace, _traced(trace_again), start, now)
                     if found:
                         return [(number, found[0])]
@@ -335,7 +332,11 @@ class ProgramCheck:
                     drawn = last.drawn(now)
                     if not any(change.certain for change in last.changes(now)) and not drawn:
                         return []
-                    calls = _CALLS_WITH_DRAWS if drawn else _CALLS_IN_ORDER
+                    if number >= min(self._num_steps, call + (_CALLS_WITH_DRAWS if drawn else _CALLS_IN_ORDER) - 1):
+                        break
+                    number += 1
+                    if _is_over(end, number):
+                        return []
                 steps = last.growth(now)
                 ahead = [far for far in (*_FAR_CALLS, self._num_steps) if number < far <= self._num_steps]
                 for far in sorted(set(ahead)) if steps else ():
