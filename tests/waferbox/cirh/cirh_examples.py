@@ -192,6 +192,7 @@ def _aten_examples() -> Iterator[Example]:
     yield e("min.dim", a, dim=1)
     yield e("topk", a, k=2)
     yield e("sort", a)
+    yield e("sort.stable", a, stable=True, dim=0, descending=True)
     yield e("kthvalue", a, k=2)
     for name in ("cumsum", "cumprod"):
         yield e(name, a, dim=1)

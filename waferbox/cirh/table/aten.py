@@ -70,7 +70,7 @@ _ALLOWED = """
     logical_and logical_or logical_not logical_xor
     bitwise_and.Scalar bitwise_or.Scalar bitwise_xor.Scalar bitwise_left_shift.Tensor bitwise_right_shift.Tensor
     div.Tensor_mode div.Scalar_mode floor_divide where.ScalarSelf where.ScalarOther where.Scalar
-    topk sort kthvalue median median.dim nanmedian nanmedian.dim mode cummax cummin logcumsumexp
+    topk sort sort.stable kthvalue median median.dim nanmedian nanmedian.dim mode cummax cummin logcumsumexp
     fmax fmin lgamma digamma polygamma erfinv asinh acosh atanh copysign.Tensor nextafter igamma igammac
     special_ndtri special_log_ndtr special_erfcx special_i0e special_i1 special_i1e i0 special_zeta special_xlog1py
     special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 special_modified_bessel_i0

@@ -167,6 +167,7 @@ def logsumexp(query: Query) -> Outcome:
     "aten.logcumsumexp",
     "aten.topk",
     "aten.sort",
+    "aten.sort.stable",
 )
 def running(query: Query) -> Outcome:
     """Cumulative operations, and sorting."""

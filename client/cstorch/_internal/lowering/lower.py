@@ -16,6 +16,7 @@ from cstorch._internal.lowering.table import rule_for
 from cstorch._internal.lowering.verbatim import verbatim
 from cstorch._internal.tracing import COUNTER, Trace
 from cstorch._internal.tracing.context import context, refuse
+from cstorch._internal.tracing.messages import OTHER_DRAWS
 from cstorch.errors import CompileError
 from waferbox.cirh import CirhError
 from waferbox.cirh.dialect import elements, types
@@ -155,11 +156,7 @@ def _no_lowering(lowering: Lowering, func: OpOverload) -> CompileError:
         )
         return lowering.unsupported(name, way_out)
     if torch.Tag.nondeterministic_seeded in func.tags:
-        return lowering.unsupported(
-            name,
-            "Of random operations there are dropout, bernoulli, rand, randn, randint, randperm, uniform_, normal_ and "
-            "exponential_: write it with these, or draw its numbers in the input_fn.",
-        )
+        return lowering.unsupported(name, OTHER_DRAWS)
     return lowering.unsupported(
         f"{name} ({func})",
         "Write it with other torch operations, or compute it in the input_fn (from the batch) or in a step closure "

@@ -16,6 +16,12 @@ _SCALAR_READS = frozenset(
     | {"__str__", "__get__", "__contains__", "equal", "allclose", "float_power"}
 )
 
+# What to do where a random operation is not supported.
+OTHER_DRAWS = (
+    "Of random operations there are dropout, bernoulli, multinomial, rand, randn, randint, randperm, uniform_, normal_ "
+    "and exponential_: write it with these, or draw its numbers in the input_fn."
+)
+
 
 def value_read(func: OpOverload, error: type[TraceError] = TraceError) -> TraceError:
     """Returns the error for an operation that needs the value of a traced tensor."""
@@ -40,6 +46,13 @@ def value_read(func: OpOverload, error: type[TraceError] = TraceError) -> TraceE
             f"SyncTensor called outside of MarkStep: at {user_line()} a traced tensor was passed to `{name}` where a "
             f"Python scalar is expected. Its value is not known while the step is traced. Use a tensor expression "
             f"instead, for example `x + a * y` for `torch.add(x, y, alpha=a)`."
+        )
+    if func._schema.name == "aten::bincount":
+        return error(
+            f"At {user_line()} the size of the counts depends on the values of a traced tensor, also with minlength, "
+            f"but the step is compiled for fixed shapes before it runs. Count into a tensor of a known size: "
+            f"`torch.zeros(n, device=x.device).index_add(0, x, torch.ones_like(x, dtype=torch.float32))`.\n"
+            f"{_not_supported(func)}"
         )
     if torch.Tag.dynamic_output_shape in func.tags:
         return error(
@@ -118,6 +131,9 @@ def unsupported(func: OpOverload, reason: str) -> TraceError:
             f"At {user_line()} `{func._schema.name}` needs a sparse tensor, which the Cerebras backend does not "
             "support. Keep it dense, with zeros or a mask, or select in the input_fn."
         )
+    if torch.Tag.nondeterministic_seeded in func.tags:
+        name = f"`{func._schema.name}`"
+        return TraceError(f"At {user_line()} {name} is not supported by the Cerebras backend. {OTHER_DRAWS}")
     return TraceError(
         f"The Cerebras backend does not yet support `{func._schema}`: {reason} (At {user_line()}.) Write it with other "
         f"torch operations, or compute it in the input_fn or in a step closure."
