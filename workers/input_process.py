@@ -92,7 +92,7 @@ def _named_semaphores(processes: Iterable[int]) -> list[Path]:
     A process of multiprocessing removes them at the end of the others, but is killed with these. They are compared by
     inode: in the process that makes a semaphore, the mapping has the name of a file that glibc has removed.
     """
-    inodes = set()
+    inodes: set[int] = set()
     for pid in processes:
         with contextlib.suppress(OSError):  # It has ended, or is another user's.
             mapped = Path(f"/proc/{pid}/maps").read_text().splitlines()
