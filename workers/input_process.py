@@ -307,7 +307,7 @@ class InputProcess:
             message = "the process of the input_fn closed its socket to the worker"
             return JobFailure(node_pb2.Failure.KIND_INPUT, message)
         if status >= 0:
-            message = f"the process of the input_fn ended with exit status {status}; did the input_fn call sys.exit?"
+            message = f"the process of the input_fn ended with exit status {status}; did the input_fn call os._exit?"
             return JobFailure(node_pb2.Failure.KIND_INPUT, message)
         name = signal.Signals(-status).name
         hint = ", perhaps for want of memory" if -status == signal.SIGKILL else ""

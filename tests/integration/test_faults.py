@@ -208,16 +208,29 @@ def test_a_script_whose_cluster_loses_its_owner_is_told_how_to_continue(
 
 
 @pytest.mark.parametrize("more", [(), ("--num-csx", 2, "--workers", 2)], ids=["alone", "4 workers"])
+@pytest.mark.parametrize(
+    ("mode", "error", "line", "function"),
+    [
+        ("raises", "ValueError: sample 30 is not a picture", "raise ValueError(f", "decode"),
+        ("exits", "SystemExit: 4", "raise SystemExit(4)", "exits"),
+    ],
+)
 def test_the_user_sees_the_traceback_of_an_input_fn_that_raises(
-    start_script: StartScript, cluster: RunningCluster, more: tuple[Any, ...]
+    start_script: StartScript,
+    cluster: RunningCluster,
+    more: tuple[Any, ...],
+    mode: str,
+    error: str,
+    line: str,
+    function: str,
 ) -> None:
-    script = run(start_script, cluster, "raises", *more)
+    script = run(start_script, cluster, mode, *more)
     assert script.process.returncode == 1
     errors = script.errors
     assert "InputError: worker-" in errors
-    assert re.search(r"the loader of the input_fn \w+ \(.*\) raised ValueError: sample 30 is not a picture", errors)
-    assert f'faults.py", line {line_of("raise ValueError(f")}, in decode' in errors
-    assert message_of(script) == "ValueError: sample 30 is not a picture"
+    assert re.search(rf"the loader of the input_fn \w+ \(.*\) raised {error}", errors)
+    assert f'faults.py", line {line_of(line)}, in {function}' in errors
+    assert message_of(script) == error
 
 
 @pytest.mark.parametrize(
@@ -231,7 +244,6 @@ def test_the_user_sees_the_traceback_of_an_input_fn_that_raises(
             r"wafer-0: step 3, aten::nll_loss_forward at \S*faults\.py:\d+: index 7 is out of bounds .*"
             r"operands are float32\[8, 5\] from \S+ to \S+, int64\[8\] from \d to 7: look for data",
         ),
-        ("exits", "worker-0: the process of the input_fn ended with exit status 4; did the input_fn call sys.exit"),
     ],
 )
 def test_input_that_is_not_there_or_not_alike_is_explained(

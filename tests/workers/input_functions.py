@@ -174,6 +174,18 @@ def raise_here() -> None:
     raise ValueError("no such file: mnist.gz")
 
 
+def leaving_later(rows: int) -> Iterator[Any]:
+    """As raising_later, with sys.exit."""
+    for number, batch in enumerate(Counting(rows, 3)):
+        if number == 2:
+            sys.exit("enough")
+        yield batch
+
+
+def interrupted() -> None:
+    raise KeyboardInterrupt
+
+
 def raising_later(rows: int) -> Iterator[Any]:
     for number, batch in enumerate(Counting(rows, 3)):
         if number == 2:
@@ -190,7 +202,7 @@ def not_a_loader() -> int:
 
 
 def leaving() -> None:
-    sys.exit(3)
+    os._exit(3)
 
 
 def slow(seconds: float) -> Counting:

@@ -148,9 +148,17 @@ def test_a_shuffled_torch_loader_gives_what_it_would_here(prepare: Prepare) -> N
             r"loader of the input_fn raising_later \(.*input_functions.py:\d+\) raised ValueError: no such file",
             ", in raise_here",
         ),
+        (
+            input_functions.leaving_later,
+            (ROWS,),
+            2,
+            "raised SystemExit: enough",
+            ", in leaving_later",
+        ),
+        (input_functions.interrupted, (), 0, "the input_fn raised KeyboardInterrupt", ", in interrupted"),
         (input_functions.once, (ROWS,), 2, "ran dry after 2 batches", None),
         (input_functions.not_a_loader, (), 0, "returned int, which is not an iterable", None),
-        (input_functions.leaving, (), 0, "ended with exit status 3", None),
+        (input_functions.leaving, (), 0, "ended with exit status 3; did the input_fn call os._exit", None),
         (
             input_functions.counting,
             (3,),

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from .batch_digest import UNKNOWN
 from .batches import Ring, Selection, endless
 from .confinement import confine
-from .failures import InputFailure, names_killed_process, summary, user_traceback
+from .failures import USER_ERRORS, InputFailure, names_killed_process, summary, user_traceback
 from .loader import Position, build, resume
-from .messages import Channel, Failed, Fill, Filled, Load, Prepare
+from .messages import Channel, Failed, Fill, Filled, Load, Prepare, WorkerEnded
 from .temporary_folder import remove_abandoned_folders, use_own_folder
 
 
@@ -38,9 +38,11 @@ def serve(channel: Channel) -> None:
     while True:
         try:
             tensors = next(batches)
+        except WorkerEnded:
+            raise
         except InputFailure as failure:
             _fail_when_requested(channel, failure, position)
-        except Exception as error:  # noqa: BLE001 - the user's code; it is reported
+        except USER_ERRORS as error:
             _fail_when_requested(channel, _failure(f"the input_fn {source}", error), position)
         fill, _ = channel.receive(Fill)
         position.state_steps, position.recovery_step = list(fill.state_steps), fill.recovery_step
@@ -50,7 +52,7 @@ def serve(channel: Channel) -> None:
         selection.digests, selection.first_batch = [], UNKNOWN
 
 
-def _failure(source: str, error: Exception) -> InputFailure:
+def _failure(source: str, error: BaseException) -> InputFailure:
     message = f"the loader of {source} raised {summary(error)}"
     killed = names_killed_process(error)
     if killed:

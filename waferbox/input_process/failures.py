@@ -15,6 +15,9 @@ _EXITED = re.compile(r"DataLoader worker \(pid\(s\) [\d, ]+\) exited unexpectedl
 _CLOSED = (OSError, EOFError, concurrent.futures.BrokenExecutor)
 _STATUS_SECONDS = 1.0
 
+# What the user's code may raise; it is reported.
+USER_ERRORS = (Exception, SystemExit, KeyboardInterrupt)
+
 _HERE = os.path.dirname(__file__)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from .failures import InputFailure, summary, user_traceback
+from .failures import USER_ERRORS, InputFailure, summary, user_traceback
 from .messages import INPUT_VARIABLE, STATE_BYTES, Channel, Prepare, State, encode
 
 # --- States of loaders of the vendor's client, which reads them with dill ---------------------------------------------
@@ -132,7 +132,7 @@ class Position:
                 text = json.dumps(plain(self._loader.state_dict())).encode()
         except InputFailure:
             raise
-        except Exception as error:  # the user's code; it is reported
+        except USER_ERRORS as error:
             raise InputFailure(f"the loader's state_dict raised {summary(error)}", user_traceback(error)) from error
         finally:
             os.environ.pop("WAFERBOX_WORKER_STATE", None)
@@ -150,7 +150,7 @@ def resume(loader: Any, states: bytes, *, is_vendors: bool) -> None:
     try:
         state = loader.aggregate_state_dict([restored(form) for form in json.loads(states)])
         loader.load_state_dict(loader.deaggregate_state_dict(state))
-    except Exception as error:  # the user's code; it is reported
+    except USER_ERRORS as error:
         raise InputFailure(f"the loader could not be resumed: {summary(error)}", user_traceback(error)) from error
 
 
@@ -223,7 +223,7 @@ def build(prepare: Prepare, builder: bytes) -> tuple[Any, str]:
         if error.name not in ("torch", "cloudpickle", "dill"):
             raise InputFailure(f"the input_fn cannot be read here: {summary(error)}", user_traceback(error)) from error
         raise InputFailure(f"the interpreter {sys.executable} has no {error.name}; install it there") from error
-    except Exception as error:  # the user's code; it is reported
+    except USER_ERRORS as error:
         raise InputFailure(f"the input_fn raised {summary(error)}", user_traceback(error)) from error
     try:
         if recipe["random_state"] is not None:
@@ -234,7 +234,7 @@ def build(prepare: Prepare, builder: bytes) -> tuple[Any, str]:
         if (position := recipe["position"]) is not None:
             strict = {} if position["strict"] else {"strict": False}
             loader.load_state_dict(loader.deaggregate_state_dict(position["state"], **strict), **strict)
-    except Exception as error:  # the user's code; it is reported
+    except USER_ERRORS as error:
         raise InputFailure(f"the input_fn raised {summary(error)}", user_traceback(error)) from error
     if not hasattr(loader, "__iter__"):
         raise InputFailure(f"the input_fn returned {type(loader).__name__}, which is not an iterable of batches")

@@ -251,12 +251,15 @@ def _field_types(form: Any) -> dict[str, Any]:
 # --- The socket -------------------------------------------------------------------------------------------------------
 
 
-class Channel:
-    """The process's end of the socket to its worker. Used by one thread.
+class WorkerEnded(SystemExit):
+    """Raised where the worker has closed its end of the socket, or has died: the process exits with status 0."""
 
-    Raises:
-        SystemExit: the worker has closed its end, or has died.
-    """
+    def __init__(self) -> None:
+        super().__init__(0)
+
+
+class Channel:
+    """The process's end of the socket to its worker. Used by one thread. Its methods raise WorkerEnded."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -265,7 +268,7 @@ class Channel:
         """Returns the next message and its file descriptors. Raises MessageError for one of another class."""
         data, descriptors, _, _ = socket.recv_fds(self._connection, MESSAGE_BYTES, 2)
         if not data:
-            raise SystemExit(0)
+            raise WorkerEnded
         return decode_as(kind, data), descriptors
 
     def send(self, message: Message, *descriptors: int) -> None:
@@ -273,7 +276,7 @@ class Channel:
         try:
             socket.send_fds(self._connection, [encode(message)], descriptors)
         except (BrokenPipeError, ConnectionResetError):
-            raise SystemExit(0) from None
+            raise WorkerEnded from None
 
     def wait_for_end(self) -> None:
         """Waits until the worker closes its end.
