@@ -69,7 +69,6 @@ def end_group(leader: int) -> None:
     """
     if os.getpgid(leader) != leader:
         return  # The process has not made its group yet, so it has started no other.
-    os.killpg(leader, signal.SIGSTOP)  # from now on they start no process, and make no semaphore
     with contextlib.ExitStack() as closing:
         members = {}
         for pid in _members(leader):
