@@ -1,5 +1,6 @@
 """The streams to which the commands write, the formats of data (`-o`), and the exit statuses."""
 
+import contextlib
 import enum
 import io
 import json
@@ -59,8 +60,10 @@ def _discard_output() -> None:
 
 
 for _stream in (sys.stdout, sys.stderr):
+    # A character that a terminal cannot show is no reason to fail. A replaced descriptor may have no position to keep.
     if isinstance(_stream, io.TextIOWrapper):
-        _stream.reconfigure(errors="replace")  # a character that a terminal cannot show is no reason to fail
+        with contextlib.suppress(OSError):
+            _stream.reconfigure(errors="replace")
 
 _fits_terminal = (sys.stdout is not None and sys.stdout.isatty()) or "COLUMNS" in os.environ
 output: Final = _Output(highlight=False, width=None if _fits_terminal else UNFOLDED_WIDTH)
