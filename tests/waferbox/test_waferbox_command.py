@@ -169,6 +169,7 @@ def test_up_starts_a_node_that_dies_again_and_ends_with_down(
                 pid = int(line.split()[2])
             if "export" in line:
                 break
+        assert pid, up.stderr.read()  # the number 0 would name this process's group
         os.kill(pid, signal.SIGKILL)
         told = up.stderr.readline()
         assert f"wafer (pid {pid}) ended with status -9; started again as pid " in told
