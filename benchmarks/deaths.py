@@ -24,7 +24,7 @@ from waferbox.rpc.server import make_channel
 from wsc.v1 import management_pb2, management_pb2_grpc
 
 MODELS: Final = {"fc_training": 1_000_000, "gpt2_training": 1_000}  # steps: far more than are run
-ROLES: Final = {role.name: role.number for role in roles.LEASED if role.name != "swarmx"}  # a single wafer has none
+ROLES: Final = {role.name: role.number for role in roles.LEASED if role is not roles.SWARMX}  # a single wafer has none
 STEPS: Final = 4  # that are done before somebody dies
 RECOVERY_SECONDS: Final = "5"
 DEADLINE_SECONDS: Final = 300.0

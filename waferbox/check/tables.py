@@ -11,8 +11,12 @@ from waferbox.check.verdict import TITLES, Answer, State, Verdict
 from waferbox.output.console import output
 from waferbox.output.tables import empty_table
 
-_MARKS: Final = {State.GOOD: ("✓", "green"), State.FOUND: ("✗", "bold red"), State.OPEN: ("–", "dim")}
-_ASCII_MARKS: Final = {State.GOOD: "+", State.FOUND: "x", State.OPEN: "-"}
+# By state, its mark, that of terminals without such characters, and its style.
+_MARKS: Final = {
+    State.GOOD: ("✓", "+", "green"),
+    State.FOUND: ("✗", "x", "bold red"),
+    State.OPEN: ("–", "-", "dim"),
+}
 _INDENT: Final = (0, 0, 0, 2)
 
 
@@ -26,9 +30,9 @@ def verdict_text(verdict: Verdict) -> Group:
 
 
 def _answer_text(answer: Answer) -> list[RenderableType]:
-    mark, style = _MARKS[answer.state]
+    mark, plain_mark, style = _MARKS[answer.state]
     if output.options.ascii_only:
-        mark = _ASCII_MARKS[answer.state]
+        mark = plain_mark
     parts: list[RenderableType] = [
         Text.assemble((f"{mark} ", style), (TITLES[answer.question], "bold"), " ", answer.summary)
     ]

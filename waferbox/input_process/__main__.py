@@ -38,8 +38,6 @@ def serve(channel: Channel) -> None:
     while True:
         try:
             tensors = next(batches)
-        except WorkerEnded:
-            raise
         except InputFailure as failure:
             _fail_when_requested(channel, failure, position)
         except USER_ERRORS as error:
@@ -90,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     confine([arguments.socket], arguments.user)
     remove_abandoned_folders()
     use_own_folder()
-    with socket.socket(fileno=arguments.socket) as connection:
+    with socket.socket(fileno=arguments.socket) as connection, contextlib.suppress(WorkerEnded):
         channel = Channel(connection)
         try:
             try:

@@ -251,11 +251,8 @@ def _field_types(form: Any) -> dict[str, Any]:
 # --- The socket -------------------------------------------------------------------------------------------------------
 
 
-class WorkerEnded(SystemExit):
-    """Raised where the worker has closed its end of the socket, or has died: the process exits with status 0."""
-
-    def __init__(self) -> None:
-        super().__init__(0)
+class WorkerEnded(BaseException):
+    """Raised where the worker has closed its end of the socket, or has died. No error of the user's code."""
 
 
 class Channel:

@@ -63,9 +63,9 @@ class JobQueue:
 
     def admit(self, nodes: Sequence[management_pb2.NodeInfo]) -> Sequence[Admission]:
         """Leases nodes to jobs in order, and removes these from the queue. Marks the nodes."""
-        admissions: list[Admission] = []
         if not self._waiting:
-            return admissions
+            return []
+        admissions = []
         inventory = Inventory(nodes)
         for waiting in self.ordered():
             if not possible(waiting.wanted, inventory):
@@ -95,11 +95,11 @@ class JobQueue:
 
     def status(self, nodes: Sequence[management_pb2.NodeInfo]) -> Mapping[str, management_pb2.QueueStatus]:
         """Returns each job's position and the nodes that it waits for."""
-        statuses: dict[str, management_pb2.QueueStatus] = {}
         if not self._waiting:
-            return statuses
+            return {}
         inventory = Inventory(nodes)
         ordered = self.ordered()
+        statuses: dict[str, management_pb2.QueueStatus] = {}
         next_job = ""  # the job whose turn it is
         for position, waiting in enumerate(ordered, 1):
             lacks, holders = waiting_for(waiting.wanted, inventory)

@@ -87,9 +87,9 @@ class Replacements:
             nodes: all nodes.
             now: monotonic time.
         """
-        admissions: list[Admission] = []
         if not self._waiting:
-            return admissions
+            return []
+        admissions = []
         inventory = Inventory(nodes)
         for waiting in self._ordered():
             held = _held(waiting, nodes)
@@ -112,10 +112,10 @@ class Replacements:
         self, nodes: Sequence[management_pb2.NodeInfo], management: str
     ) -> Mapping[str, management_pb2.QueueStatus]:
         """Returns the nodes that each job waits for, and how to add them."""
-        statuses: dict[str, management_pb2.QueueStatus] = {}
         if not self._waiting:
-            return statuses
+            return {}
         inventory = Inventory(nodes)
+        statuses: dict[str, management_pb2.QueueStatus] = {}
         for waiting in self._ordered():
             missing = waiting.lost - _held(waiting, nodes).keys()
             bound = sorted(missing & waiting.bound)

@@ -132,8 +132,9 @@ def unsupported(func: OpOverload, reason: str) -> TraceError:
             "support. Keep it dense, with zeros or a mask, or select in the input_fn."
         )
     if torch.Tag.nondeterministic_seeded in func.tags:
-        name = f"`{func._schema.name}`"
-        return TraceError(f"At {user_line()} {name} is not supported by the Cerebras backend. {OTHER_DRAWS}")
+        return TraceError(
+            f"At {user_line()} `{func._schema.name}` is not supported by the Cerebras backend. {OTHER_DRAWS}"
+        )
     return TraceError(
         f"The Cerebras backend does not yet support `{func._schema}`: {reason} (At {user_line()}.) Write it with other "
         f"torch operations, or compute it in the input_fn or in a step closure."
