@@ -145,9 +145,11 @@ def test_a_check_that_is_ended_leaves_no_process(number: signal.Signals, status:
     command = [sys.executable, "-m", "waferbox", "check", script.name]
     variables = {**os.environ, "TMPDIR": str(temporary)}
     output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a check ignores it where these tests do, as under nohup
+    # A check ignores what these tests ignore, as under nohup or in the background of a shell.
+    before = {each: signal.signal(each, signal.SIG_DFL) for each in (signal.SIGHUP, signal.SIGINT)}
     check = subprocess.Popen(command, cwd=tmp_path, env=variables, text=True, **output)  # type: ignore[call-overload]
-    signal.signal(signal.SIGHUP, before)
+    for each, handler in before.items():
+        signal.signal(each, handler)
     deadline = time.monotonic() + 60
     while [log.read_text() for log in temporary.glob("*/*/log")] != ["waits\n"] * 2:  # on a cluster, and by PyTorch
         assert time.monotonic() < deadline

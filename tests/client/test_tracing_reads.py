@@ -93,7 +93,6 @@ SHAPES: dict[str, Read] = {
     "mask as index": lambda t: t[t > 0],
     "mask of rows": lambda t: t[t.sum(1) > 0],
     "unique": lambda t: torch.unique(t),
-    "bincount": lambda t: torch.bincount(t.detach()[:, 0].long().abs()),
 }
 
 

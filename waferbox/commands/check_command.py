@@ -64,20 +64,21 @@ def check(
         folder=folder,
         timeout_seconds=timeout,
     )
-    try:
-        with ending_in_order(), errors.status("starting") as status:
+    with ending_in_order():
+        try:
+            with errors.status("starting") as status:
 
-            def progress(what: str) -> None:
-                status.update(what)
-                if not errors.is_terminal:
-                    errors.print(f"waferbox: {what}", markup=False, soft_wrap=True)
+                def progress(what: str) -> None:
+                    status.update(what)
+                    if not errors.is_terminal:
+                        errors.print(f"waferbox: {what}", markup=False, soft_wrap=True)
 
-            verdict = Check(settings, progress).verdict()
-    except TimeoutError as error:
-        fail(f"{error}: name a longer --timeout, or fewer --steps", Status.USAGE)
-    finally:
-        if keep is None:
-            shutil.rmtree(folder, ignore_errors=True)
+                verdict = Check(settings, progress).verdict()
+        except TimeoutError as error:
+            fail(f"{error}: name a longer --timeout, or fewer --steps", Status.USAGE)
+        finally:
+            if keep is None:
+                shutil.rmtree(folder, ignore_errors=True)
     if as_json:
         print_text(verdict.to_json())
     else:

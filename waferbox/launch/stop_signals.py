@@ -43,24 +43,26 @@ class StopSignals:
 
 @contextlib.contextmanager
 def ending_in_order() -> Iterator[None]:
-    """Context in which SIGTERM and SIGHUP end the process as SystemExit does, so that `finally` clauses run.
+    """Context in which SIGINT, SIGTERM and SIGHUP end the process as SystemExit does, so that `finally` clauses run.
 
-    Entered in the main thread. Signals that the process ignores, as under nohup, stay ignored.
+    Entered in the main thread. Signals that the process ignores, as under nohup, or handles itself stay as they are.
     """
 
     def end(number: int, frame: object) -> None:
-        for each in numbers:
+        for each in handlers:
             signal.signal(each, signal.SIG_IGN)  # one more, as timeout(1) sends it, would end the clauses themselves
         raise SystemExit(128 + number)
 
-    numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
-    for number in numbers:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    handlers = {n: handler for n, handler in before.items() if handler in (signal.SIG_DFL, signal.default_int_handler)}
+    for number in handlers:
         signal.signal(number, end)
     try:
         yield
     finally:
-        for number in numbers:
-            signal.signal(number, signal.SIG_DFL)
+        for number, handler in handlers.items():
+            if signal.getsignal(number) is end:  # else the process ends
+                signal.signal(number, handler)
 
 
 @contextlib.contextmanager

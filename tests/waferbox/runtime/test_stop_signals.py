@@ -1,4 +1,4 @@
-"""SIGTERM is heeded whatever the main thread does, and whichever thread the kernel hands it to."""
+"""Signals end a process whatever its main thread does, whichever thread the kernel gives them to, however often sent."""
 
 import signal
 import subprocess
@@ -41,3 +41,38 @@ def test_a_signal_that_another_thread_takes_ends_the_wait(
     process.send_signal(number)
     assert process.communicate(timeout=SECONDS)[0] == "over 1\n"
     assert process.returncode == 0
+
+
+ENDING = """
+import signal, sys
+from waferbox.launch.stop_signals import ending_in_order
+
+number, ignored = signal.Signals(int(sys.argv[1])), sys.argv[2] == "ignored"
+signal.signal(number, signal.SIG_IGN if ignored else signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler if not ignored else signal.SIG_IGN)
+with ending_in_order():
+    try:
+        signal.raise_signal(number)
+        print("ignored")
+    finally:
+        signal.raise_signal(number)
+        print("in order")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_second_signal_does_not_end_the_clauses_that_the_first_runs(number: signal.Signals) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", ENDING, str(int(number)), "default"], capture_output=True, text=True, timeout=SECONDS
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (128 + number, "in order\n", "")
+
+
+def test_an_ignored_signal_stays_ignored() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", ENDING, str(int(signal.SIGINT)), "ignored"],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert (ended.returncode, ended.stdout) == (0, "ignored\nin order\n")
