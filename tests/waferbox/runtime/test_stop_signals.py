@@ -1,4 +1,4 @@
-"""Signals end a process whatever its main thread does, whichever thread the kernel gives them to, however often sent."""
+"""Signals end a process whatever its main thread does, whichever thread gets them, however often they are sent."""
 
 import signal
 import subprocess
