@@ -32,8 +32,13 @@ class Network:
         self._partitions: list[tuple[str, str, float]] = []  # two hosts that cannot reach each other, until a time
 
     def latency(self) -> float:
-        random = self.world.random
-        return random.uniform(0.0001, 0.002) if random.random() < 0.95 else random.uniform(0.002, 0.3)
+        """Draws the seconds that a message takes: 0.1 to 2 ms, and for one in twenty up to 300 ms."""
+        drawn = self.world.random.random()
+        return 0.0001 + 0.002 * drawn if drawn < 0.95 else 0.002 + 5.96 * (drawn - 0.95)
+
+    def is_busy(self) -> bool:
+        """Whether a transport does not take another message at once."""
+        return self.world.random.random() < 0.25
 
     def partition(self, one: str, other: str, seconds: float) -> None:
         """Lets no message pass between two hosts for so many seconds."""
@@ -180,6 +185,27 @@ class Context:
         raise grpc.aio.AbortError
 
 
+class Inbox:
+    """The messages of a call that have arrived, for the one coroutine that reads them."""
+
+    def __init__(self) -> None:
+        self._messages: deque[Any] = deque()
+        self._reader: asyncio.Future[None] | None = None
+
+    def put(self, message: object) -> None:
+        """Adds a message; CLOSED: there are no more."""
+        self._messages.append(message)
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    async def next(self) -> Any:
+        """Waits for the next message, and removes it unless it is CLOSED."""
+        while not self._messages:
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        return self._messages[0] if self._messages[0] is CLOSED else self._messages.popleft()
+
+
 class ServerCall:
     """A call at the server's end."""
 
@@ -188,8 +214,7 @@ class ServerCall:
         self._call = call
         self._handler = handler
         self.context = Context(metadata)
-        self._requests: deque[object] = deque()
-        self._arrived = asyncio.Event()
+        self._requests = Inbox()
         self._response: bytes | None = None  # the one of a call that has one, which goes with its status
         self._has_begun = False
         connection.handled[call.number] = self
@@ -197,22 +222,15 @@ class ServerCall:
 
     def request(self, data: object) -> None:
         """Takes a message of the client; CLOSED: there are no more."""
-        self._requests.append(data if data is CLOSED else self._handler.request_deserializer(data))
-        self._arrived.set()
+        self._requests.put(data if data is CLOSED else self._handler.request_deserializer(data))
 
     def cancel(self) -> None:
         self._task.cancel()
         if not self._has_begun:
             self._end(grpc.StatusCode.CANCELLED, "cancelled")
 
-    async def _next(self) -> object:
-        while not self._requests:
-            self._arrived.clear()
-            await self._arrived.wait()
-        return self._requests.popleft()
-
     async def _iterate(self) -> AsyncIterator[Any]:
-        while (request := await self._next()) is not CLOSED:
+        while (request := await self._requests.next()) is not CLOSED:
             yield request
 
     async def _run(self) -> None:
@@ -232,14 +250,15 @@ class ServerCall:
 
     async def _handle(self) -> None:
         handler, connection = self._handler, self._connection
-        requests = self._iterate() if handler.request_streaming else await self._next()
+        requests = self._iterate() if handler.request_streaming else await self._requests.next()
         function = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
         if not handler.response_streaming:
             self._response = handler.response_serializer(await function(requests, self.context))
             return
         async for response in function(requests, self.context):
             connection.send(connection.client, self._call.response, handler.response_serializer(response))
-            await asyncio.sleep(connection.network.latency())  # until the transport takes another
+            if connection.network.is_busy():
+                await asyncio.sleep(connection.network.latency())  # until the transport takes another
 
     def _end(self, code: grpc.StatusCode, details: str) -> None:
         self._connection.handled.pop(self._call.number, None)
@@ -362,8 +381,7 @@ class Call:
         self._channel = channel
         self._serialize = serialize
         self._deserialize = deserialize
-        self._responses: deque[Any] = deque()
-        self._arrived = asyncio.Event()
+        self._responses = Inbox()
         self._status: tuple[grpc.StatusCode, str] | None = None
         self._connection: Connection | None = None
         self._task: asyncio.Task[None] | None = None
@@ -419,17 +437,16 @@ class Call:
 
     def response(self, data: bytes) -> None:
         if self._status is None:
-            self._responses.append(self._deserialize(data))
-            self._arrived.set()
+            self._responses.put(self._deserialize(data))
 
     def end(self, code: grpc.StatusCode, details: str, response: bytes | None = None) -> None:
         """Ends the call, if it has not ended. response: the one of a call that has one."""
         if self._status is not None:
             return
         if response is not None:
-            self._responses.append(self._deserialize(response))
+            self._responses.put(self._deserialize(response))
         self._status = code, details
-        self._arrived.set()
+        self._responses.put(CLOSED)
         connection = self._connection
         if self._task is not None:
             self._task.cancel()
@@ -444,20 +461,17 @@ class Call:
 
     async def _next(self) -> Any:
         """The next response; CLOSED after the last. Raises AioRpcError."""
-        while not self._responses and self._status is None:
-            self._arrived.clear()
-            try:
-                await self._arrived.wait()
-            except asyncio.CancelledError:
-                self.cancel()
-                raise
-        if self._responses:
-            return self._responses.popleft()
-        assert self._status is not None
-        code, details = self._status
-        if code is not grpc.StatusCode.OK:
-            raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details, None)
-        return CLOSED
+        try:
+            response = await self._responses.next()
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        if response is CLOSED:
+            assert self._status is not None
+            code, details = self._status
+            if code is not grpc.StatusCode.OK:
+                raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details, None)
+        return response
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         while (response := await self._next()) is not CLOSED:

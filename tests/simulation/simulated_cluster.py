@@ -386,12 +386,17 @@ class SimulatedCluster:
     def _check(self) -> None:
         """What must hold after every event of management."""
         service = self.management
-        infos = [node.info for node in service._registry._nodes.values()]
-        members = [(info.job, info.member) for info in infos if info.member]
-        assert len(set(members)) == len(members), f"two nodes are one member: {members}"
-        for job in service._jobs.all_live():
+        members = set()
+        for node in service._registry._nodes.values():
+            info = node.info
+            if name := info.member:
+                member = info.job, name
+                assert member not in members, f"two nodes are one member: {member}"
+                members.add(member)
+        live = service._jobs.all_live()
+        for job in live:
             assert job.name in service._supervisor._supervisions, f"{job.name} has no supervision"
-        self._is_over = self._find_over()
+        self._is_over = not live and not members and self._find_over()
 
     def _find_over(self) -> bool:
         """Whether all jobs have ended, and all nodes are free; without faults no recovery points are left."""
@@ -399,7 +404,6 @@ class SimulatedCluster:
         return (
             self.process.is_alive
             and all(not client.process.is_alive for client in self.clients)
-            and not service._jobs.all_live()
             and not any(coordinator.process.is_alive for coordinator in self.coordinators)
             and not any(node.service.attached_job.job for node in self.nodes)
             and len(service._registry._nodes) == len(self.nodes) + (self.ingress is not None)

@@ -6,7 +6,6 @@ SIGSTOP and SIGCONT.
 """
 
 import asyncio
-import contextvars
 import heapq
 import itertools
 import math
@@ -46,15 +45,18 @@ class World:
 
     def at(self, when: float, process: "Process | None", handle: "Handle") -> None:
         """Adds an event. process: the one that it belongs to; None: the world's own."""
-        now = self.now
-        if when <= now:
-            self._ready.append((now, self._next_number(), process, handle))
+        if when <= self.now:
+            self.soon(process, handle)
         else:
             heapq.heappush(self._events, (when, self._next_number(), process, handle))
 
+    def soon(self, process: "Process | None", handle: "Handle") -> None:
+        """Adds an event of this time, after all that were added before."""
+        self._ready.append((self.now, self._next_number(), process, handle))
+
     def after(self, seconds: float, callback: Callable[..., object], *arguments: Any) -> None:
         """Calls a function of the world itself after so many seconds."""
-        self.at(self.now + seconds, None, Handle(callback, arguments, None))
+        self.at(self.now + seconds, None, Handle(callback, arguments))
 
     def run(self, seconds: float, until: Callable[[], object] = lambda: False) -> bool:
         """Runs events until a condition holds, at most for so many seconds; returns whether it holds.
@@ -88,7 +90,7 @@ class World:
                 asyncio._set_running_loop(None if process is None else process.loop)
                 running = process
             if process is None:
-                handle.run(*handle.arguments)
+                handle.callback(*handle.arguments)
                 continue
             if process.stalled_until > when:
                 # With its number: what arrives at a stalled process stays in order, also if it is stalled again.
@@ -97,7 +99,7 @@ class World:
             if (early := handle.when - when + process.stalled) > 1e-9:  # the time of its loop stood still meanwhile
                 self.at(when + early, process, handle)
                 continue
-            handle.run(*handle.arguments)
+            handle.callback(*handle.arguments)
             assert not self.defects, self.defects
             if process.after_event is not None:
                 process.after_event()
@@ -112,20 +114,14 @@ class World:
 class Handle:
     """A callback that will be called, unless it is cancelled; an asyncio.TimerHandle for its users."""
 
-    __slots__ = ("arguments", "is_cancelled", "run", "when")
+    __slots__ = ("arguments", "callback", "is_cancelled", "when")
 
-    def __init__(
-        self,
-        callback: Callable[..., object],
-        arguments: tuple[Any, ...],
-        context: contextvars.Context | None,
-        when: float = 0.0,
-    ) -> None:
+    def __init__(self, callback: Callable[..., object], arguments: tuple[Any, ...], when: float = 0.0) -> None:
         """when: the first time of its process at which it may be called."""
+        self.callback = callback
+        self.arguments = arguments
         self.is_cancelled = False
         self.when = when
-        self.run = (contextvars.copy_context() if context is None else context).run
-        self.arguments = (callback, *arguments)
 
     def cancel(self) -> None:
         self.is_cancelled = True
@@ -215,7 +211,10 @@ class Process:
 
 
 class VirtualLoop(asyncio.AbstractEventLoop):
-    """The event loop of a simulated process. What would block is done at once, and its result comes a while later."""
+    """The event loop of a simulated process. What would block is done at once, and its result comes a while later.
+
+    Callbacks have no contexts: no process keeps anything in context variables.
+    """
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -236,24 +235,24 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return False
 
     def call_soon(  # type: ignore[override]
-        self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+        self, callback: Callable[..., object], *args: Any, context: object = None
     ) -> Handle:
-        handle = Handle(callback, args, context)
+        handle = Handle(callback, args)
         if self._process.is_alive:
-            self._world.at(self._world.now, self._process, handle)
+            self._world.soon(self._process, handle)
         return handle
 
     call_soon_threadsafe = call_soon  # type: ignore[assignment]
 
     def call_later(  # type: ignore[override]
-        self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+        self, delay: float, callback: Callable[..., object], *args: Any, context: object = None
     ) -> Handle:
         return self.call_at(self.time() + delay, callback, *args, context=context)
 
     def call_at(  # type: ignore[override]
-        self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+        self, when: float, callback: Callable[..., object], *args: Any, context: object = None
     ) -> Handle:
-        handle = Handle(callback, args, context, when)
+        handle = Handle(callback, args, when)
         if self._process.is_alive:
             self._world.at(self._process.world_time(when), self._process, handle)
         return handle
@@ -261,7 +260,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def arrive_at(self, when: float, callback: Callable[..., object], *args: Any) -> None:
         """Calls a function at a time of the world: a message arrives."""
         if self._process.is_alive:
-            self._world.at(when, self._process, Handle(callback, args, None))
+            self._world.at(when, self._process, Handle(callback, args))
 
     def create_future(self) -> "asyncio.Future[Any]":
         return asyncio.Future(loop=self)
@@ -271,7 +270,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         coro: Coroutine[Any, Any, Any],
         *,
         name: str | None = None,
-        context: contextvars.Context | None = None,
+        context: Any = None,
     ) -> "asyncio.Task[Any]":
         task = asyncio.Task(coro, loop=self, name=name, context=context)
         if len(self._tasks) >= self._most_tasks:  # a callback of each that is done would be an event more

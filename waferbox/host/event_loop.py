@@ -38,11 +38,11 @@ class Changes:
             ready: the condition; its exceptions end the wait.
             seconds: after which the wait ends anyway; None: never.
         """
+        if value := ready():
+            return value
         loop = asyncio.get_running_loop()
         deadline = None if seconds is None else loop.time() + seconds
-        while not (value := ready()):
-            if deadline is not None and loop.time() >= deadline:
-                break
+        while deadline is None or loop.time() < deadline:
             future = loop.create_future()
             self._waiting[future] = None
             timer = None if deadline is None else loop.call_at(deadline, _wake, future)
@@ -52,6 +52,8 @@ class Changes:
                 self._waiting.pop(future, None)
                 if timer is not None:
                     timer.cancel()
+            if value := ready():
+                break
         return value
 
 
