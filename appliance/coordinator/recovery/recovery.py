@@ -21,8 +21,8 @@ from wsc.v1 import management_pb2, node_pb2
 
 logger = logging.getLogger(__name__)
 
-# A request to management: with lost nodes, a timeout in seconds, and the names of those that only a node on the same
-# host can replace, it returns all nodes of the job.
+# A request to management: with lost nodes, a timeout in seconds, and the names of the members, lost or not, that only a
+# node on the same host can replace, it returns all nodes of the job.
 RequestReplacements: TypeAlias = Callable[
     [Sequence[management_pb2.NodeInfo], float, Sequence[str]], Awaitable[management_pb2.Acquired]
 ]
@@ -73,8 +73,8 @@ class Recovery:
             clock: of this host.
             limit: counts restarts.
             fewer_wafers: used for want of replacements.
-            replace: gets replacements for nodes within so many seconds, for the named ones on their hosts; returns all
-                nodes. Raises NodesRefused.
+            replace: gets replacements for nodes within so many seconds, of the named members on their hosts; returns
+                all nodes. Raises NodesRefused.
             on_recovered: called with a restart and its message for the user when steps can run again.
         """
         self._executions = executions
@@ -266,14 +266,19 @@ class Recovery:
         return None  # the client writes the states again, or reports its progress
 
     def _bound(self) -> Sequence[str]:
-        """Returns the members whose states are on their own host alone, where no other keeper of the job lives."""
+        """Returns the members that only a node on their host can replace, which alone has their states.
+
+        Not a dead one on whose host another keeper of the job lives, as that one sends the states. But a living one,
+        which management may give to another job while this one waits.
+        """
         keepers = self._nodes.topology.state_keepers
         living = {keeper.node.host for keeper in keepers if keeper.name not in self._dead}
         hosts_of = self._points.hosts_of
         return [
             keeper.name
             for keeper in keepers
-            if keeper.node.host not in living and set(hosts_of(keeper.name)) == {keeper.node.host}
+            if set(hosts_of(keeper.name)) == {keeper.node.host}
+            and (keeper.name not in self._dead or keeper.node.host not in living)
         ]
 
     async def _replace_dead(self) -> None:

@@ -214,10 +214,14 @@ class NodeRegistry:
             for other in self._nodes.values():
                 if other.info.job == job and _is_same(node, other.info):
                     other.info.member = ""
-        since = self._clock.monotonic()
-        bound = members.intersection(request.bound)
         replacement = Replacement(
-            job=job, nodes=known, lost=members, bound=bound, priority=priority, created=created, since=since
+            job=job,
+            nodes=known,
+            lost=members,
+            bound=known.keys() & request.bound,
+            priority=priority,
+            created=created,
+            since=self._clock.monotonic(),
         )
         if not self._replacements.put(replacement):
             return f"{job} waits for {MAX_REQUESTS} answers already"

@@ -27,7 +27,7 @@ class Replacement:
     job: str
     nodes: Mapping[str, management_pb2.NodeInfo]  # all nodes of the job, by member
     lost: set[str]  # members that lack a node
-    bound: set[str]  # those of them that only a node on the same host can replace
+    bound: set[str]  # members, also of those it has, that only a node on the same host can replace
     priority: int
     created: float  # seconds since 1970
     since: float  # monotonic: when it began to wait
@@ -47,7 +47,7 @@ class Replacements:
             if waiting.requests >= MAX_REQUESTS:
                 return False
             waiting.lost |= replacement.lost
-            waiting.bound |= replacement.bound
+            waiting.bound = replacement.bound
             waiting.requests += 1
         return True
 

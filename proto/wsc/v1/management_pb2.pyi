@@ -934,7 +934,9 @@ class Replace(_message.Message):
 
     @_builtins.property
     def bound(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """those members that only a node on the same host can replace: it has their states"""
+        """The members, lost or not, that only a node on the same host can replace: its disk alone has their states. Others
+        may be taken from the job while it waits.
+        """
 
     def __init__(
         self,

@@ -224,6 +224,32 @@ def test_states_that_only_a_host_has_wait_for_a_node_there(
     assert of(told.given[1], "memoryx-0").node_id == (there if is_bound else elsewhere)
 
 
+@pytest.mark.parametrize("is_bound", [True, False])
+def test_a_node_that_is_taken_for_another_job_is_replaced_where_its_states_are(
+    nodes: Nodes, is_bound: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deadlines, "RECOVERY", replace(deadlines.RECOVERY, launcher=0.0))
+    monkeypatch.setattr(deadlines, "REGISTRATION", replace(deadlines.REGISTRATION, missing_nodes=0.0))
+    for host in ("one", "two"):
+        for role in ALL:
+            nodes.add(role, host=host)
+    first, second = nodes.start("first", priority=1), nodes.start("second", priority=2)
+    lost = of(first.given[0], "memoryx-0"), of(second.given[0], "worker-0")
+    nodes.registry.remove(lost[1].node_id, "died")
+    assert nodes.replace("second", lost[1:], second, bound=["memoryx-0"] if is_bound else []) == ""
+    nodes.registry.remove(lost[0].node_id, "died")
+    assert nodes.replace("first", lost[:1], first, priority=1) == ""
+    nodes.registry.review()
+    taken = nodes.lost[-1]
+    assert (taken.job, taken.member, taken.host) == ("second", "memoryx-0", "two")
+    nodes.registry.renew(taken.node_id, "")
+    assert of(first.given[1], "memoryx-0").node_id == taken.node_id
+    nodes.add(WORKER)
+    nodes.add(node_pb2.ROLE_MEMORYX, host="one")
+    there = nodes.add(node_pb2.ROLE_MEMORYX, host="two")
+    assert (of(second.given[1], "memoryx-0").node_id == there) is is_bound
+
+
 def test_a_node_that_was_given_up_is_nobodys_until_the_job_has_let_it_go(nodes: Nodes) -> None:
     wafer, *_ = nodes.one_of_each()
     told = nodes.start("one")

@@ -170,7 +170,7 @@ class JobSession:
                     if self._failure is not None:
                         return
                     if not await self._replace(error):
-                        self._failure = await self._coordinator_lost(error)
+                        self._failure = self._failure or await self._coordinator_lost(error)
                         return
         except Exception as error:
             logger.exception("a defect in the session of %s", self.job)
@@ -289,7 +289,7 @@ class JobSession:
         lost = self.connection.coordinator
         logger.info("The connection to the coordinator of %s broke: looking for its successor", self.job)
         logger.debug("the session ended: %s", error)
-        while self._may_be_replaced and loop.time() < deadline:
+        while self._may_be_replaced and self._failure is None and loop.time() < deadline:
             try:
                 job = await self._get_job(lost)
             except grpc.RpcError as refusal:
@@ -316,7 +316,7 @@ class JobSession:
             if job.ended:
                 return False
             if job.coordinator == lost:
-                await self._report_broken_connection()
+                await self._report_broken_connection(lost)
             if job.coordinator in ("", lost):
                 continue
             successor = await self._reach(job.coordinator)
@@ -333,12 +333,12 @@ class JobSession:
         request = management_pb2.GetJobRequest(job=self.job, wait_seconds=wait, lost_coordinator=lost)
         return (await self._management.GetJob(request, timeout=wait + answer)).job
 
-    async def _report_broken_connection(self) -> None:
-        """Reports the broken connection to the coordinator, which may still consider it open."""
+    async def _report_broken_connection(self, coordinator: str) -> None:
+        """Reports the broken connection to a coordinator, which may still consider it open."""
         request = coordinator_pb2.SessionRequest(token=self.token, cut_off=True)
         try:
             async with asyncio.timeout(deadlines.COORDINATION.another_answer):
-                channel = await self._open_channel(self.connection.coordinator)
+                channel = await self._open_channel(coordinator)
                 try:
                     await anext(aiter(coordinator_pb2_grpc.CoordinatorStub(channel).Session(request)), None)
                 finally:
@@ -349,7 +349,8 @@ class JobSession:
     async def _reach(self, coordinator: str) -> CoordinatorConnection | None:
         """Returns a connection to the successor of a coordinator; None while there is none.
 
-        The successor may not serve yet, an ingress may not have its address yet, or it has died as well.
+        The successor may not serve yet, an ingress may not have its address yet, or it has died as well. If it refuses
+        the session, that is the failure of the job.
         """
         try:
             successor = await self._connect(coordinator, self.connection.incarnation + 1)
@@ -359,11 +360,15 @@ class JobSession:
         try:
             await anext(successor.session)  # the session is open, so its end will be noticed
         except grpc.RpcError as error:
+            await successor.channel.close(None)
             if is_unanswered(error):
                 details = status_of(error).details()
                 logger.info("The new coordinator of %s cannot be reached yet: %s", self.job, details)
-                await successor.channel.close(None)
-                return None
+            elif status_of(error).code() == grpc.StatusCode.ALREADY_EXISTS:
+                await self._report_broken_connection(coordinator)  # one that broke while it was being opened
+            else:
+                self._failure = failures.from_rpc_error(error, "the job was under way")
+            return None
         return successor
 
     # --- The end ------------------------------------------------------------------------------------------------------
