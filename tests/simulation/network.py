@@ -30,15 +30,21 @@ class Network:
         self.servers: dict[str, Server] = {}  # by address
         self.connections: dict[Connection, None] = {}
         self._partitions: list[tuple[str, str, float]] = []  # two hosts that cannot reach each other, until a time
+        # How fast this network is: seconds of most messages, and the part of them that take up to 300 ms.
+        self._usual_seconds = world.random.choice([0.0002, 0.002, 0.02])
+        self._late_part = world.random.choice([0.0, 0.05, 0.2])
+        self._busy_part = world.random.choice([0.0, 0.1, 1.0])  # of the transports, which take no other message at once
 
     def latency(self) -> float:
-        """Draws the seconds that a message takes: 0.1 to 2 ms, and for one in twenty up to 300 ms."""
+        """Draws the seconds that a message takes."""
         drawn = self.world.random.random()
-        return 0.0001 + 0.002 * drawn if drawn < 0.95 else 0.002 + 5.96 * (drawn - 0.95)
+        if drawn < self._late_part:
+            return 0.3 * drawn / self._late_part
+        return self._usual_seconds * (0.05 + drawn)
 
     def is_busy(self) -> bool:
-        """Whether a transport does not take another message at once."""
-        return self.world.random.random() < 0.25
+        """Draws whether a transport does not take another message at once."""
+        return self.world.random.random() < self._busy_part
 
     def partition(self, one: str, other: str, seconds: float) -> None:
         """Lets no message pass between two hosts for so many seconds."""

@@ -35,6 +35,7 @@ class World:
         self.processes: list[Process] = []
         self.journal: list[tuple[float, str]] = []  # what happened, for the report of a failure
         self.defects: list[str] = []  # of all processes
+        self.blocking_seconds = self.random.choice([0.005, 0.05, 0.5])  # at most, of a call that an executor makes
         self._events: list[_Event] = []
         self._ready: deque[_Event] = deque()  # those of the time at which they were added
         self._next_number = itertools.count().__next__  # events of one time happen in the order of their numbers
@@ -292,7 +293,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             except Exception as error:  # noqa: BLE001 - passed on, as an executor does
                 future.set_exception(error)
 
-        self.call_later(self._world.random.uniform(0.0, 0.05), run)
+        self.call_later(self._world.random.random() * self._world.blocking_seconds, run)
         return future
 
     def set_exception_handler(self, handler: object) -> None:
