@@ -7,7 +7,7 @@ import torch
 from waferbox.links.elements import torch_dtype
 from waferbox.links.link import Message
 from waferbox.links.shared_memory import Slice
-from waferbox.runtime.groups import ReceivedGroup
+from waferbox.runtime.schedule import part_bytes
 from wsc.v1 import plan_pb2
 
 # Elements added at a time: the sum of one block stays in the cache until the last child is added.
@@ -18,35 +18,44 @@ HALVES = (torch.bfloat16, torch.float16)
 class Join:
     """The reduction of one group. Halves are added in float32, and rounded once. Used by one thread."""
 
-    def __init__(self, group: plan_pb2.Group, child_bytes: Sequence[int], result: Slice) -> None:
-        """child_bytes: the sizes of the frames, in child order. Raises ValueError: the group cannot be reduced."""
+    def __init__(self, group: plan_pb2.Group, result: Slice, first_wafer: int = 0) -> None:
+        """first_wafer: that of the first part of a GATHER. Raises ValueError: the group cannot be reduced."""
         element_types = {member.type.element_type for member in group.members}
         if len(element_types) != 1:
             raise ValueError(f"group {group.id} is reduced, and has {len(element_types)} element types")
         if group.reduction == plan_pb2.REDUCTION_UNSPECIFIED:
             raise ValueError(f"group {group.id} does not say how it is reduced")
-        element_type = element_types.pop()
-        dtype = torch_dtype(element_type)
+        self._dtype = torch_dtype(element_types.pop())
         self._kind = group.reduction
-        self._frames = [
-            ReceivedGroup(_flat(group.id, element_type, nbytes // dtype.itemsize, nbytes)) for nbytes in child_bytes
-        ]
-        self._out = result.memory.tensor(dtype, (result.nbytes // dtype.itemsize,), result.offset)
-        self._scratch = torch.empty(min(BLOCK_ELEMENTS, self._out.numel())) if dtype in HALVES else None
+        self._before = first_wafer * part_bytes(group) // self._dtype.itemsize
+        self._out = result.memory.tensor(self._dtype, (result.nbytes // self._dtype.itemsize,), result.offset)
+        self._scratch = torch.empty(min(BLOCK_ELEMENTS, self._out.numel())) if self._dtype in HALVES else None
 
-    def __call__(self, messages: Sequence[Message]) -> None:
-        """Writes the reduction of the children's frames, in child order, to the result."""
-        parts = [frames.tensors(message)[0] for frames, message in zip(self._frames, messages, strict=True)]
-        if self._kind == plan_pb2.REDUCTION_GATHER:
+    @property
+    def takes_chunks(self) -> bool:
+        """Whether a part of the result needs that part of the frames alone."""
+        return self._kind != plan_pb2.REDUCTION_GATHER
+
+    def put_together(self, frames: Sequence[Message]) -> None:
+        """Writes the parts of all wafers to the result of a GATHER, in the order of the wafers' numbers."""
+        parts = [frame.tensor(self._dtype, (frame.nbytes // self._dtype.itemsize,), 0) for frame in frames]
+        if not self._before:
             torch.cat(parts, out=self._out)
-            return
-        for begin in range(0, self._out.numel(), BLOCK_ELEMENTS):
-            block = slice(begin, begin + BLOCK_ELEMENTS)
-            blocks = [part[block] for part in parts]
+        else:
+            self._out.copy_(torch.cat(parts).roll(self._before))
+
+    def add(self, messages: Sequence[Message], begin: int, end: int) -> None:
+        """Writes the reduction of the children's bytes from begin to end, in child order, to the result."""
+        size = self._dtype.itemsize
+        count, first = (end - begin) // size, begin // size
+        parts = [message.tensor(self._dtype, (count,), begin - message.begin) for message in messages]
+        for at in range(0, count, BLOCK_ELEMENTS):
+            blocks = [part[at : at + BLOCK_ELEMENTS] for part in parts]
+            out = self._out[first + at : first + at + len(blocks[0])]
             if self._kind == plan_pb2.REDUCTION_SUM:
-                self._add(blocks, self._out[block])
+                self._add(blocks, out)
             else:
-                self._select(blocks, self._out[block])
+                self._select(blocks, out)
 
     def _add(self, blocks: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         if self._scratch is None:
@@ -64,9 +73,3 @@ class Join:
         select(blocks[0], blocks[1], out=out)
         for block in blocks[2:]:
             select(out, block, out=out)
-
-
-def _flat(group: int, element_type: "plan_pb2.ElementType.ValueType", count: int, nbytes: int) -> plan_pb2.Group:
-    """Returns a group whose only member is the whole buffer."""
-    whole = plan_pb2.GroupMember(type=plan_pb2.TensorType(element_type=element_type, shape=[count]))
-    return plan_pb2.Group(id=group, members=[whole], nbytes=nbytes)

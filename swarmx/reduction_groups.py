@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from waferbox.links.link import Message
@@ -24,46 +25,81 @@ def child_bytes(group: plan_pb2.Group, wafers: int) -> int:
     return joined_bytes(group, [wafers])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """The bytes of a result that have been joined: those from begin to end, of a group in a step."""
+
+    result: Slice
+    step: int
+    begin: int
+    end: int
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the result is complete."""
+        return self.end == self.result.nbytes
+
+
 class Collector:
-    """The frames of one reduction group until all children's have arrived. Used by one thread.
+    """The frames of one reduction group, or chunks of them, until all children's have arrived. Used by one thread.
 
     Each child sends its frames in order. A child may be steps ahead of another, in groups for the coordinator, which no
     node awaits.
     """
 
-    def __init__(self, group: plan_pb2.Group, wafers_below: Sequence[int], memory: SharedMemory, offset: int) -> None:
+    def __init__(
+        self,
+        group: plan_pb2.Group,
+        wafers_below: Sequence[int],
+        memory: SharedMemory,
+        offset: int,
+        first_wafer: int = 0,
+    ) -> None:
         """
         Args:
             group: the group.
             wafers_below: the number of wafers below each child, in order.
             memory: the shared memory of the result.
             offset: the offset of the result in it.
+            first_wafer: the wafer with which the children begin, where the result has to begin with wafer 0.
         """
         self._result = Slice(memory, offset, joined_bytes(group, wafers_below))
         self._num_children = len(wafers_below)
         self._parts: list[deque[Message]] = [deque() for _ in wafers_below]  # by child
-        self._received = [0] * self._num_children
+        self._joined_bytes = 0  # of the result that is being made
         if self._num_children > 1:
             # A node with one child adds nothing, and needs no torch.
             from swarmx.reduction import Join
 
-            self._join = Join(group, [child_bytes(group, wafers) for wafers in wafers_below], self._result)
+            self._join = Join(group, self._result, first_wafer)
 
-    def add(self, child: int, message: Message) -> bool:
-        """Takes a child's frame. Returns whether all others have sent theirs, so that the group can be joined."""
+    def add(self, child: int, message: Message) -> None:
+        """Takes a child's frame, or the next chunk of one."""
         self._parts[child].append(message)
-        before = min(self._received)
-        self._received[child] += 1
-        return min(self._received) > before
 
-    def join(self) -> Slice:
-        """Reduces the first frames of all children, and drops them. Returns the result."""
-        parts = [frames.popleft() for frames in self._parts]
+    def may_join(self) -> bool:
+        """Whether all children have sent what is to be joined next."""
+        return all(self._parts)
+
+    def join(self) -> Joined:
+        """Reduces what all children have sent of their first frames, and drops it."""
+        firsts = [messages[0] for messages in self._parts]
+        begin = self._joined_bytes
         if self._num_children == 1:
-            self._result.view[:] = parts[0].view
+            end = firsts[0].end
+            Slice(self._result.memory, self._result.offset + begin, end - begin).view[:] = firsts[0].view
+        elif self._join.takes_chunks:
+            end = min(message.end for message in firsts)
+            self._join.add(firsts, begin, end)
         else:
-            self._join(parts)
-        return self._result
+            end = self._result.nbytes
+            self._join.put_together(firsts)
+        for messages, first in zip(self._parts, firsts, strict=True):
+            if first.is_last if end == self._result.nbytes else first.end == end:
+                messages.popleft()
+        joined = Joined(result=self._result, step=firsts[0].step, begin=begin, end=end)
+        self._joined_bytes = 0 if joined.is_last else end
+        return joined
 
 
 # --- Released gradient groups -----------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ class SwarmXProgram:
         self._above = {link for part in self._parts for link in part.above}
         for link in links.values():
             link.expect(self._handlers.sizes(link))
+            link.pass_chunks(self._handlers.by_chunk(link))
 
     def run(self, schedule: StepSchedule) -> Mapping[str, float]:
         """Handles frames until all groups of the epoch are forwarded or joined."""
@@ -83,6 +84,7 @@ class SwarmXProgram:
             groups=[group for group in request.swarmx.groups if tree_of(group, request.trees) == tree],
             children=[links[spec.purpose, spec.index] for spec in children],
             wafers_below=[max(1, spec.num_wafers) for spec in children],
+            first_wafer=children[0].first_wafer,
             parent=parent,
             shards=shards if is_root else {},  # a node is the root of one tree at most
             coordinator=links.get((node_pb2.LINK_PURPOSE_COORDINATOR, 0)) if is_root else None,

@@ -1,10 +1,13 @@
-"""A SwarmX node's part of one tree: it passes weights down to its children, and reduces the groups that they send."""
+"""A SwarmX node's part of one tree: it passes weights down to its children, and reduces the groups that they send.
+
+Between hosts it passes chunks on, and adds them, while the rest of their group arrives (cut-through).
+"""
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 
-from swarmx.reduction_groups import Collector, ReleaseNotifier, Releases, child_bytes, joined_bytes
+from swarmx.reduction_groups import Collector, Joined, ReleaseNotifier, Releases, child_bytes, joined_bytes
 from waferbox.links.elements import aligned
 from waferbox.links.hub import Hub
 from waferbox.links.link import Link, LinkLost, Message
@@ -22,10 +25,17 @@ class Handlers:
     def __init__(self) -> None:
         self.left = 0  # groups to be passed on or joined in the epoch
         self._handlers: dict[Link, dict[int, tuple[int, Handler]]] = defaultdict(dict)  # with the bytes of the group
+        self._by_chunk: dict[Link, set[int]] = defaultdict(set)
 
-    def add(self, link: Link, group: int, nbytes: int, handler: Handler) -> None:
-        """Sets the handler of a group's frames of so many bytes."""
+    def add(self, link: Link, group: int, nbytes: int, handler: Handler, *, by_chunk: bool = False) -> None:
+        """Sets the handler of a group's frames of so many bytes. by_chunk: it takes each chunk as it arrives."""
         self._handlers[link][group] = nbytes, handler
+        if by_chunk:
+            self._by_chunk[link].add(group)
+
+    def by_chunk(self, link: Link) -> Collection[int]:
+        """Returns the groups of a link whose chunks are handled as they arrive."""
+        return self._by_chunk[link]
 
     def sizes(self, link: Link) -> dict[int, int]:
         """Returns the bytes of each group that the link may bring."""
@@ -34,8 +44,8 @@ class Handlers:
     def handle(self, message: Message) -> None:
         """Handles a frame. Raises LinkLost: the link may not bring it."""
         nbytes, handler = self._handlers[message.link].get(message.group, (None, None))
-        if handler is None or nbytes != message.nbytes:
-            raise LinkLost(message.link.name, f"it sent group {message.group} with {message.nbytes} bytes")
+        if handler is None or nbytes != message.group_bytes:
+            raise LinkLost(message.link.name, f"it sent group {message.group} with {message.group_bytes} bytes")
         handler(message)
 
     def clear(self) -> None:
@@ -43,11 +53,23 @@ class Handlers:
         self._handlers.clear()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Begun:
+    """A gradient group that the first child has begun to send, in one repetition.
+
+    awaited: the count of released groups at which the group has a place.
+    """
+
+    awaited: int
+    collector: Collector
+    send: Callable[[Joined], None]
+
+
 class TreePart:
     """A node's part of one tree, with the shared memory of its results. Used by the thread of the steps.
 
     Weights are bounded from end to end: the children report the groups that they have taken, and MemoryX is granted the
-    least number. Gradients are bounded the other way: a complete group is joined when its place in this node's arena is
+    least number. Gradients are bounded the other way: a group is joined once its place in this node's arena is
     released, and the children get the count of joined groups.
     """
 
@@ -58,6 +80,7 @@ class TreePart:
         groups: Sequence[plan_pb2.Group],
         children: Sequence[Link],
         wafers_below: Sequence[int],
+        first_wafer: int,
         parent: Link | None,
         shards: dict[int, Link],
         coordinator: Link | None,
@@ -71,6 +94,7 @@ class TreePart:
             groups: those of the plan that the tree carries.
             children: the links to them, in the order of their wafers.
             wafers_below: the number of wafers at or below each.
+            first_wafer: the number of the first wafer below this node.
             parent: the link towards the root; None: the node is the root.
             shards: the root's links, by shard.
             coordinator: the root's link, if the tree carries outputs.
@@ -82,6 +106,7 @@ class TreePart:
         self._hub = hub
         self._parent, self._shards, self._coordinator = parent, shards, coordinator
         self._children, self._wafers_below = children, wafers_below
+        self._first_wafer = first_wafer if parent is None else 0  # the root alone puts the parts of wafers in order
         self._handlers = handlers
         self._outputs_leave: Callable[[int], bool] = lambda step: True
         self._times = dict(zip((group.id for group in plan.groups), plan.times, strict=True))
@@ -91,8 +116,7 @@ class TreePart:
         self._notifier = ReleaseNotifier(self._counts, self._notify_children)
         self._joins_gradients = len(children) > 1 or self._turns_bytes_to_references()
         self._released = self._receive_releases(reductions)
-        # Complete groups, in the order in which they are joined: the count that each awaits, and a call that joins it.
-        self._complete: deque[tuple[int, Callable[[], None]]] = deque()
+        self._begun: deque[_Begun] = deque()  # in the order in which they are joined
         self._order = self._counts.order_of(group.id for group in reductions)
         self._joined = 0
         self._memory = self._reduce(reductions)
@@ -126,12 +150,13 @@ class TreePart:
                 source = self._shards[group.source_shard] if is_weights else None
             if source is not None:
                 self.every_step += self._times[group.id]
-                self._handlers.add(source, group.id, group.nbytes, self._pass_down)
+                self._handlers.add(source, group.id, group.nbytes, self._pass_down, by_chunk=True)
 
     def _pass_down(self, message: Message) -> None:
         for child in self._children:
             self._hub.forward(child, message)
-        self._handlers.left -= 1
+        if message.is_last:
+            self._handlers.left -= 1
 
     def _count_credit(self, shards: Iterable[int]) -> None:
         for shard in shards:
@@ -184,15 +209,17 @@ class TreePart:
                 self.output_steps_only += 1
             else:
                 self.every_step += self._times[group.id]
+            by_chunk = False
             if len(self._children) == 1 and only_coordinator and self._coordinator is not None:
                 handlers = [self._pass_to_coordinator(self._coordinator)]
             elif len(self._children) == 1 and not (group.id in offsets and self._joins_gradients):
                 handlers = [self._pass_through(group)]
             else:
-                collector = Collector(group, self._wafers_below, memory, offset)
+                by_chunk = not only_coordinator and group.reduction != plan_pb2.REDUCTION_GATHER
+                collector = Collector(group, self._wafers_below, memory, offset, self._first_wafer)
                 handlers = [self._collect(group, collector, child) for child in range(len(self._children))]
             for child, handler, wafers in zip(self._children, handlers, self._wafers_below, strict=True):
-                self._handlers.add(child, group.id, child_bytes(group, wafers), handler)
+                self._handlers.add(child, group.id, child_bytes(group, wafers), handler, by_chunk=by_chunk)
         return memory
 
     def _targets(self, group: plan_pb2.Group) -> list[Link]:
@@ -228,39 +255,59 @@ class TreePart:
         return pass_through
 
     def _collect(self, group: plan_pb2.Group, collector: Collector, child: int) -> Handler:
+        send = self._send_joined(group)
+        window = self._counts.window(group.id)
+
+        def collect(message: Message) -> None:
+            collector.add(child, message)
+            while collector.may_join():
+                send(collector.join())
+
+        def collect_in_turn(message: Message) -> None:
+            collector.add(child, message)
+            if child == 0 and message.begin == 0:
+                number = self._order.number(self._joined + len(self._begun))
+                self._begun.append(_Begun(awaited=number - (window or 0), collector=collector, send=send))
+            self._join_begun()
+
+        return collect if window is None else collect_in_turn
+
+    def _send_joined(self, group: plan_pb2.Group) -> Callable[[Joined], None]:
+        """Returns a function that sends what has been joined of a group, as soon as it may go."""
         hub, targets, group_id = self._hub, self._targets(group), group.id
         coordinator = self._coordinator if group.to_coordinator else None
         as_bytes = is_for_coordinator_only(group)
 
-        def collect(message: Message) -> None:
-            if collector.add(child, message):
-                join(message.step)
-
-        def join_and_send(step: int) -> None:
-            joined = collector.join()
+        def send(joined: Joined) -> None:
+            is_whole = joined.begin == 0 and joined.is_last
             for link in targets:
-                hub.send(link, group_id, step, joined, as_bytes=as_bytes)
-            if coordinator is not None and self._outputs_leave(step):
-                hub.send(coordinator, group_id, step, joined, window="ack", as_bytes=True)
+                if is_whole:
+                    hub.send(link, group_id, joined.step, joined.result, as_bytes=as_bytes)
+                else:
+                    hub.send_part(link, group_id, joined.step, joined.result, joined.begin, joined.end)
+            if not joined.is_last:
+                return
+            if coordinator is not None and self._outputs_leave(joined.step):
+                hub.send(coordinator, group_id, joined.step, joined.result, window="ack", as_bytes=True)
             self._handlers.left -= 1
 
-        def join_in_turn(step: int) -> None:
-            number = self._order.number(self._joined + len(self._complete))
-            self._complete.append((number - (window or 0), lambda: join_and_send(step)))
-            self._join_complete()
+        return send
 
-        window = self._counts.window(group_id)
-        join = join_and_send if window is None else join_in_turn
-        return collect
+    def _join_begun(self) -> None:
+        """Joins the gradient groups whose places are released, and sends the count of complete ones to the children.
 
-    def _join_complete(self) -> None:
-        """Joins the complete gradient groups whose places are released, and sends the count to the children.
-
-        All children send the groups in one order, so they are complete in this order.
+        All children send the groups in one order. So each is complete before anything of the next can be joined.
         """
-        while self._complete and self._complete[0][0] <= self._released.count:
-            _, join = self._complete.popleft()
-            join()
+        while self._begun and self._begun[0].awaited <= self._released.count:
+            begun = self._begun[0]
+            is_complete = False
+            while not is_complete and begun.collector.may_join():
+                joined = begun.collector.join()
+                begun.send(joined)
+                is_complete = joined.is_last
+            if not is_complete:
+                return
+            self._begun.popleft()
             self._joined += 1
             self._notifier.reached(self._order.number(self._joined))
 
@@ -285,7 +332,7 @@ class TreePart:
             if not releases.add(message.link, message.step):
                 return
             if self._joins_gradients:
-                self._join_complete()
+                self._join_begun()
             else:
                 self._notifier.reached(releases.count)
 

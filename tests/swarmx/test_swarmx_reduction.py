@@ -1,5 +1,7 @@
 """Joining: each reduction, over blocks and their edges, in halves, and always in the same order."""
 
+from collections.abc import Iterator
+from random import Random
 from typing import cast
 
 import pytest
@@ -47,11 +49,13 @@ def join(reduction: "plan_pb2.Reduction.ValueType", parts: list[torch.Tensor]) -
     nbytes = joined_bytes(plan, wafers)
     memory = SharedMemory.create(nbytes)
     collector = Collector(plan, wafers, memory, 0)
-    for child in reversed(range(1, len(parts))):
-        assert not collector.add(child, frame(parts[child]))
-    assert collector.add(0, frame(parts[0]))
-    result = collector.join()
-    assert result.nbytes == nbytes
+    for child in reversed(range(len(parts))):
+        assert not collector.may_join()
+        collector.add(child, frame(parts[child]))
+    assert collector.may_join()
+    joined = collector.join()
+    assert joined.is_last
+    assert (joined.step, joined.begin, joined.end, joined.result.nbytes) == (1, 0, nbytes, nbytes)
     return memory.tensor(parts[0].dtype, (nbytes // parts[0].dtype.itemsize,), 0).clone()
 
 
@@ -105,16 +109,68 @@ def test_gather_keeps_wafer_order_and_takes_uneven_children() -> None:
     assert part_bytes(group(torch.float32, 5, plan_pb2.REDUCTION_GATHER)) == 20
 
 
+def chunks(tensor: torch.Tensor, nbytes: int) -> Iterator[Message]:
+    """The chunks of a tensor's frame, as a link between hosts brings them."""
+    whole = frame(tensor).view
+    for begin in range(0, tensor.nbytes, nbytes):
+        part = whole[begin : begin + nbytes]
+        yield Message(cast("Link", None), 1, 1, len(part), payload=part, begin=begin, total=tensor.nbytes)
+
+
+@pytest.mark.parametrize("reduction", [plan_pb2.REDUCTION_SUM, plan_pb2.REDUCTION_MAX, plan_pb2.REDUCTION_MIN])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("seed", range(5))
+def test_chunks_are_joined_as_they_come_to_what_whole_frames_give(
+    reduction: "plan_pb2.Reduction.ValueType", dtype: torch.dtype, seed: int
+) -> None:
+    """Of three children one sends whole frames, as on its host; the chunks of the others come in any order of them."""
+    random = Random(seed)
+    count = 3 * BLOCK_ELEMENTS + 77
+    parts = [(torch.randn(count) * 100).to(dtype) for _ in range(3)]
+    plan = group(dtype, count, reduction)
+    memory = SharedMemory.create(plan.nbytes)
+    collector = Collector(plan, [1, 1, 1], memory, 0)
+    size = 64 * 1024 * dtype.itemsize
+    waiting = {0: [frame(parts[0])], 1: [*chunks(parts[1], size)], 2: [*chunks(parts[2], size)]}
+    ends = [0]
+    while waiting:
+        child = random.choice(sorted(waiting))
+        collector.add(child, waiting[child].pop(0))
+        waiting = {child: left for child, left in waiting.items() if left}
+        while collector.may_join():
+            joined = collector.join()
+            assert joined.begin == ends[-1]
+            ends.append(joined.end)
+    assert joined.is_last
+    assert len(ends) == 1 + -(-plan.nbytes // size)
+    assert torch.equal(memory.tensor(dtype, (count,), 0), join(reduction, parts))
+
+
+@pytest.mark.parametrize("first_wafer", range(6))
+def test_a_root_puts_the_parts_of_a_gather_in_the_order_of_the_wafers(first_wafer: int) -> None:
+    """Its tree begins with the wafers of its own host."""
+    plan = group(torch.float32, 5, plan_pb2.REDUCTION_GATHER)
+    parts = [torch.arange(5.0) + 10 * wafer for wafer in range(6)]
+    in_turn = torch.cat(parts[first_wafer:] + parts[:first_wafer])
+    memory = SharedMemory.create(in_turn.nbytes)
+    collector = Collector(plan, [1, 3, 2], memory, 0, first_wafer)
+    for child, part in enumerate(in_turn.split([5, 15, 10])):
+        collector.add(child, frame(part))
+    assert collector.join().is_last
+    assert torch.equal(memory.tensor(torch.float32, (30,), 0), torch.cat(parts))
+
+
 def test_child_may_be_steps_or_repetitions_of_a_loop_ahead() -> None:
     plan = group(torch.float32, 4, plan_pb2.REDUCTION_SUM)
     memory = SharedMemory.create(16)
     collector = Collector(plan, [1, 1], memory, 0)
     steps = (1, 1, 1, 2, 3)
     for number, step in enumerate(steps):
-        assert not collector.add(0, frame(torch.full((4,), float(number)), step))
+        collector.add(0, frame(torch.full((4,), float(number)), step))
+        assert not collector.may_join()
     for number, step in enumerate(steps):
-        assert collector.add(1, frame(torch.ones(4), step))
-        collector.join()
+        collector.add(1, frame(torch.ones(4), step))
+        assert collector.join().step == step
         assert memory.tensor(torch.float32, (4,), 0)[0] == number + 1
 
 
@@ -123,8 +179,8 @@ def test_groups_are_joined_later_than_they_are_complete() -> None:
     memory = SharedMemory.create(16)
     collector = Collector(group(torch.float32, 4, plan_pb2.REDUCTION_SUM), [1, 1], memory, 0)
     for number in range(3):
-        assert not collector.add(1, frame(torch.full((4,), float(number))))
-        assert collector.add(0, frame(torch.full((4,), 10.0)))
+        collector.add(1, frame(torch.full((4,), float(number))))
+        collector.add(0, frame(torch.full((4,), 10.0)))
     for number in range(3):
         collector.join()
         assert memory.tensor(torch.float32, (4,), 0)[0] == 10 + number
@@ -133,8 +189,8 @@ def test_groups_are_joined_later_than_they_are_complete() -> None:
 def test_group_that_cannot_be_reduced() -> None:
     result = Slice(SharedMemory.create(64), 0, 16)
     with pytest.raises(ValueError, match="how it is reduced"):
-        Join(group(torch.float32, 4, plan_pb2.REDUCTION_UNSPECIFIED), [16, 16], result)
+        Join(group(torch.float32, 4, plan_pb2.REDUCTION_UNSPECIFIED), result)
     mixed = group(torch.float32, 4, plan_pb2.REDUCTION_SUM)
     mixed.members.append(group(torch.int64, 4, plan_pb2.REDUCTION_UNSPECIFIED).members[0])
     with pytest.raises(ValueError, match="2 element types"):
-        Join(mixed, [16, 16], result)
+        Join(mixed, result)

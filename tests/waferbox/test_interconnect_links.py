@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 import pytest
 import torch
@@ -62,6 +63,77 @@ def test_a_group_arrives_whole(pair: Pair, lane: str, nbytes: int, as_bytes: boo
     by_reference = lane == "socket" and not as_bytes and nbytes > INLINE_BYTES
     assert (message.memory is not None) == by_reference
     assert (message.payload is not None) != by_reference
+
+
+def test_chunks_are_messages_where_they_are_asked_for(listener: LinkListener) -> None:
+    a, b = connect(listener, "grpc")
+    payload = filled(3 * MIB + 5)
+    b.link.expect({7: payload.nbytes, 8: payload.nbytes})
+    b.link.pass_chunks({7})
+
+    def send() -> None:
+        for step in (1, 2):
+            for group in (7, 8):
+                a.hub.send(a.link, group, step, payload)
+
+    thread = in_thread(send)
+    messages = [b.hub.wait() for _ in range(10)]
+    thread.join()
+    by_chunk = [message for message in messages if message.group == 7]
+    assert [(each.step, each.begin, each.is_last) for each in by_chunk] == [
+        (step, begin * MIB, begin == 3) for step in (1, 2) for begin in range(4)
+    ]
+    assert {each.group_bytes for each in by_chunk} == {payload.nbytes}
+    assert b"".join(each.view for each in by_chunk[:4]) == payload.view
+    assert [message.view for message in messages if message.group == 8] == [payload.view] * 2
+    a.close()
+    b.close()
+
+
+def test_a_group_that_is_sent_in_parts_arrives_whole(pair: Pair, lane: str) -> None:
+    """And may be passed on by chunk, to links of both lanes."""
+    a, b = pair
+    payload = filled(3 * MIB + 5)
+    ends = [0, MIB, 2 * MIB + 64, payload.nbytes]
+    for begin, end in pairwise(ends):
+        a.hub.send_part(a.link, 7, 1, payload, begin, end)
+    message = b.hub.receive(b.link, 7, 1)
+    assert (message.nbytes, message.begin, message.is_last) == (payload.nbytes, 0, True)
+    assert message.view == payload.view
+    assert (message.memory is not None) == (lane == "socket")
+
+
+@pytest.mark.parametrize("lane", ["socket", "grpc"])
+def test_chunks_that_are_passed_on_arrive_as_a_whole_group(listener: LinkListener, lane: str) -> None:
+    (a, b), (c, d), (e, f) = (connect(listener, each) for each in ("grpc", "socket", lane))
+    payload = filled(3 * MIB + 5)
+    b.link.pass_chunks({7})
+    thread = in_thread(lambda: a.hub.send(a.link, 7, 1, payload))
+    is_last = False
+    while not is_last:
+        message = b.hub.wait()
+        is_last = message.is_last
+        for end in (c, e):
+            end.hub.forward(end.link, message)
+    thread.join()
+    for end in (d, f):
+        assert end.hub.receive(end.link, 7, 1).view == payload.view
+    for end in (a, b, c, d, e, f):
+        end.close()
+
+
+@pytest.mark.parametrize("begin", [0, 2 * MIB])
+def test_a_chunk_that_is_not_the_next_one_ends_the_link(listener: LinkListener, begin: int) -> None:
+    a, b = connect(listener, "grpc")
+    payload = filled(3 * MIB)
+    b.link.pass_chunks({7})
+    a.hub.send_part(a.link, 7, 1, payload, 0, MIB)
+    a.hub.send_part(a.link, 7, 1, payload, begin, begin + MIB)
+    assert b.hub.wait().end == MIB
+    with pytest.raises(LinkLost, match="a chunk of group 7 is missing"):
+        b.hub.wait()
+    a.close()
+    b.close()
 
 
 def test_bytes_may_be_written_again_when_they_are_sent(pair: Pair) -> None:

@@ -76,8 +76,10 @@ def test_on_any_hosts_each_tree_has_all_wafers_in_order(
     assert sorted(shard for tree in trees for shard in tree.shards) == list(range(len(shards)))
     assert 0 in trees[0].shards
     assert all(trees[number].shards.count(shard) == 1 for shard, number in enumerate(trees_by_shard(trees)))
+    names = [f"wafer-{i}" for i in range(len(wafers))]
     for tree in trees:
-        assert list(wafers_in_order(tree)) == [f"wafer-{i}" for i in range(len(wafers))]
+        first = tree.root.first_wafer
+        assert list(wafers_in_order(tree)) == names[first:] + names[:first]
         assert len({node.name for node in tree.nodes}) == len(tree.nodes)
 
 
@@ -98,6 +100,19 @@ def test_a_node_a_shard_and_wafers_on_each_host_load_every_link_alike(per_host: 
                     sent[host] += 1
                     received[host_of[child]] += 1
     assert sent == received == dict.fromkeys(hosts, len(hosts) - 1)
+
+
+@pytest.mark.parametrize(("num_hosts", "chains"), [(2, 1), (4, 1), (16, 1), (17, 2), (65, 4), (1024, 15)])
+def test_the_hosts_beside_the_root_form_chains(num_hosts: int, chains: int) -> None:
+    hosts = [f"host-{i}" for i in range(num_hosts)]
+    for tree in trees_of(hosts, hosts, hosts)[:: max(1, num_hosts // 8)]:
+        (shard,) = tree.shards
+        own, *others = tree.root.children
+        assert own == f"wafer-{shard}"
+        assert len(others) == chains
+        assert all(len(node.children) == 2 for node in tree.nodes[1:])
+        longest = -(-(num_hosts - 1) // chains)
+        assert all(count <= longest for count in tree.root.wafers_below)
 
 
 @pytest.mark.parametrize("num_wafers", [5, 8, 17])

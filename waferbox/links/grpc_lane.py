@@ -47,7 +47,8 @@ class GrpcLink(Link):
         self._room = threading.Condition()  # in the incoming queue
         self._reader_waits = False  # for room
         self._outgoing: SimpleQueue[bytes | None] = SimpleQueue()
-        self._unqueued: deque[tuple[FrameKind, int, int, memoryview, int]] = deque()  # groups, from an offset on
+        # Groups, from an offset to another.
+        self._unqueued: deque[tuple[FrameKind, int, int, memoryview, int, int]] = deque()
         self._queued_bytes = 0
         self._drained_bytes = 0
         self._wants_room = False  # a sender waits for bytes to be drained
@@ -150,29 +151,36 @@ class GrpcLink(Link):
         self._queue_bytes(FrameKind.COPY, group, step, payload.view)
 
     def _queue_bytes(self, kind: FrameKind, group: int, step: int, payload: memoryview) -> None:
-        self._unqueued.append((kind, group, step, payload, 0))
+        self._unqueued.append((kind, group, step, payload, 0, len(payload)))
+        self._fill_queue()
+
+    def _queue_part(self, group: int, step: int, payload: Slice, begin: int, end: int) -> None:
+        self._unqueued.append((FrameKind.COPY, group, step, payload.view, begin, end))
         self._fill_queue()
 
     def _fill_queue(self) -> bool:
         """Queues chunks while there is room. Returns whether all chunks are queued and there is still room."""
         unqueued = self._unqueued
         while unqueued and self._has_room():
-            kind, group, step, payload, offset = unqueued[0]
-            chunk = payload[offset : offset + CHUNK_BYTES]
+            kind, group, step, payload, offset, end = unqueued[0]
+            chunk = payload[offset : min(end, offset + CHUNK_BYTES)]
             self._queue(Frame(kind, group, 0, step, offset, len(chunk), len(payload)), chunk)
-            if offset + len(chunk) < len(payload):
-                unqueued[0] = (kind, group, step, payload, offset + len(chunk))
+            if offset + len(chunk) < end:
+                unqueued[0] = (kind, group, step, payload, offset + len(chunk), end)
             else:
                 unqueued.popleft()
         return not unqueued and self._has_room()
 
     def _queue_copy(self, message: Message) -> None:
-        view = message.view
+        view = message.view if message.payload is None else message.payload
         frame = view.obj
         if isinstance(frame, bytes) and len(frame) == HEADER_BYTES + len(view):
             self._put(frame)  # unchanged, with the checksum that it has
-        else:
+        elif message.total is None:
             self._queue_bytes(FrameKind.COPY, message.group, message.step, view)
+        else:
+            header = Frame(FrameKind.COPY, message.group, 0, message.step, message.begin, len(view), message.total)
+            self._queue(header, view)
 
     def _has_room(self) -> bool:
         return self.queued_bytes <= MAX_QUEUED_BYTES

@@ -114,6 +114,12 @@ class Hub:
         while not link.flush():
             self._wait_on(link)
 
+    def send_part(self, link: Link, group: int, step: int, payload: Slice, begin: int, end: int) -> None:
+        """Sends a part of a group before the rest of it is there; as `Link.post_part`. Raises as `receive`."""
+        link.post_part(group, step, payload, begin, end)
+        while not link.flush():
+            self._wait_on(link)
+
     def forward(self, link: Link, message: Message, *, window: Window | None = None) -> None:
         """Sends a message of another link; a reference stays one where the lane has shared memory. Raises as `send`."""
         while not link.may_send(message.step, window):

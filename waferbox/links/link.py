@@ -5,7 +5,7 @@ The two lanes are `socket_lane`, within a host, and `grpc_lane`, between hosts.
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
@@ -38,7 +38,7 @@ class LinkLost(ConnectionError):
 
 @dataclass(slots=True, eq=False)
 class Message:
-    """A whole group of one step, which either lies in shared memory or has arrived as bytes."""
+    """A group of one step, whole or a chunk of it, which either lies in shared memory or has arrived as bytes."""
 
     link: "Link"
     group: int
@@ -48,17 +48,34 @@ class Message:
     offset: int = 0
     payload: memoryview | None = None
     stays_bytes: bool = False  # on every link that forwards it, since its sender overwrites the group at once
+    begin: int = 0  # of a chunk, in its group
+    total: int | None = None  # bytes of the group of which this is a chunk; None: it is a whole group
+
+    @property
+    def group_bytes(self) -> int:
+        """The bytes of the whole group."""
+        return self.nbytes if self.total is None else self.total
+
+    @property
+    def end(self) -> int:
+        """Where the bytes of this message end, in the group."""
+        return self.begin + self.nbytes
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the group ends with it."""
+        return self.end == self.group_bytes
 
     @property
     def view(self) -> memoryview:
-        """The bytes of the group."""
+        """The bytes of the message."""
         if self.memory is not None:
             return self.memory.view(self.offset, self.nbytes)
         assert self.payload is not None
         return self.payload
 
     def tensor(self, dtype: "torch.dtype", shape: tuple[int, ...], offset: int) -> "torch.Tensor":
-        """A tensor that views the bytes of the group, from `offset` bytes after its start."""
+        """A tensor that views the bytes of the message, from `offset` bytes after its start."""
         if self.memory is not None and self.memory.whole:
             return self.memory.tensor(dtype, shape, self.offset + offset)
         return view_as_tensor(self.view, dtype, shape, offset)
@@ -86,6 +103,8 @@ class Link(ABC):
         self._held_bytes = 0  # of the messages in the inbox
         self._max_held_bytes = MIN_HELD_BYTES
         self._assembling: dict[int, tuple[bytearray, int]] = {}  # group -> its bytes, and how many have arrived
+        self._by_chunk: Collection[int] = frozenset()  # the groups whose chunks are messages of their own
+        self._arrived: dict[int, int] = {}  # of these, how many bytes have arrived
 
     # --- Provided by a lane -------------------------------------------------------------------------------------------
 
@@ -142,8 +161,12 @@ class Link(ABC):
         """Adds a group as chunks of this kind, BYTES or COPY."""
 
     @abstractmethod
+    def _queue_part(self, group: int, step: int, payload: Slice, begin: int, end: int) -> None:
+        """Adds a part of a group that lies in shared memory; parts are added from the first to the last."""
+
+    @abstractmethod
     def _queue_copy(self, message: Message) -> None:
-        """Adds a group that arrived as bytes, in the cheapest form of the lane."""
+        """Adds a group, or a chunk of one, that arrived as bytes, in the cheapest form of the lane."""
 
     # --- Sending ------------------------------------------------------------------------------------------------------
 
@@ -181,11 +204,21 @@ class Link(ABC):
         else:
             self._queue_reference(group, step, payload)
 
+    def post_part(self, group: int, step: int, payload: Slice, begin: int, end: int) -> None:
+        """Adds a part of a group, of more than INLINE_BYTES, that is ready before the others: these bytes of `payload`.
+
+        A group has no window then. Its parts are added from the first to the last.
+        """
+        self.sent_bytes += end - begin
+        self._queue_part(group, step, payload, begin, end)
+
     def post_message(self, message: Message, *, window: Window | None) -> None:
         """Adds a message of another link, by reference where this lane can and the message may be, else as bytes."""
         self._count(message.step, window)
         self.sent_bytes += message.nbytes
-        if message.memory is not None:
+        if message.total is not None:
+            self._queue_copy(message)
+        elif message.memory is not None:
             self._queue_reference(message.group, message.step, Slice(message.memory, message.offset, message.nbytes))
         elif message.stays_bytes or message.nbytes <= INLINE_BYTES:
             self._queue_bytes(FrameKind.BYTES, message.group, message.step, message.view)
@@ -229,6 +262,10 @@ class Link(ABC):
         self._expected = sizes
         self._max_held_bytes = max(MIN_HELD_BYTES, steps * sum(sizes.values()))
 
+    def pass_chunks(self, groups: Collection[int]) -> None:
+        """Makes a message of each chunk of these groups, as it arrives; only whole groups are messages otherwise."""
+        self._by_chunk = groups
+
     def take(self, index: int = 0) -> Message:
         """Removes a message from the inbox and returns it."""
         message = self.inbox[index]
@@ -271,6 +308,9 @@ class Link(ABC):
                 payload = memoryview(bytearray(payload))
             self._keep(Message(self, group, step, total, payload=payload, stays_bytes=stays_bytes))
             return
+        if group in self._by_chunk:
+            self._take_chunk(frame, payload if lasts else memoryview(bytearray(payload)))
+            return
         buffer, filled = self._assembling.get(group, (None, 0))
         if offset != filled or length == 0:
             raise self._lost(f"a chunk of group {group} is missing")
@@ -285,6 +325,18 @@ class Link(ABC):
             return
         del self._assembling[group]
         self._keep(Message(self, group, step, total, payload=memoryview(buffer), stays_bytes=stays_bytes))
+
+    def _take_chunk(self, frame: Frame, payload: memoryview) -> None:
+        """Keeps a chunk as a message. Its size is that of the group that is expected, so all chunks have one total."""
+        kind, group, _, step, offset, length, total = frame
+        if offset != self._arrived.get(group, 0) or length == 0:
+            raise self._lost(f"a chunk of group {group} is missing")
+        stays_bytes = kind is FrameKind.BYTES
+        message = Message(
+            self, group, step, length, payload=payload, stays_bytes=stays_bytes, begin=offset, total=total
+        )
+        self._arrived[group] = 0 if message.is_last else message.end
+        self._keep(message)
 
     def _check_chunk(self, group: int, offset: int, length: int, total: int) -> None:
         allowed = UNEXPECTED_BYTES if self._expected is None else self._expected.get(group, -1)

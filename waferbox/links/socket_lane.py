@@ -30,13 +30,15 @@ class RelayBuffers:
         self._free = 0  # bytes at the end of the last arena
         self._buffers: dict[int, Slice] = {}  # by group
 
-    def copy(self, group: int, payload: memoryview) -> Slice:
-        """Copies a group into its buffer, and returns the buffer."""
-        buffer = self._buffers.get(group)
-        if buffer is None or buffer.nbytes != len(payload):
-            buffer = self._buffers[group] = self._allocate(len(payload))
-        buffer.view[:] = payload
-        return buffer
+    def copy(self, message: Message) -> Slice:
+        """Copies a message into the buffer of its group, and returns the place."""
+        nbytes = message.group_bytes
+        buffer = self._buffers.get(message.group)
+        if buffer is None or buffer.nbytes != nbytes:
+            buffer = self._buffers[message.group] = self._allocate(nbytes)
+        place = Slice(buffer.memory, buffer.offset + message.begin, message.nbytes)
+        place.view[:] = message.view
+        return place
 
     def close(self) -> None:
         """Frees the memory."""
@@ -158,11 +160,18 @@ class SocketLink(Link):
             chunk = payload[offset : offset + CHUNK_BYTES]
             self._queue(Frame(kind, group, 0, step, offset, len(chunk), total), chunk)
 
+    def _queue_part(self, group: int, step: int, payload: Slice, begin: int, end: int) -> None:
+        if end == payload.nbytes:  # a reference names a whole group
+            self._queue_reference(group, step, payload)
+
     def _queue_copy(self, message: Message) -> None:
-        buffer = self._relay.copy(message.group, message.view)
-        # The next link that forwards the message finds it in shared memory.
-        message.memory, message.offset = buffer.memory, buffer.offset
-        self._queue_reference(message.group, message.step, buffer)
+        if message.memory is None:
+            place = self._relay.copy(message)
+            # The next link that forwards the message finds it in shared memory.
+            message.memory, message.offset = place.memory, place.offset
+        if message.is_last:
+            whole = Slice(message.memory, message.offset - message.begin, message.group_bytes)
+            self._queue_reference(message.group, message.step, whole)
 
     def _share(self, memory: SharedMemory) -> int:
         """Queues the descriptor of shared memory, and releases of memory that was closed; returns its number."""

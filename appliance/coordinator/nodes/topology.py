@@ -201,7 +201,8 @@ class Topology:
                     connect(
                         child, node_pb2.LINK_PURPOSE_PARENT, number, node.name, node_pb2.LINK_PURPOSE_CHILD, position
                     )
-                    specs[node.name][-1].tree, specs[node.name][-1].num_wafers = number, wafers
+                    spec = specs[node.name][-1]
+                    spec.tree, spec.num_wafers, spec.first_wafer = number, wafers, node.first_wafer
         if self.trees:
             connect(
                 self.trees[0].root.name,

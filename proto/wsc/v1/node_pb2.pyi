@@ -79,7 +79,7 @@ class _LinkPurposeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LinkPurpo
     LINK_PURPOSE_PARENT: _LinkPurpose.ValueType  # 1
     """towards MemoryX: a wafer's or a SwarmX node's SwarmX parent in a tree"""
     LINK_PURPOSE_CHILD: _LinkPurpose.ValueType  # 2
-    """towards the wafers: a SwarmX node's children, tree by tree, in wafer order"""
+    """towards the wafers: a SwarmX node's children, tree by tree, in the tree's order of wafers"""
     LINK_PURPOSE_SHARD: _LinkPurpose.ValueType  # 3
     """root of a tree, or a single wafer -> shard; shard -> shard"""
     LINK_PURPOSE_SWARMX: _LinkPurpose.ValueType  # 4
@@ -97,7 +97,7 @@ LINK_PURPOSE_UNSPECIFIED: LinkPurpose.ValueType  # 0
 LINK_PURPOSE_PARENT: LinkPurpose.ValueType  # 1
 """towards MemoryX: a wafer's or a SwarmX node's SwarmX parent in a tree"""
 LINK_PURPOSE_CHILD: LinkPurpose.ValueType  # 2
-"""towards the wafers: a SwarmX node's children, tree by tree, in wafer order"""
+"""towards the wafers: a SwarmX node's children, tree by tree, in the tree's order of wafers"""
 LINK_PURPOSE_SHARD: LinkPurpose.ValueType  # 3
 """root of a tree, or a single wafer -> shard; shard -> shard"""
 LINK_PURPOSE_SWARMX: LinkPurpose.ValueType  # 4
@@ -156,6 +156,7 @@ class LinkSpec(_message.Message):
     INDEX_FIELD_NUMBER: _builtins.int
     NUM_WAFERS_FIELD_NUMBER: _builtins.int
     TREE_FIELD_NUMBER: _builtins.int
+    FIRST_WAFER_FIELD_NUMBER: _builtins.int
     token: _builtins.str
     peer: _builtins.str
     """name of the node at the other end, e.g. "wafer-0" """
@@ -167,6 +168,8 @@ class LinkSpec(_message.Message):
     """CHILD: number of wafers at or below it; 0 means 1"""
     tree: _builtins.int
     """CHILD: number of the tree"""
+    first_wafer: _builtins.int
+    """CHILD: number of the first wafer below the node whose child it is, in this tree"""
     @_builtins.property
     def endpoint(self) -> Global___LinkEndpoint: ...
     def __init__(
@@ -180,10 +183,11 @@ class LinkSpec(_message.Message):
         index: _builtins.int = ...,
         num_wafers: _builtins.int = ...,
         tree: _builtins.int = ...,
+        first_wafer: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dial", b"dial", "endpoint", b"endpoint", "index", b"index", "num_wafers", b"num_wafers", "peer", b"peer", "purpose", b"purpose", "token", b"token", "tree", b"tree"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dial", b"dial", "endpoint", b"endpoint", "first_wafer", b"first_wafer", "index", b"index", "num_wafers", b"num_wafers", "peer", b"peer", "purpose", b"purpose", "token", b"token", "tree", b"tree"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
