@@ -9,6 +9,7 @@ import torch
 from link_pairs import End, connect, listening
 
 from swarmx.swarmx_program import SwarmXProgram
+from waferbox.links.elements import aligned
 from waferbox.links.hub import Hub
 from waferbox.links.link import Link
 from waferbox.links.listener import LinkListener
@@ -33,7 +34,7 @@ def group(number: int, kind: "plan_pb2.GroupKind.ValueType", count: int, **field
 def plan(window: int | None) -> plan_pb2.SwarmXPlan:
     """Weights down, two gradient groups up, and a value of all wafers that returns to them.
 
-    window: of the groups in the arena; None: each has a place of its own.
+    window: of the groups in the arena, which has as many places and one; None: the groups are not in it.
     """
     reduction, sum_ = plan_pb2.GROUP_KIND_REDUCTION, plan_pb2.REDUCTION_SUM
     groups = [
@@ -43,10 +44,14 @@ def plan(window: int | None) -> plan_pb2.SwarmXPlan:
         group(GATHERED, reduction, 5, reduction=plan_pb2.REDUCTION_GATHER, to_wafers=True),
     ]
     groups[-1].nbytes *= len(WAFERS)  # a member is the part of one wafer
-    arena = plan_pb2.SendArena(nbytes=8 * COUNT + 64)
+    arena = plan_pb2.SendArena()
     if window is not None:
-        places = [plan_pb2.ArenaPlace(group=each, offset=0, window=window) for each in (FIRST, SECOND)]
-        arena = plan_pb2.SendArena(nbytes=4 * COUNT, places=places, credited=True)
+        place = aligned(4 * COUNT)
+        places = [
+            plan_pb2.ArenaPlace(group=each, offset=number % (window + 1) * place, window=window)
+            for number, each in enumerate((FIRST, SECOND))
+        ]
+        arena = plan_pb2.SendArena(nbytes=(window + 1) * place, places=places, credited=True)
     return plan_pb2.SwarmXPlan(groups=groups, arena=arena, times=[1] * len(groups))
 
 
