@@ -380,3 +380,9 @@ CHECK: Final[Variable[str]] = Variable(
 VARIABLES: Final[Sequence[Variable[object]]] = tuple(
     value for value in list(globals().values()) if isinstance(value, Variable)
 )
+
+
+def check() -> None:
+    """Checks the texts of all variables, before processes start that read them. Raises SettingError as Variable.get."""
+    for variable in VARIABLES:
+        variable.get()

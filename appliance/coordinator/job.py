@@ -317,7 +317,13 @@ class CoordinatedJob:
         if requested != leased:
             raise CompileRefused("the step has another execution strategy than the job, which has the nodes for one")
         topology = (await self.wait_for_nodes()).topology
-        return await self.plans.compile(cirh, options, topology, self._reporter.compiling)
+        compiling = asyncio.create_task(self.plans.compile(cirh, options, topology, self._reporter.compiling))
+        compiling.add_done_callback(lambda _: self._changes.notify())
+        try:
+            await self._wait_until(compiling.done)  # the job may end meanwhile
+        finally:
+            compiling.cancel()
+        return compiling.result()
 
     async def begin(self, begin: coordinator_pb2.Begin) -> CoordinatedExecution | None:
         """Begins an execution of a compiled step; None while there is another. Raises JobFailed."""

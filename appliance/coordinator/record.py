@@ -63,7 +63,7 @@ class RecordStorage(Protocol):
         """Writes a file. Raises OSError."""
 
     def remove(self, name: str) -> None:
-        """Removes a file, if it is there."""
+        """Removes a file, if it is there and can be removed."""
 
     def remove_all(self) -> None:
         """Removes all files."""
@@ -114,7 +114,8 @@ class RecordFolder:
         write_whole(self._folder / name, content, durable=False)
 
     def remove(self, name: str) -> None:
-        (self._folder / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # what is left there is removed with the folder
+            (self._folder / name).unlink(missing_ok=True)
 
     def remove_all(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,6 +1,7 @@
 """Device tensors outside a traced step: cells, moving, initialisation, copying."""
 
 import copy
+import errno
 import gc
 import io
 import os
@@ -194,6 +195,20 @@ def test_a_cell_refuses_other_shapes() -> None:
         Cell((4,), torch.float32).write(torch.zeros(5))
     with pytest.raises(ValueError, match="float64"):
         Cell((4,), torch.float32).write(torch.zeros(4, dtype=torch.float64))
+
+
+def test_a_full_temporary_folder_is_named_before_a_large_tensor_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write to memory that is mapped from a full disk would end the process."""
+
+    def full(descriptor: int, offset: int, nbytes: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match=r"cannot take a tensor of .* MB: No space left on device .*TMPDIR") as error:
+        from_cpu(torch.ones(LARGE))
+    assert error.value.errno == errno.ENOSPC
+    monkeypatch.undo()
+    assert from_cpu(torch.ones(LARGE)).sum().item() == LARGE
 
 
 @pytest.mark.cluster

@@ -72,6 +72,13 @@ def test_a_wrong_value_is_refused_by_name(
         variable.get()
 
 
+def test_all_variables_are_checked_before_processes_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings.check()
+    monkeypatch.setenv(settings.HANG_SECONDS.name, "0")
+    with pytest.raises(settings.SettingError, match=f"{settings.HANG_SECONDS.name} must be .*, not '0'"):
+        settings.check()
+
+
 @pytest.mark.parametrize(
     ("variable", "text", "value"),
     [

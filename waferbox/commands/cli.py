@@ -5,7 +5,7 @@ from typing import Annotated, Final
 
 import typer
 
-from waferbox import __version__
+from waferbox import __version__, settings
 from waferbox.commands import cluster_commands, compiler_commands, job_commands
 from waferbox.commands.check_command import check
 from waferbox.commands.cluster_commands import token
@@ -58,6 +58,7 @@ app.command(rich_help_panel=COMPILER)(plan)
 def run() -> None:
     """Runs the command; a variable with a wrong text or file, or output that cannot be written, ends it with a line."""
     try:
+        settings.check()
         app()
     except (SettingError, TlsError) as error:
         print_error(str(error))

@@ -72,16 +72,15 @@ def run_script(command: Sequence[str], environment: Mapping[str, str]) -> int:
         The exit status of the script; 128 + n if signal n ended it.
     """
     watched = {*FORWARDED, signal.SIGCHLD}
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if it is ignored, the end of the script is no signal
     process = subprocess.Popen(command, env={**user_environment(os.environ), **environment})
     # Blocked after the start of the script, which would inherit the mask.
     signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     try:
         while process.poll() is None:
-            # With a timeout, since two SIGCHLD may arrive as one.
-            received = signal.sigtimedwait(watched, 1.0)
-            if received is None or received.si_signo == signal.SIGCHLD:
-                continue
-            if received.si_code != _FROM_KERNEL:
+            # Without a timeout, after which Python 3.11 may return a signal that was not sent.
+            received = signal.sigwaitinfo(watched)
+            if received.si_signo != signal.SIGCHLD and received.si_code != _FROM_KERNEL:
                 process.send_signal(received.si_signo)
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, watched)

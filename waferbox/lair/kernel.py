@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from math import prod
 from pathlib import Path
+from typing import Final
 
 import torch
 from xdsl.dialects.builtin import ModuleOp
@@ -15,6 +16,8 @@ from waferbox.cirh.execution.kernel import span
 from waferbox.lair.library import Function, build
 from waferbox.lair.loop_program import LoopKernel
 from waferbox.lair.lower import NotLowered, lower
+
+MAX_BUFFERS: Final = 512  # of one kernel: compiled in about half a second
 
 
 class GeneratedKernel:
@@ -111,12 +114,15 @@ def _check(tensors: Sequence[torch.Tensor], types: Sequence[TensorInfo], what: s
 def generate(modules: Mapping[int, ModuleOp], folder: Path) -> dict[int, GeneratedKernel]:
     """Generates kernels for those of the verified modules that LAIR can express, under the same numbers.
 
-    Modules that differ only in their shapes share one loop. Raises NotBuilt if the kernels cannot be compiled.
+    Modules that differ only in their shapes share one loop. One of very many tensors is left out: the time of its
+    compilation grows with the square of their number. Raises NotBuilt if the kernels cannot be compiled.
     """
     numbers: dict[LoopKernel, int] = {}
     loops: dict[int, int] = {}
     for key, module in modules.items():
         with suppress(NotLowered):
-            loops[key] = numbers.setdefault(lower(module), len(numbers))
+            loop = lower(module)
+            if len(loop.arguments) + len(loop.results) <= MAX_BUFFERS:
+                loops[key] = numbers.setdefault(loop, len(numbers))
     functions = build(list(numbers), folder)
     return {key: GeneratedKernel(functions[number], modules[key]) for key, number in loops.items()}

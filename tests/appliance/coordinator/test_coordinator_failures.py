@@ -3,12 +3,13 @@
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import grpc
 import pytest
-from cluster_in_process import Client, ClusterInProcess
+from cluster_in_process import Client, ClusterInProcess, fake_compile
 
 from appliance.coordinator.execution.failures import Verdict
 from appliance.coordinator.reporting import JobReporter
@@ -16,7 +17,7 @@ from waferbox import deadlines
 from waferbox.links.link import LinkLost
 from waferbox.runtime.node_job import JobContext, JobFailure
 from waferbox.runtime.role_job import report_failure
-from wsc.v1 import coordinator_pb2, management_pb2, node_pb2
+from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, plan_pb2
 
 FULL = {"memoryx": 1, "swarmx": 1, "wafer": 2, "workers": 2}
 ENDLESS = 1000  # steps: nobody takes their outputs, so the execution stays where it is
@@ -238,6 +239,33 @@ def test_long_and_foreign_messages_fit_in_a_status(
     with pytest.raises(grpc.RpcError) as caught:
         one.stub.Compile(coordinator_pb2.CompileRequest(token=one.created.token, cirh="good"), timeout=5)
     assert caught.value.code() in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAVAILABLE)
+
+
+def test_a_job_that_ends_while_a_step_is_compiled_says_so_at_once(
+    cluster: ClusterInProcess, client: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call is answered; one that the end of its server cancels would be a traceback of gRPC in the log."""
+    cluster.add(**FULL)
+    one = client(num_csx=2)
+    compiles, may_end = threading.Event(), threading.Event()
+
+    def slow(*arguments: Any) -> tuple[str, plan_pb2.Plan, bool]:
+        compiles.set()
+        assert may_end.wait(20)
+        return fake_compile(*arguments)
+
+    monkeypatch.setattr("cluster_in_process.fake_compile", slow)
+    with ThreadPoolExecutor(1) as pool:
+        compiling = pool.submit(one.compile)
+        assert compiles.wait(20)
+        cluster.stub.CancelJob(management_pb2.CancelJobRequest(job=one.created.job))
+        with pytest.raises(grpc.RpcError) as caught:
+            compiling.result(20)
+        may_end.set()
+    assert (caught.value.code(), caught.value.details()) == (
+        grpc.StatusCode.ABORTED,
+        f"{one.created.job} was cancelled",
+    )
 
 
 def test_phases_are_told_in_order_and_none_after_the_end() -> None:

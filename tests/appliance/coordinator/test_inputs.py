@@ -41,6 +41,19 @@ def test_a_new_worker_is_given_what_is_needed_still() -> None:
     assert nodes.given == NEEDED
 
 
+def test_an_input_that_cannot_be_removed_ends_no_job(tmp_path: Path) -> None:
+    folder = tmp_path / "jobs" / "job-1"
+    record = JobRecord(RecordFolder(folder))
+    record.begin(is_kept=True)
+    for loader in LOADERS:
+        asyncio.run(record.prepared(prepared(loader)))
+    for path in folder.glob("input-*"):
+        path.unlink()
+        path.mkdir()  # as in a folder that has become read-only: unlink fails
+    record.began(1, coordinator_pb2.Begin(loader="second"))
+    record.close()
+
+
 def test_another_coordinator_finds_what_is_needed_still(tmp_path: Path) -> None:
     folder = tmp_path / "jobs" / "job-1"
     record = JobRecord(RecordFolder(folder))

@@ -17,7 +17,7 @@ from xdsl.dialects.builtin import ModuleOp
 from waferbox.cirh.dialect.types import tensor_type
 from waferbox.cirh.execution.kernel import Kernel
 from waferbox.cirh.modules.builder import GraphBuilder
-from waferbox.lair.kernel import GeneratedKernel, generate
+from waferbox.lair.kernel import MAX_BUFFERS, GeneratedKernel, generate
 from waferbox.lair.library import NotBuilt, build
 from waferbox.lair.lower import NotLowered, lower
 
@@ -217,6 +217,15 @@ def test_modules_that_differ_in_shape_share_a_loop(folder: Path) -> None:
     kernels = generate({1: momentum(10), 2: momentum(500)}, folder)
     assert kernels[1]._function is kernels[2]._function
     assert str(lower(momentum(10))) == str(lower(momentum(500)))
+
+
+@pytest.mark.parametrize(("pairs", "is_generated"), [(MAX_BUFFERS // 2, True), (MAX_BUFFERS // 2 + 1, False)])
+def test_a_loop_over_very_many_tensors_is_left_to_torch(pairs: int, is_generated: bool, folder: Path) -> None:
+    """The compiler would take a minute for the update of 2,000 parameters of one element."""
+    builder = GraphBuilder()
+    values = [builder.argument(tensor_type((1,), torch.float32)) for _ in range(pairs)]
+    outputs = [(builder.op("cirh.Add", [value, value])[0], None) for value in values]
+    assert (0 in generate({0: builder.finish(outputs)}, folder)) is is_generated
 
 
 def test_empty_tensors(folder: Path) -> None:

@@ -47,9 +47,13 @@ class EmbeddedCluster:
     Args:
         config: The number of wafers, workers and shards.
         log: The file that gets the cluster's log.
+
+    Raises:
+        SettingError: An environment variable has a wrong text.
     """
 
     def __init__(self, config: ClusterConfig, log: Path) -> None:
+        settings.check()  # else a process of the cluster would end, with the reason in its log
         make_artifact_dir(log.parent)
         self.log = log
         self._management: str | None = None

@@ -4,6 +4,7 @@ import contextlib
 import math
 import mmap
 import os
+import shutil
 import tempfile
 import threading
 import weakref
@@ -20,7 +21,7 @@ class Spool:
     """A temporary file with the bytes of large tensors while no operation uses them. Thread-safe.
 
     The file has no name, so it disappears however the process ends. It only grows, but is sparse: ranges that were
-    never written, or were freed, take no space on the disk.
+    freed take no space on the disk.
     """
 
     def __init__(self) -> None:
@@ -30,9 +31,24 @@ class Spool:
         self._owner = os.getpid()
 
     def allocate(self, nbytes: int) -> int:
-        """Returns the offset of a new range of `nbytes` zeros."""
+        """Returns the offset of a new range of `nbytes` zeros, which has its place on the disk.
+
+        Raises:
+            OSError: The disk has no room. A write to a range without a place would end the process.
+        """
         with self._lock:
             offset = self._end
+            try:
+                os.posix_fallocate(self._file.fileno(), offset, nbytes)
+            except OSError as error:
+                self._file.truncate(offset)
+                folder = tempfile.gettempdir()
+                free = shutil.disk_usage(folder).free
+                raise OSError(
+                    error.errno,
+                    f"{folder} cannot take a tensor of {nbytes / 1e6:.2f} MB: {error.strerror} ({free / 1e6:.2f} MB "
+                    "are free). Make room there, or set TMPDIR to another folder for the script",
+                ) from None
             self._end += -(-nbytes // _PAGE) * _PAGE
             self._file.truncate(self._end)
         return offset
