@@ -58,6 +58,26 @@ def test_a_secret_that_others_could_know_is_none(cache: Path) -> None:
     assert secret_key(cache / SECRET_FILE) != key
 
 
+@pytest.mark.parametrize("kind", ["text", "device", "link"])
+def test_what_is_no_secret_stays_as_it_is(
+    cache: Path, kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A wrong WAFERBOX_SECRET_FILE, such as /dev/null: root could replace it."""
+    file, text = tmp_path / "named", tmp_path / "text"
+    text.write_text("of the user")
+    if kind == "text":
+        text.rename(file)
+    elif kind == "link":
+        file.symlink_to(text)
+    else:
+        os.mkfifo(file)
+    before = file.lstat()
+    monkeypatch.setenv(settings.SECRET_FILE.name, str(file))
+    with pytest.raises(SettingError, match=f"made in {file}: there is something else, .*{settings.SECRET_FILE.name}"):
+        cluster_secret()
+    assert file.lstat() == before
+
+
 def test_where_the_cache_takes_nothing_it_lies_among_temporary_files(cache: Path) -> None:
     cache.write_text("no folder")
     first = cluster_secret().token(Kind.NODE)

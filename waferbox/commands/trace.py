@@ -165,10 +165,8 @@ def trace(
             fail(f"{job.job} ran fewer than {steps} steps within {seconds:g} s: name more --seconds, or fewer --steps")
     if not spans:
         fail("there is no trace: the job ended before these steps")
-    partial = out.with_name(f"{out.name}.partial")
     try:
-        partial.write_text(json.dumps(chrome_trace(spans)))
-        os.replace(partial, out)
+        out.write_text(json.dumps(chrome_trace(spans)))
     except OSError as error:
         fail(f"{out} cannot be written: {error.strerror}")
     first, last = min(span.step for span in spans), max(span.step for span in spans)

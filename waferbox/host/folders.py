@@ -43,7 +43,8 @@ def cache_root() -> Path:
 def secret_key(path: Path) -> bytes:
     """The key in a file that only its owner may read; a new one, if there is none or others could have read it.
 
-    Processes that call this at the same time get the same key. Raises OSError.
+    Processes that call this at the same time get the same key. Raises OSError, also for a file of another kind, which
+    is left as it is.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -61,7 +62,11 @@ def secret_key(path: Path) -> bytes:
 
 
 def _make_secret_key(path: Path) -> None:
-    """Writes a new key in place of any file."""
+    """Writes a new key, in place of a former one or of an empty file. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        found = path.lstat()
+        if not stat.S_ISREG(found.st_mode) or found.st_size not in (0, KEY_BYTES):
+            raise OSError("there is something else, which is left as it is")
     fresh = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     try:
         with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
@@ -74,7 +79,7 @@ def _make_secret_key(path: Path) -> None:
 def read_secret_key(path: Path) -> bytes | None:
     """The key in a file; None if there is none, or another user can read or change the file."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe would block
     except OSError:
         return None
     try:
