@@ -243,6 +243,7 @@ def test_the_checksum_covers_every_dataset(tmp_path: Path) -> None:
         ("empty", CheckpointError, "is no checkpoint: .*the file is empty"),
         ("pickle", CheckpointError, r"is no checkpoint: .*\(UnpicklingError: "),
         ("missing", FileNotFoundError, "there is no checkpoint"),
+        ("folder", CheckpointError, "is a folder, not a checkpoint; name a file in it"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_explained(tmp_path: Path, kind: str, error: type[Exception], text: str) -> None:
@@ -255,6 +256,8 @@ def test_a_file_that_cannot_be_used_is_explained(tmp_path: Path, kind: str, erro
             path.write_text("weights, but as text")
         case "empty":
             path.touch()
+        case "folder":
+            path.mkdir()
         case "pickle":
             path.write_bytes(b"\x80\x02c__builtin__\neval\n.")
         case "another H5 file":

@@ -118,6 +118,7 @@ def test_a_tree_that_names_what_would_be_imported_is_refused(tmp_path: Path) -> 
     leaf: dict[str, object] = {"type": None, "context": None, "children_spec": []}
     nodes: list[dict[str, object]] = [
         {"type": "builtins.dict", "context": '[{"__enum__": true, "fqn": "os:x", "name": "y"}]'},
+        {"type": "builtins.dict", "context": r'[{"\u005f_enum__": true, "fqn": "os:x", "name": "y"}]'},
         {
             "type": "collections.defaultdict",
             "context": {"default_factory_module": "os", "default_factory_name": "getcwd", "dict_context": ["a"]},

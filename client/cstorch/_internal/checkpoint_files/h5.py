@@ -18,9 +18,17 @@ from cstorch.errors import CheckpointError
 # --- The tree ---------------------------------------------------------------------------------------------------------
 
 # Nodes that torch makes from numbers and strings of the file alone.
-_PLAIN = frozenset({None, "builtins.dict", "builtins.list", "builtins.tuple", "collections.OrderedDict", "torch.Size"})
-_NAMED = frozenset({"collections.namedtuple", "collections.deque"})
-_FACTORIES = frozenset({"list", "dict", "set", "tuple", "int", "float", "str", "bool"})
+_PLAIN = frozenset(
+    {
+        "builtins.dict",
+        "builtins.list",
+        "builtins.tuple",
+        "collections.OrderedDict",
+        "collections.deque",
+        "torch.Size",
+    }
+)
+_FACTORIES = frozenset(factory.__name__ for factory in layout.FACTORIES)
 
 
 def read_treespec(text: str, path: Path) -> pytree.TreeSpec:
@@ -50,13 +58,21 @@ def _check(node: dict[str, Any], path: Path) -> None:
     if kind == "collections.defaultdict":
         factory = (context["default_factory_module"], context["default_factory_name"])
         is_known = factory[0] == "builtins" and factory[1] in _FACTORIES
-        context = context["dict_context"]
+    elif kind is None or kind == "collections.namedtuple":
+        is_known = True
     else:
-        is_known = kind in _PLAIN or kind in _NAMED
-    if not is_known or "__enum__" in json.dumps(context):
+        is_known = kind in _PLAIN and not _has_object(context)
+    if not is_known:
         raise CheckpointError(f"{path} holds a tree with a node of type {kind}, which is not loaded")
     for child in node["children_spec"]:
         _check(child, path)
+
+
+def _has_object(context: str) -> bool:
+    """Whether a context, which is a JSON text, has an object: only an enum does."""
+    found: list[Any] = []
+    json.loads(context, object_hook=found.append)
+    return bool(found)
 
 
 # --- The leaves -------------------------------------------------------------------------------------------------------

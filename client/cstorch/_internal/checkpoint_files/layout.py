@@ -41,6 +41,9 @@ NONE: Final = "NoneSerializer"
 FULL: Final = "DeferredFullTensor"
 LINK: Final = "LinkedObject"
 
+# The default factories of the defaultdicts that are saved and loaded as such.
+FACTORIES: Final = (list, dict, set, tuple, int, float, str, bool)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredType:

@@ -49,6 +49,8 @@ def load(ckpt_path: str | os.PathLike[str], map_location: MapLocation = None, **
         path = run.redirected(path)
     if not path.exists():
         raise FileNotFoundError(f"there is no checkpoint {path}")
+    if path.is_dir():
+        raise CheckpointError(f"{path} is a folder, not a checkpoint; name a file in it")
     is_h5 = h5py.is_hdf5(path)
     if not is_h5 and not is_safetensors(path):
         return _read_pytorch(path, map_location, kwargs)

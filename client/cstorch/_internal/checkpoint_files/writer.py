@@ -1,5 +1,6 @@
 """Writes a checkpoint, tensor by tensor: `save`."""
 
+import errno
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ from cstorch._internal.checkpoint_files import layout
 from cstorch._internal.checkpoint_files.deferred import Filled, content_of
 from cstorch._internal.checkpoint_files.structure import append_checksum
 from cstorch._internal.checkpoint_files.temporary import Output, new_file
+from cstorch._internal.checkpoint_files.tree import storable
 from cstorch._internal.interrupts import deferred, interruptible
 from cstorch._internal.log import logged_if_slow
 from cstorch._internal.tracing import LazyTensor, check_known
@@ -34,14 +36,15 @@ def save(state_dict: Any, ckpt_path: str | os.PathLike[str]) -> None:
     time. A tensor that occurs twice in the tree is stored once.
 
     Args:
-        state_dict: The tree: dictionaries, lists and tuples of the leaves.
+        state_dict: The tree: dictionaries, lists and tuples of the leaves. Numpy scalars are loaded as Python numbers,
+            and subclasses of dict, such as Counter, as dicts, except OrderedDict and a defaultdict of a built-in type.
         ckpt_path: The path of the new file. Its folder is made if need be.
 
     Raises:
         FileExistsError: There is a file at `ckpt_path`; checkpoints are never overwritten.
         OSError: The file cannot be written, for instance because the disk is full; nothing of it is left.
-        TypeError: A leaf has a type that a checkpoint cannot hold.
-        ValueError: Two leaves have the same key.
+        TypeError: A leaf or a key has a type that a checkpoint cannot hold.
+        ValueError: Two leaves have the same key, a key cannot be a name in the file, or the tree contains itself.
 
     Example:
         In a checkpoint closure::
@@ -51,20 +54,21 @@ def save(state_dict: Any, ckpt_path: str | os.PathLike[str]) -> None:
     Reference: release 2.10, `cerebras.pytorch`.
     """
     target = Path(ckpt_path)
+    tree = storable(state_dict)
     if (run := checked_run()) is not None:
-        run.saved(state_dict)
+        run.saved(tree)
         target.unlink(missing_ok=True)  # a checked run sees no longer the user's file, which stays as it is
     if target.exists():
         raise FileExistsError(
             f"{target} exists; checkpoints are never overwritten: choose another name or remove it first"
         )
-    target.parent.mkdir(parents=True, exist_ok=True)
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
         with logged_if_slow(f"Saving {target}"), new_file(target) as output, deferred():
             # libver: attributes of more than 64 kB (the tree of a large model) need the layout of HDF5 1.8, and the
             # real system's library reads no newer one.
             with h5py.File(output, "w", libver=("v108", "v108")) as file:
-                data = _write_tree(file, output, state_dict)
+                data = _write_tree(file, output, tree)
                 file.flush()
                 file.attrs[layout.SUCCESS] = True
             output.check()
@@ -72,27 +76,32 @@ def save(state_dict: Any, ckpt_path: str | os.PathLike[str]) -> None:
     except OSError as error:
         if error.errno is None:
             raise
-        raise _not_saved(target, state_dict, error) from None
+        raise _not_saved(target, tree, error) from None
 
 
-def _not_saved(target: Path, state_dict: Any, error: OSError) -> OSError:
-    leaves = [leaf for leaf in pytree.tree_leaves(state_dict) if isinstance(leaf, torch.Tensor | np.ndarray)]
-    needed = sum({_identity(leaf): leaf.nbytes for leaf in leaves}.values())
-    free = shutil.disk_usage(target.parent).free
-    return OSError(
-        error.errno,
-        f"{error.strerror}: the checkpoint needs at least {needed / 1e6:.2f} MB, and {free / 1e6:.2f} MB are free. "
-        "Nothing of it is left; earlier ones are as they were",
-        str(target),
-    )
+def _not_saved(target: Path, tree: Any, error: OSError) -> OSError:
+    text = str(error.strerror)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        leaves = [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor | np.ndarray)]
+        needed = sum({_identity(leaf): leaf.nbytes for leaf in leaves}.values())
+        free = shutil.disk_usage(target.parent).free
+        text += f": the checkpoint needs at least {needed / 1e6:.2f} MB, and {free / 1e6:.2f} MB are free"
+    elif not target.is_absolute() and not os.path.exists(current := os.readlink("/proc/self/cwd")):
+        folder = current.removesuffix(" (deleted)")  # Linux adds it to the path of a folder that was removed
+        text = (
+            f"the working directory {folder} does not exist any more; change to another one or save to an absolute path"
+        )
+    elif not target.parent.is_dir():
+        text += f": {target.parent} is not a folder; choose another one"
+    return OSError(error.errno, f"{text}. Nothing of it is left; earlier ones are as they were", str(target))
 
 
-def _write_tree(file: h5py.File, output: Output, obj: Any) -> list[tuple[int, int]]:
+def _write_tree(file: h5py.File, output: Output, tree: Any) -> list[tuple[int, int]]:
     """Writes all leaves; returns offset and length of the bytes of each tensor and array."""
-    leaves, spec = pytree.tree_flatten_with_path(obj)
+    leaves, spec = pytree.tree_flatten_with_path(tree)
     file.attrs[layout.VERSION] = layout.FORMAT_VERSION
     file.attrs[layout.WRITER_VERSION] = __version__
-    file.attrs[layout.SPEC] = json.dumps([_skeleton(obj), _text_of(spec)])
+    file.attrs[layout.SPEC] = json.dumps([_skeleton(tree), pytree.treespec_dumps(spec)])
     first_key: dict[object, str] = {}
     seen: set[str] = set()
     for path, leaf in leaves:
@@ -104,18 +113,14 @@ def _write_tree(file: h5py.File, output: Output, obj: Any) -> list[tuple[int, in
         entry = _write_leaf(file, key, leaf) if linked == key else _link_to(linked)
         output.check()
         node = {"type": "builtins.dict", "context": json.dumps([key]), "children_spec": [_LEAF]}
-        tree = [{key: "*"}, json.dumps([1, node])]
-        described = {layout.SPEC: tree, layout.OBJECTS: [key], key + layout.METADATA: entry}
+        described = {
+            layout.SPEC: [{key: "*"}, json.dumps([1, node])],
+            layout.OBJECTS: [key],
+            key + layout.METADATA: entry,
+        }
         file.attrs[key + layout.METADATA] = json.dumps(described)
-    datasets = [file[key].id for key in first_key.values() if key in file]
+    datasets = [found.id for key in first_key.values() if isinstance(found := file.get(key), h5py.Dataset)]
     return [(offset, each.get_storage_size()) for each in datasets if (offset := each.get_offset()) is not None]
-
-
-def _text_of(spec: pytree.TreeSpec) -> str:
-    try:
-        return pytree.treespec_dumps(spec)
-    except NotImplementedError as error:
-        raise TypeError(f"a checkpoint cannot hold this tree: {error}") from None
 
 
 def _identity(leaf: torch.Tensor | np.ndarray[Any, Any]) -> object:
@@ -161,22 +166,14 @@ def _write_leaf(file: h5py.File, key: str, leaf: Any) -> dict[str, Any]:
             return _without_data(layout.STRING, string_value=leaf)
         case torch.Tensor():
             return _write_tensor(file, key, leaf)
-        case np.ndarray():
-            attributes = {"is_bfloat16": False, layout.TYPE: layout.ARRAY, layout.NUMPY: True, "compressed": False}
-            _write_dataset(file, key, leaf.shape, leaf.dtype, [leaf], attributes)
-            return attributes
-    raise TypeError(
-        f"a checkpoint cannot hold {key!r}: {type(leaf).__name__} is not a tensor, a numpy array, a number, a string "
-        "or None"
-    )
+    attributes = {"is_bfloat16": False, layout.TYPE: layout.ARRAY, layout.NUMPY: True, "compressed": False}
+    _write_dataset(file, key, leaf.shape, leaf.dtype, [leaf], attributes)
+    return attributes
 
 
 def _write_tensor(file: h5py.File, key: str, tensor: torch.Tensor) -> dict[str, Any]:
     check_known(tensor)
-    stored = layout.STORED_TYPES.get(tensor.dtype)
-    if stored is None:
-        names = ", ".join(sorted(layout.TORCH_TYPES))
-        raise TypeError(f"a checkpoint cannot hold {key!r} of type {tensor.dtype}; cast it to one of {names}")
+    stored = layout.STORED_TYPES[tensor.dtype]
     shape = list(tensor.shape)
     value = _only_value(tensor)
     if value is not None:
@@ -226,7 +223,13 @@ def _write_dataset(
     pieces: Iterable[np.ndarray[Any, Any]],
     attributes: Mapping[str, Any],
 ) -> None:
-    dataset = file.create_dataset(key, shape, dtype)
+    try:
+        dataset = file.create_dataset(key, shape, dtype)
+    except (TypeError, ValueError) as error:
+        # For HDF5 a name is a path of folders: "a" and "a/b" cannot both be tensors, and "a//b" is "a/b".
+        raise ValueError(
+            f"a checkpoint cannot hold a tensor under the name {key!r}, alone or beside the others; rename it ({error})"
+        ) from None
     checksum = xxhash.xxh3_64()
     row = 0
     for piece in interruptible(pieces):
