@@ -122,7 +122,8 @@ def test_no_false_alarm(script: Path, checked: CheckScript) -> None:
     verdict = checked(script)
     assert findings(verdict) == {}
     assert verdict.status == 0
-    assert [answer.summary for answer in verdict.answers if answer.state is State.OPEN] == []
+    summaries = [(answer.state, answer.summary) for answer in verdict.answers]
+    assert [each for each in summaries if State.OPEN in each or "the script ended" in each[1]] == []
     # The check has changed no file.
     assert {path.suffix for path in script.parent.iterdir()} <= {".py", ""}
     assert not (script.parent / "out").exists()
