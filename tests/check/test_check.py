@@ -115,6 +115,9 @@ def test_fault_is_found(name: str, checked: CheckScript) -> None:
 def test_other_program_computes_other_values(checked: CheckScript) -> None:
     verdict = checked(SCRIPTS / "faulty" / "every_second_call.py")
     assert findings(verdict).keys() == {Question.PROGRAM, Question.VALUES}
+    messages = [finding.message for finding in verdict.findings]
+    assert not any("defect of Waferbox" in message for message in messages)
+    assert any("follows from the answer above" in message for message in messages)
 
 
 @pytest.mark.parametrize("script", RIGHT, ids=lambda path: path.stem)

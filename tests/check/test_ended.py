@@ -1,14 +1,15 @@
-"""Scripts that end otherwise than with exit status 0, and the sentence that a verdict ends with."""
+"""What answers say of scripts that end otherwise than with exit status 0, or change; how a verdict ends."""
 
 from pathlib import Path
 from typing import Protocol
 
 import pytest
 
-from waferbox.check.check import trace_answers
+from waferbox.check.bisection import FirstDifference
+from waferbox.check.check import difference_finding, trace_answers
 from waferbox.check.runs import Run
 from waferbox.check.verdict import Answer, Finding, State, Verdict
-from waferbox.checked_run.record import Program, Question, RunFailed, Way
+from waferbox.checked_run.record import Found, Program, Question, RunFailed, Way
 
 PROGRAM = Program(
     execution=1,
@@ -74,6 +75,18 @@ def test_end_before_the_first_step(run: MakeRun) -> None:
     assert "with status 1; it wrote last:\nTraceback" in trace.summary
     (trace,) = trace_answers(run(), run(way=Way.TORCH), [])
     assert "ran no step on CSX" in trace.summary
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (Found(question=Question.PROGRAM, line="train.py:9", message="another program"), "follows from the answer"),
+        (Found(question=Question.RESUME, line="train.py:9", message="not saved"), "a defect of Waferbox"),
+    ],
+)
+def test_difference_of_the_cluster_from_its_program(found: Found, said: str, tmp_path: Path) -> None:
+    cluster = Run(way=Way.CLUSTER, folder=tmp_path, status=0, events=[found])
+    assert said in difference_finding(FirstDifference(source=None), cluster).message
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 from appliance.compiler.core.target import Precision
 from appliance.drawing.number_text import bytes_text, count_text, seconds_text
-from waferbox.check.bisection import first_difference
+from waferbox.check.bisection import FirstDifference, first_difference
 from waferbox.check.comparison import (
     CLOSE,
     CLOSE_IN_HALF,
@@ -236,16 +236,7 @@ class Check:
             return None
         text = Path(program.path).read_text(encoding="utf-8")
         found = first_difference(text, run.folder, observed[first.step], observed.get(first.step - 1))
-        if found is None:
-            return None
-        if found.source is None:
-            return Finding(
-                line="",
-                message="the traced program computes what PyTorch does, and the cluster something else: this is a "
-                "defect of Waferbox, please report it with the folder of --keep",
-            )
-        message = f"the first value that differs is that of {_operation_text(found.source)}"
-        return Finding(line=found.source.place, message=message)
+        return None if found is None else difference_finding(found, cluster)
 
     def _first_in_half(self, programs: Sequence[Program], comparison: Comparison) -> Finding | None:
         """Returns the first operation of a step in half precision whose result is far from that in float32."""
@@ -391,6 +382,29 @@ def _operation_text(source: Source) -> str:
     """An operation, with its pass and its layer."""
     layer = f" of {source.module}" if source.module else ""
     return f"{'the backward pass of ' if source.backward else ''}{source.op}{layer}"
+
+
+def difference_finding(difference: FirstDifference, cluster: Run) -> Finding:
+    """Returns what the first operation that differs says.
+
+    Args:
+        difference: The operation.
+        cluster: The run on the cluster.
+    """
+    if difference.source is not None:
+        message = f"the first value that differs is that of {_operation_text(difference.source)}"
+        return Finding(line=difference.source.place, message=message)
+    if any(found.question is Question.PROGRAM for found in _of(cluster, Found)):
+        message = (
+            "the difference follows from the answer above: the cluster runs the program of the first call, and PyTorch "
+            "what the script says. Change what is named there, and check again"
+        )
+    else:
+        message = (
+            "the traced program computes what PyTorch does, and the cluster something else: this is a defect of "
+            "Waferbox, please report it with the folder of --keep"
+        )
+    return Finding(line="", message=message)
 
 
 def _error_text(error: float) -> str:
