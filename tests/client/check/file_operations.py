@@ -49,8 +49,8 @@ with h5py.File("data.h5", "w") as file:
     file["x"] = [1]
 torch.save(torch.ones(2), "x.pt")
 save_file({"x": torch.ones(2)}, "x.safetensors")
-for folder in (user / "out/run", user / "out", user):
-    os.chdir(folder)
+for current in (user / "out/run", user / "out", user):
+    os.chdir(current)
     checkpoint = os.path.relpath(user / "out/run/step.mdl")
     for name in (checkpoint, os.path.abspath(checkpoint)):
         loaded = cstorch.load(name)
@@ -77,9 +77,9 @@ with contextlib.chdir("out/run"):
     )
     subprocess.run([sys.executable, "-c", code], check=True)  # another process of the script
 assert os.getcwd() == str(user)
-folder = os.open("out/run", os.O_RDONLY)
-os.fchdir(folder)
-os.close(folder)
+descriptor = os.open("out/run", os.O_RDONLY)
+os.fchdir(descriptor)
+os.close(descriptor)
 assert Path("here").exists()
 assert Path("../../losses.csv").exists()
 os.chdir(user)
