@@ -28,6 +28,7 @@ from cstorch.errors import CstorchError, CstorchWarning
 from waferbox import settings
 from waferbox.checked_run.record import (
     INPUT,
+    CheckpointSaved,
     Event,
     ExecutionBegun,
     ExecutionEnded,
@@ -188,8 +189,10 @@ class CheckedRun:
             value = states[name].detach().cpu()
             if any(copy.dtype is value.dtype and torch.equal(copy, value) for copy in copies):
                 names.add(name)
-        self.saved_states = names | (self.saved_states or set())
         self.saved_at = user_line()
+        if self.saved_states is None:
+            self.add(CheckpointSaved(line=self.saved_at))
+        self.saved_states = names | (self.saved_states or set())
 
 
 def _cell(tensor: torch.Tensor) -> Cell | int:
