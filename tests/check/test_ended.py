@@ -1,14 +1,25 @@
-"""Scripts that end otherwise than with exit status 0, and the sentence that a verdict ends with."""
+"""What answers say of how scripts end, and of what a check has not seen; how a verdict ends."""
 
 from pathlib import Path
 from typing import Protocol
 
 import pytest
 
-from waferbox.check.check import trace_answers
+from waferbox.check.bisection import FirstDifference
+from waferbox.check.check import difference_finding, resume_answer, trace_answers
 from waferbox.check.runs import Run
 from waferbox.check.verdict import Answer, Finding, State, Verdict
-from waferbox.checked_run.record import Program, Question, RunFailed, Way
+from waferbox.checked_run.record import (
+    CheckpointSaved,
+    Event,
+    ExecutionBegun,
+    ExecutionEnded,
+    Found,
+    Program,
+    Question,
+    RunFailed,
+    Way,
+)
 
 PROGRAM = Program(
     execution=1,
@@ -74,6 +85,43 @@ def test_end_before_the_first_step(run: MakeRun) -> None:
     assert "with status 1; it wrote last:\nTraceback" in trace.summary
     (trace,) = trace_answers(run(), run(way=Way.TORCH), [])
     assert "ran no step on CSX" in trace.summary
+
+
+@pytest.mark.parametrize(
+    ("asked", "part"),
+    [([5], "Yes:"), ([5, 12, 8], "Yes, in the first 5 of 12 steps:"), ([5000], "Yes, in the first 5 of 5,000 steps:")],
+)
+def test_answers_name_the_steps_that_have_run(asked: list[int], part: str, tmp_path: Path) -> None:
+    events: list[Event] = [
+        ExecutionBegun(execution=number, steps=5, asked_steps=steps) for number, steps in enumerate(asked, 1)
+    ]
+    events.append(ExecutionEnded(execution=1, seconds=1.0))
+    run = Run(way=Way.CLUSTER, folder=tmp_path, status=0, events=events)
+    _, program = trace_answers(run, None, [PROGRAM])
+    assert program.summary.startswith(part)
+    assert resume_answer(run, [PROGRAM]).summary.startswith(part)
+
+
+@pytest.mark.parametrize("has_saved", [False, True])
+def test_script_that_saves_nothing(has_saved: bool, tmp_path: Path) -> None:
+    events: list[Event] = [ExecutionEnded(execution=1, seconds=1.0)]
+    if has_saved:
+        events.append(CheckpointSaved(line="train.py:50"))
+    answer = resume_answer(Run(way=Way.CLUSTER, folder=tmp_path, status=0, events=events), [PROGRAM])
+    assert answer.state is State.GOOD
+    assert ("no cstorch.save ran" in answer.summary) is not has_saved
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (Found(question=Question.PROGRAM, line="train.py:9", message="another program"), "follows from the answer"),
+        (Found(question=Question.RESUME, line="train.py:9", message="not saved"), "a defect of Waferbox"),
+    ],
+)
+def test_difference_of_the_cluster_from_its_program(found: Found, said: str, tmp_path: Path) -> None:
+    cluster = Run(way=Way.CLUSTER, folder=tmp_path, status=0, events=[found])
+    assert said in difference_finding(FirstDifference(source=None), cluster).message
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 from appliance.compiler.core.target import Precision
 from appliance.drawing.number_text import bytes_text, count_text, seconds_text
-from waferbox.check.bisection import first_difference
+from waferbox.check.bisection import FirstDifference, first_difference
 from waferbox.check.comparison import (
     CLOSE,
     CLOSE_IN_HALF,
@@ -31,6 +31,8 @@ from waferbox.check.half_errors import HalfErrors, half_errors
 from waferbox.check.runs import Run, ScriptProcess
 from waferbox.check.verdict import Answer, Finding, State, Verdict
 from waferbox.checked_run.record import (
+    CheckpointSaved,
+    ExecutionBegun,
     ExecutionEnded,
     Found,
     InputMeasured,
@@ -113,7 +115,7 @@ class Check:
         if programs:
             answers += self._values_answers(first, eager, programs)
             answers += self._compile_answers(programs, first, eager)
-            answers.append(_resume_answer(first, programs))
+            answers.append(resume_answer(first, programs))
         return Verdict(command=tuple(settings.command), answers=tuple(answers), seconds=time.monotonic() - began)
 
     # --- Runs ---------------------------------------------------------------------------------------------------------
@@ -236,16 +238,7 @@ class Check:
             return None
         text = Path(program.path).read_text(encoding="utf-8")
         found = first_difference(text, run.folder, observed[first.step], observed.get(first.step - 1))
-        if found is None:
-            return None
-        if found.source is None:
-            return Finding(
-                line="",
-                message="the traced program computes what PyTorch does, and the cluster something else: this is a "
-                "defect of Waferbox, please report it with the folder of --keep",
-            )
-        message = f"the first value that differs is that of {_operation_text(found.source)}"
-        return Finding(line=found.source.place, message=message)
+        return None if found is None else difference_finding(found, cluster)
 
     def _first_in_half(self, programs: Sequence[Program], comparison: Comparison) -> Finding | None:
         """Returns the first operation of a step in half precision whose result is far from that in float32."""
@@ -344,7 +337,7 @@ def trace_answers(run: Run, eager: Run | None, programs: Sequence[Program]) -> I
         state=State.FOUND if found else State.GOOD,
         summary="No: the cluster would train otherwise than the script says."
         if found
-        else "Yes: later calls of the step are the program of the first.",
+        else f"Yes{_part(run)}: later calls of the step are the program of the first.",
         findings=found,
     )
 
@@ -354,6 +347,13 @@ def trace_answers(run: Run, eager: Run | None, programs: Sequence[Program]) -> I
 
 def _of(run: Run, kind: type[_E]) -> list[_E]:
     return [event for event in run.events if isinstance(event, kind)]
+
+
+def _part(run: Run) -> str:
+    """Names the steps that have run of the longest execution that the check has cut; empty: it has cut none."""
+    cut = [each for each in _of(run, ExecutionBegun) if each.steps < each.asked_steps]
+    longest = max(cut, key=lambda each: each.asked_steps, default=None)
+    return "" if longest is None else f", in the first {longest.steps:,} of {longest.asked_steps:,} steps"
 
 
 def _finding(found: Found) -> Finding:
@@ -391,6 +391,29 @@ def _operation_text(source: Source) -> str:
     """An operation, with its pass and its layer."""
     layer = f" of {source.module}" if source.module else ""
     return f"{'the backward pass of ' if source.backward else ''}{source.op}{layer}"
+
+
+def difference_finding(difference: FirstDifference, cluster: Run) -> Finding:
+    """Returns what the first operation that differs says.
+
+    Args:
+        difference: The operation.
+        cluster: The run on the cluster.
+    """
+    if difference.source is not None:
+        message = f"the first value that differs is that of {_operation_text(difference.source)}"
+        return Finding(line=difference.source.place, message=message)
+    if any(found.question is Question.PROGRAM for found in _of(cluster, Found)):
+        message = (
+            "the difference follows from the answer above: the cluster runs the program of the first call, and PyTorch "
+            "what the script says. Change what is named there, and check again"
+        )
+    else:
+        message = (
+            "the traced program computes what PyTorch does, and the cluster something else: this is a defect of "
+            "Waferbox, please report it with the folder of --keep"
+        )
+    return Finding(line="", message=message)
 
 
 def _error_text(error: float) -> str:
@@ -614,7 +637,13 @@ def _is_of_input(failure: RunFailed | None) -> bool:
     return failure is not None and failure.type == "InputError"
 
 
-def _resume_answer(run: Run, programs: Sequence[Program]) -> Answer:
+def resume_answer(run: Run, programs: Sequence[Program]) -> Answer:
+    """Returns the answer to whether the script will resume.
+
+    Args:
+        run: the run on the cluster, or the one that only traces.
+        programs: the steps that were traced.
+    """
     question = Question.RESUME
     # An error that ends the script leaves its loop too.
     found = [each for each in _of(run, Found) if each.question is question and not (each.is_error and run.failure)]
@@ -628,4 +657,7 @@ def _resume_answer(run: Run, programs: Sequence[Program]) -> Answer:
         return Answer(question=question, state=State.OPEN, summary="Not known: with --full-size nothing is saved.")
     if not _of(run, ExecutionEnded) or not any(program.trains for program in programs):
         return Answer(question=question, state=State.OPEN, summary="Not known: no training has ended.")
-    return Answer(question=question, state=State.GOOD, summary="Yes: every state that changes is in a state_dict.")
+    summary = f"Yes{_part(run)}: every state that changes is in a state_dict."
+    if not _of(run, CheckpointSaved):
+        summary += " But the script saved no checkpoint: no cstorch.save ran in the check."
+    return Answer(question=question, state=State.GOOD, summary=summary)

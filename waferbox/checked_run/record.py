@@ -234,7 +234,28 @@ class ExecutionEnded:
     seconds: float
 
 
-Event = ExecutionBegun | Program | Found | StepValues | StepObserved | InputMeasured | RunFailed | ExecutionEnded
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSaved:
+    """The script has saved its first checkpoint.
+
+    Attributes:
+        line: the script's line.
+    """
+
+    line: str
+
+
+Event = (
+    ExecutionBegun
+    | Program
+    | Found
+    | StepValues
+    | StepObserved
+    | InputMeasured
+    | RunFailed
+    | ExecutionEnded
+    | CheckpointSaved
+)
 _CLASSES: Final = {each.__name__: each for each in get_args(Event)}
 
 

@@ -45,6 +45,13 @@ class StepProfiler(Protocol):
         """Records the end of the last counted step, in seconds after the begin of the first."""
 
 
+class StepSchedule(Protocol):
+    """The part of a schedule of steps that an execution needs."""
+
+    def match(self, index: int) -> bool:
+        """Whether the schedule has a step, from 0."""
+
+
 class Executor(Protocol):
     """The part of a DataExecutor that an execution needs."""
 
@@ -58,6 +65,8 @@ class Executor(Protocol):
     def profiler(self) -> StepProfiler: ...
     @property
     def artifact_dir(self) -> Path: ...
+    @property
+    def checkpoint_schedule(self) -> StepSchedule | None: ...
     @property
     def checkpoint_steps(self) -> list[int]: ...
     @property

@@ -1,5 +1,6 @@
 """Works with files as scripts do, with files of its own: `file_operations.py USER_FOLDER RECORD_FOLDER`."""
 
+import contextlib
 import glob
 import json
 import logging
@@ -18,6 +19,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import cstorch
 from cstorch._internal.check.private_files import PrivateFiles
 
 user, record = map(Path, sys.argv[1:])
@@ -38,6 +40,47 @@ with pytest.raises(FileNotFoundError):
 os.chdir("out/run")
 Path("here").touch()
 assert os.listdir("../../kept") == ["file"]
+assert Path("../../losses.csv").exists()
+assert os.getcwd() == os.fsdecode(os.getcwdb()) == str(user / "out/run")
+assert Path("here").absolute() == Path("here").resolve() == user / "out/run/here"
+assert Path.cwd().is_relative_to(user)
+cstorch.save({"step": 4, "x": torch.ones(2)}, "step.mdl")
+with h5py.File("data.h5", "w") as file:
+    file["x"] = [1]
+torch.save(torch.ones(2), "x.pt")
+save_file({"x": torch.ones(2)}, "x.safetensors")
+for current in (user / "out/run", user / "out", user):
+    os.chdir(current)
+    checkpoint = os.path.relpath(user / "out/run/step.mdl")
+    for name in (checkpoint, os.path.abspath(checkpoint)):
+        loaded = cstorch.load(name)
+        assert loaded["step"] == 4
+        assert loaded["x"].sum() == 2
+    run = Path(os.path.relpath(user / "out/run"))
+    assert h5py.is_hdf5(run / "data.h5")
+    with h5py.File(run / "data.h5") as file:
+        assert file["x"][0] == 1
+    assert torch.load(run / "x.pt", mmap=True).sum() == 2
+    assert cstorch.load(run / "x.pt").sum() == 2
+    assert cstorch.load(run / "x.safetensors")["x"].sum() == 2
+    with open(run / "x.pt", "rb") as file:
+        assert torch.load(file).sum() == 2
+for name in ("step.mdl", "data.h5", "x.pt", "x.safetensors"):
+    os.remove(f"out/run/{name}")
+with contextlib.chdir("out/run"), contextlib.chdir(user):
+    assert Path("losses.csv").exists()
+with contextlib.chdir("out/run"):
+    code = (
+        "import pathlib; from cstorch._internal.check.private_files import PrivateFiles; "
+        f"PrivateFiles(pathlib.Path({str(record / 'files')!r})).install(); "
+        "assert pathlib.Path('../../losses.csv').read_text() == '1\\n'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)  # another process of the script
+assert os.getcwd() == str(user)
+descriptor = os.open("out/run", os.O_RDONLY)
+os.fchdir(descriptor)
+os.close(descriptor)
+assert Path("here").exists()
 assert Path("../../losses.csv").exists()
 os.chdir(user)
 assert os.getcwd() == str(user)
@@ -111,6 +154,9 @@ assert Path("out/extracted/copy/sub/b").read_text() == "b"
 with tempfile.TemporaryDirectory() as folder, tempfile.NamedTemporaryFile() as temporary:
     Path(folder, "x").touch()
     subprocess.run(["test", "-f", f"{folder}/x", "-a", "-f", temporary.name], check=True)
+    with contextlib.chdir(folder):
+        cstorch.save({"step": 4}, "step.mdl")
+        assert cstorch.load("step.mdl")["step"] == 4
 with tempfile.NamedTemporaryFile("w", dir=user, delete=False) as whole:
     whole.write("whole")
 os.replace(whole.name, "atomic")

@@ -30,6 +30,7 @@ _WRITING_MODES: Final = frozenset("wax+")
 _WRITING_FLAGS: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _PLAIN: Final[Mapping[str, Callable[..., Any]]] = {**vars(os)}
 _PLAIN_OPEN: Final = io.open
+_NAMES: Final = (str, bytes, os.PathLike)
 
 # The modules that other ones take these calls from, and this one.
 _PLAIN_MODULES: Final = ("posix", "_io", __name__)
@@ -191,6 +192,13 @@ class PrivateFiles:
             others = [entry for entry in os.scandir(place) if entry.name in names] if names else []
         return _Entries([*others, *own])
 
+    def getcwd(self) -> str:
+        folder = process_folder()
+        return self.place(folder) or folder
+
+    def getcwdb(self) -> bytes:
+        return os.fsencode(self.getcwd())
+
     def chdir(self, path: Any) -> None:
         place = self.place(_folder_of(path))
         self._is_inside = place is not None and not self._is_of_user(place)
@@ -292,15 +300,18 @@ class PrivateFiles:
 
     def install(self) -> None:
         """Puts these calls in the place of Python's, in all modules that this process has imported."""
+        self._is_inside = _is_in(process_folder(), self._root)  # where a process of the script starts this one
         own: dict[str, Callable[..., Any]] = {
             **{name: self._translated(_PLAIN[name], self.reading) for name in _READERS},
             **{name: self._translated(_PLAIN[name], self.writing) for name in _CHANGERS},
             **{
                 name: getattr(self, name)
-                for name in ("chdir", "link", "listdir", "mkdir", "rmdir", "scandir", "symlink", "unlink")
+                for name in ("chdir", "getcwd", "getcwdb", "link", "listdir", "mkdir", "rmdir", "scandir", "symlink")
             },
+            "fchdir": self.chdir,
             "open": self.os_open,
             "remove": self.unlink,
+            "unlink": self.unlink,
             "rename": self.rename,
             "replace": self.rename,
         }
@@ -310,6 +321,8 @@ class PrivateFiles:
         replaced += [
             (_PLAIN_OPEN, self.open),
             (torch.save, self._saving(torch.save)),
+            (torch.load, self._loading(torch.load)),
+            (h5py.is_hdf5, self._loading(h5py.is_hdf5)),
             (safetensors.serialize_file, self._saving(safetensors.serialize_file)),
             (safetensors.safe_open, self._translated(safetensors.safe_open, self.reading)),
         ]
@@ -338,16 +351,23 @@ class PrivateFiles:
 
         @functools.wraps(function)
         def save(value: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-            return function(
-                value, self.writing(f, keeps=False) if isinstance(f, str | os.PathLike) else f, *args, **kwargs
-            )
+            return function(value, self.writing(f, keeps=False) if isinstance(f, _NAMES) else f, *args, **kwargs)
 
         return save
+
+    def _loading(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a function that reads the file that its first argument names, or is."""
+
+        @functools.wraps(function)
+        def load(f: Any, *args: Any, **kwargs: Any) -> Any:
+            return function(self.reading(f) if isinstance(f, _NAMES) else f, *args, **kwargs)
+
+        return load
 
     def _opening(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def initialise(file: Any, name: Any, mode: str = "r", *args: Any, **kwargs: Any) -> None:
-            if isinstance(name, str | bytes | os.PathLike):
+            if isinstance(name, _NAMES):
                 name = self.reading(name) if mode == "r" else self.writing(name, keeps=mode != "w")
             function(file, name, mode, *args, **kwargs)
 
@@ -356,6 +376,12 @@ class PrivateFiles:
 
 def _install(root: Path) -> None:
     PrivateFiles(root).install()
+
+
+def process_folder() -> str:
+    """Returns the folder that this process is in, which may be one of the script's own under another name."""
+    folder: str = _PLAIN["getcwd"]()
+    return folder
 
 
 class _Entries:

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
 
 from cstorch._internal import state
+from cstorch._internal.check.private_files import PrivateFiles
 from cstorch._internal.tracing import Cell, LazyTensor, cell_of, user_line
 from cstorch._internal.tracing.context import context
 from cstorch._internal.tracing.provenance import line_of
@@ -27,6 +28,7 @@ from cstorch.errors import CstorchError, CstorchWarning
 from waferbox import settings
 from waferbox.checked_run.record import (
     INPUT,
+    CheckpointSaved,
     Event,
     ExecutionBegun,
     ExecutionEnded,
@@ -53,7 +55,7 @@ class CheckedRun:
     def __init__(self, settings: RunSettings) -> None:
         self.settings = settings
         self.folder = Path(settings.folder)
-        self.files = self.folder / "files"  # those that the script writes, by their absolute paths
+        self.files = PrivateFiles(self.folder / "files")
         self.saved_states: set[str] | None = None  # the states in checkpoints of the script; None: it saved none
         self.saved_at = ""  # the line of the last one
         self.buffer_lines: WeakKeyDictionary[nn.Module, dict[str, str]] = WeakKeyDictionary()  # of register_buffer
@@ -175,10 +177,6 @@ class CheckedRun:
 
     # --- Checkpoints --------------------------------------------------------------------------------------------------
 
-    def redirected(self, path: Path) -> Path:
-        """Returns where a file that the script has written is, for code that is not Python's."""
-        return self.files / path.absolute().relative_to(path.absolute().anchor)
-
     def saved(self, state_dict: Any) -> None:
         """Notes the states in a checkpoint of the script: those in it, and those of which it has copies."""
         leaves = tensors(state_dict)
@@ -191,8 +189,10 @@ class CheckedRun:
             value = states[name].detach().cpu()
             if any(copy.dtype is value.dtype and torch.equal(copy, value) for copy in copies):
                 names.add(name)
-        self.saved_states = names | (self.saved_states or set())
         self.saved_at = user_line()
+        if self.saved_states is None:
+            self.add(CheckpointSaved(line=self.saved_at))
+        self.saved_states = names | (self.saved_states or set())
 
 
 def _cell(tensor: torch.Tensor) -> Cell | int:

@@ -13,7 +13,6 @@ from cstorch._internal.backend.csx import CsxBackend
 from cstorch._internal.backend.current import Make, replace_backends
 from cstorch._internal.backend.interface import Backend, BackendType, Cluster
 from cstorch._internal.check.counted_random import CountedRandom
-from cstorch._internal.check.private_files import PrivateFiles
 from cstorch._internal.check.run import CheckedRun, checked_run
 from cstorch._internal.execution import Execution, Executor
 from cstorch._internal.tracing import DEVICE, XlaName
@@ -95,7 +94,7 @@ def install_check() -> None:
         return
     if os.getppid() == run.settings.parent:  # and not a process that the script has started
         die_with_parent(run.settings.parent)
-    PrivateFiles(run.files).install()
+    run.files.install()
     _seed_generators()
 
     def replacement(kind: BackendType, make: Make) -> Make:

@@ -4,7 +4,7 @@ import shutil
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import torch
 from safetensors.torch import save_file
@@ -26,9 +26,16 @@ from cstorch._internal.session.execution.function import FunctionExecution
 from cstorch._internal.session.execution.loop import LoopExecution
 from cstorch._internal.tracing import user_line
 from cstorch.backends.mixed_precision import get_half_dtype, mixed_precision
+from cstorch.errors import StateError
 from waferbox.checked_run.moments import WIDTH, moments
 from waferbox.checked_run.record import INPUT, InputMeasured, Program, Question, StepObserved, Way
 from waferbox.execution_folders import CIRH
+
+_EARLY_READ: Final = (
+    "state is read or saved in a step closure on a step that is no checkpoint step: outside of a check this is an "
+    "error, as the cluster is ahead of the script. Do it in a @cstorch.checkpoint_closure, on a step of the "
+    "DataExecutor's checkpoint_steps, or after the loop"
+)
 
 # --- On the cluster ---------------------------------------------------------------------------------------------------
 
@@ -125,6 +132,32 @@ class CheckedExecution(ClusterExecution):
         if self._run.is_refused:
             raise SystemExit(0)  # the program has stand-ins for values
         return module
+
+    @property
+    def _is_saved(self) -> bool:
+        executor = self.executor
+        if executor.checkpoint_schedule is None:
+            return False
+        # The check may run fewer steps than the script asks for.
+        is_last = self._done == executor.num_steps and executor.checkpoint_schedule.match(executor.asked_steps - 1)
+        return is_last or self._done in executor.checkpoint_steps
+
+    def _check_changes(self) -> None:
+        try:
+            super()._check_changes()
+        except StateError as error:
+            self._run.found(Question.TRACE, str(error), user_line(), is_error=True)
+
+    def _run_closures(self, calls: list[Closure], values: dict[str, torch.Tensor]) -> None:
+        states = self._session.state
+        states.on_read = None if self.executor.on_checkpoint_step else self._note_early_read
+        try:
+            super()._run_closures(calls, values)
+        finally:
+            states.on_read = None
+
+    def _note_early_read(self) -> None:
+        self._run.found(Question.TRACE, _EARLY_READ, user_line(), is_error=True)
 
     def _at_snapshot(self, step: int) -> None:
         states = {name: tensor.detach().cpu() for name, tensor in _state_tensors().items()}

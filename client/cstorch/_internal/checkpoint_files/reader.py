@@ -11,7 +11,6 @@ import h5py
 import torch
 from torch.utils import _pytree as pytree
 
-from cstorch._internal.check.run import checked_run
 from cstorch._internal.checkpoint_files.dataset import Dataset
 from cstorch._internal.checkpoint_files.deferred import Content, DeferredTensor, Filled, Source
 from cstorch._internal.checkpoint_files.h5 import read_h5
@@ -45,8 +44,6 @@ def load(ckpt_path: str | os.PathLike[str], map_location: MapLocation = None, **
     Reference: release 2.10, `cerebras.pytorch`.
     """
     path = Path(ckpt_path)
-    if (run := checked_run()) is not None and run.redirected(path).exists():
-        path = run.redirected(path)
     if not path.exists():
         raise FileNotFoundError(f"there is no checkpoint {path}")
     if path.is_dir():

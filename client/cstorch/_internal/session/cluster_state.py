@@ -1,7 +1,7 @@
 """The client's record of the states on the cluster: their cells, their shards, and the client's changes."""
 
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -82,6 +82,7 @@ class ClusterState:
         self._snapshot: int | None = None
         self._lost: str | None = None
         self._is_unsaved = False
+        self.on_read: Callable[[], None] | None = None  # called when a state is read during an execution
 
     def prepare(self, cells: Mapping[str, Cell]) -> None:
         """Prepares the load of a plan with these states.
@@ -300,6 +301,8 @@ class ClusterState:
         self.end_left()
         if self._running and self._snapshot is None:
             raise StateError(f"the value of {name!r} cannot be read now: {STATE_NOT_READABLE}")
+        if self._running and self.on_read is not None:
+            self.on_read()
         entry = self._entries[name]
         connection = self._connections[min(entry.shards)]
         yield from connection.read(name, entry.shape, entry.dtype, self._snapshot or 0)

@@ -12,7 +12,6 @@ import cloudpickle
 import torch
 
 from cstorch._internal.batch_objects import has_objects
-from cstorch._internal.check.private_files import PrivateFiles
 from cstorch._internal.check.run import checked_run
 from cstorch._internal.execution import current_execution
 from cstorch._internal.loader_processes import workers_in_process
@@ -290,7 +289,7 @@ class DataLoader:
         """
         recipe = {
             # The first: what the others import, as they are unpickled, finds files and variables set.
-            **({"files": PrivateFiles(run.files)} if (run := checked_run()) is not None else {}),
+            **({"files": run.files} if (run := checked_run()) is not None else {}),
             **({"environment": appliance_environ} if appliance_environ else {}),
             "input_fn": self.input_fn,
             "args": self.args,

@@ -1,4 +1,4 @@
-"""A script without seeds that writes logs, checkpoints and an index, which its loader reads in another process."""
+"""A script without seeds that writes, in a new folder, what it and its loader read by relative names."""
 
 import json
 import logging
@@ -21,10 +21,11 @@ backend = cstorch.backend("CSX", artifact_dir=out / "artifacts")
 model = nn.Linear(8, 4)
 compiled = cstorch.compile(model, backend)
 optimizer = cstorch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+os.chdir(out)
 
 
 def input_fn():
-    samples = json.loads((out / "index.json").read_text())["samples"]
+    samples = json.loads(Path("index.json").read_text())["samples"]
     return DataLoader(TensorDataset(torch.randn(samples, 8), torch.randint(4, (samples,))), 16, shuffle=True)
 
 
@@ -47,7 +48,7 @@ def log(loss):
 
 @cstorch.checkpoint_closure
 def save():
-    cstorch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, out / "checkpoint.mdl")
+    cstorch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "checkpoint.mdl")
 
 
 executor = cstorch.utils.data.DataExecutor(cstorch.utils.data.DataLoader(input_fn), num_steps=3, checkpoint_steps=3)
@@ -55,6 +56,6 @@ for batch in executor:
     log(training_step(batch))
     save()
 torch.save(model.state_dict(), "final.pt")
-assert (out / "checkpoint.mdl").exists()
+assert cstorch.load("checkpoint.mdl")["model"]["weight"].shape == (4, 8)
 assert len(Path("losses.csv").read_text().splitlines()) == 3
-assert "loss" in (out / "train.log").read_text()
+assert "loss" in Path("train.log").read_text()

@@ -189,7 +189,7 @@ class ClusterExecution(Execution):
         """
         cells, states, executor = self._step.cells, self._session.state, self.executor
         if self._target.config.changes_need_checkpoint:
-            states.check_changes(cells, backends.csx.debug.lazy_initialization)
+            self._check_changes()
         states.prepare(cells)
         logger.debug("Programming the cluster for execution. This may take a few minutes.")
         logger.debug("Execute job id: %s", job.name)
@@ -234,6 +234,10 @@ class ClusterExecution(Execution):
         states.begin(cells)
         self._is_running = True
         self._began = time.monotonic()
+
+    def _check_changes(self) -> None:
+        """Checks what the script has changed since the execution before; raises StateError."""
+        self._session.state.check_changes(self._step.cells, backends.csx.debug.lazy_initialization)
 
     def _end_step(self, step: int) -> None:
         """Waits for the outputs of the step, and runs the closures that were called in it."""
@@ -318,7 +322,12 @@ class ClusterExecution(Execution):
     def _settle(self) -> None:
         """Marks the end of the execution after the last step that the script has done."""
         self._is_running = False
-        self._session.state.settle(is_saved=self._done in self._snapshots)
+        self._session.state.settle(is_saved=self._is_saved)
+
+    @property
+    def _is_saved(self) -> bool:
+        """Whether the last step that the script has done was a checkpoint step."""
+        return self._done in self._snapshots
 
     def _close(self) -> None:
         """Ends the execution, or marks it as left if the script has left its loop before the last step."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from cstorch._internal.check.private_files import process_folder
 from cstorch._internal.session.execution.compiling import half_type
 from cstorch.backends.mixed_precision import mixed_precision
 from cstorch.distributed.cluster_config import ClusterConfig
@@ -40,7 +41,7 @@ def prepared_input(builder: bytes, config: ClusterConfig, artifact_dir: Path) ->
         interpreter=sys.executable,
         python_paths=[*_absolute(config.python_paths), *before],
         last_python_paths=after,
-        working_directory=str(Path.cwd()),
+        working_directory=process_folder(),
         mount_dirs=_absolute(config.mount_dirs),
         half_type=half_type(),
         mixed_precision=mixed_precision(),
