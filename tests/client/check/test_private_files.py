@@ -22,7 +22,7 @@ def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 def in_process(*command: str, temporary: Path) -> None:
     temporary.mkdir()
-    environment = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = {**os.environ, "TMPDIR": str(temporary)}
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     assert list(temporary.iterdir()) == []

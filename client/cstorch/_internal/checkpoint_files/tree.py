@@ -56,13 +56,13 @@ def _storable(obj: Any, path: _Path, containers: tuple[int, ...]) -> Any:
             f"{_refusal(path)}: {type(obj).__name__} is a tuple of a class of its own, which the file cannot name. "
             "Convert it to a tuple, or a namedtuple to a dict with _asdict()"
         )
-    names = obj._fields if pytree.is_namedtuple_instance(obj) else range(len(obj))  # type: ignore[union-attr]
+    names = obj._fields if _is_namedtuple(obj) else range(len(obj))  # type: ignore[union-attr]
     children = [_storable(value, (*path, name), containers) for name, value in zip(names, obj, strict=True)]
     if isinstance(obj, list):
         return children
     if isinstance(obj, deque):
         return deque(children, obj.maxlen)
-    return type(obj)(*children) if pytree.is_namedtuple_instance(obj) else type(obj)(children)
+    return type(obj)(*children) if _is_namedtuple(obj) else type(obj)(children)
 
 
 def _dict_like(obj: dict[Any, Any], children: dict[Any, Any]) -> dict[Any, Any]:
@@ -73,14 +73,19 @@ def _dict_like(obj: dict[Any, Any], children: dict[Any, Any]) -> dict[Any, Any]:
     return children
 
 
+def _is_namedtuple(obj: object) -> bool:
+    return isinstance(obj, tuple) and hasattr(obj, "_fields")
+
+
 def _is_registered_namedtuple(obj: tuple[Any, ...]) -> bool:
     """Whether the script has given the class of a namedtuple a name in files, by which `load` finds it."""
-    known = pytree.SUPPORTED_SERIALIZED_TYPES.get(type(obj))
-    return (
-        pytree.is_namedtuple_instance(obj)
-        and known is not None
-        and known.serialized_type_name != pytree.NO_SERIALIZED_TYPE_NAME_FOUND
-    )
+    if not _is_namedtuple(obj):
+        return False
+    try:
+        pytree.treespec_dumps(pytree.tree_structure(type(obj)(*range(len(obj)))))
+    except NotImplementedError:
+        return False
+    return True
 
 
 def _refusal(path: _Path) -> str:
