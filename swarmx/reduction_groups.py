@@ -87,17 +87,17 @@ class Collector:
         begin = self._joined_bytes
         if self._num_children == 1:
             end = firsts[0].end
-            Slice(self._result.memory, self._result.offset + begin, end - begin).view[:] = firsts[0].view
+            self._result.view[begin:end] = firsts[0].view
         elif self._join.takes_chunks:
             end = min(message.end for message in firsts)
             self._join.add(firsts, begin, end)
         else:
             end = self._result.nbytes
             self._join.put_together(firsts)
-        for messages, first in zip(self._parts, firsts, strict=True):
-            if first.is_last if end == self._result.nbytes else first.end == end:
-                messages.popleft()
         joined = Joined(result=self._result, step=firsts[0].step, begin=begin, end=end)
+        for messages, first in zip(self._parts, firsts, strict=True):
+            if joined.is_last or first.end == end:
+                messages.popleft()
         self._joined_bytes = 0 if joined.is_last else end
         return joined
 

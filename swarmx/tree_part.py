@@ -24,26 +24,24 @@ class Handlers:
 
     def __init__(self) -> None:
         self.left = 0  # groups to be passed on or joined in the epoch
-        self._handlers: dict[Link, dict[int, tuple[int, Handler]]] = defaultdict(dict)  # with the bytes of the group
-        self._by_chunk: dict[Link, set[int]] = defaultdict(set)
+        # With the bytes of the group, and whether the handler takes chunks.
+        self._handlers: dict[Link, dict[int, tuple[int, Handler, bool]]] = defaultdict(dict)
 
     def add(self, link: Link, group: int, nbytes: int, handler: Handler, *, by_chunk: bool = False) -> None:
         """Sets the handler of a group's frames of so many bytes. by_chunk: it takes each chunk as it arrives."""
-        self._handlers[link][group] = nbytes, handler
-        if by_chunk:
-            self._by_chunk[link].add(group)
+        self._handlers[link][group] = nbytes, handler, by_chunk
 
     def by_chunk(self, link: Link) -> Collection[int]:
         """Returns the groups of a link whose chunks are handled as they arrive."""
-        return self._by_chunk[link]
+        return {group for group, (_, _, by_chunk) in self._handlers[link].items() if by_chunk}
 
     def sizes(self, link: Link) -> dict[int, int]:
         """Returns the bytes of each group that the link may bring."""
-        return {group: nbytes for group, (nbytes, _) in self._handlers[link].items()}
+        return {group: nbytes for group, (nbytes, _, _) in self._handlers[link].items()}
 
     def handle(self, message: Message) -> None:
         """Handles a frame. Raises LinkLost: the link may not bring it."""
-        nbytes, handler = self._handlers[message.link].get(message.group, (None, None))
+        nbytes, handler, _ = self._handlers[message.link].get(message.group, (None, None, False))
         if handler is None or nbytes != message.group_bytes:
             raise LinkLost(message.link.name, f"it sent group {message.group} with {message.group_bytes} bytes")
         handler(message)

@@ -172,7 +172,8 @@ class GrpcLink(Link):
         return not unqueued and self._has_room()
 
     def _queue_copy(self, message: Message) -> None:
-        view = message.view if message.payload is None else message.payload
+        view = message.payload  # also where a link has copied it to shared memory since
+        assert view is not None, "it arrived as bytes"
         frame = view.obj
         if isinstance(frame, bytes) and len(frame) == HEADER_BYTES + len(view):
             self._put(frame)  # unchanged, with the checksum that it has

@@ -303,13 +303,14 @@ class Link(ABC):
         self._check_chunk(group, offset, length, total)
         self.received_bytes += length
         stays_bytes = kind is FrameKind.BYTES
-        if length == total:
+        if length == total or group in self._by_chunk:
             if not lasts:
                 payload = memoryview(bytearray(payload))
-            self._keep(Message(self, group, step, total, payload=payload, stays_bytes=stays_bytes))
-            return
-        if group in self._by_chunk:
-            self._take_chunk(frame, payload if lasts else memoryview(bytearray(payload)))
+            message = Message(self, group, step, length, payload=payload, stays_bytes=stays_bytes)
+            if length < total:
+                message.begin, message.total = offset, total
+                self._check_order(message)
+            self._keep(message)
             return
         buffer, filled = self._assembling.get(group, (None, 0))
         if offset != filled or length == 0:
@@ -326,17 +327,11 @@ class Link(ABC):
         del self._assembling[group]
         self._keep(Message(self, group, step, total, payload=memoryview(buffer), stays_bytes=stays_bytes))
 
-    def _take_chunk(self, frame: Frame, payload: memoryview) -> None:
-        """Keeps a chunk as a message. Its size is that of the group that is expected, so all chunks have one total."""
-        kind, group, _, step, offset, length, total = frame
-        if offset != self._arrived.get(group, 0) or length == 0:
-            raise self._lost(f"a chunk of group {group} is missing")
-        stays_bytes = kind is FrameKind.BYTES
-        message = Message(
-            self, group, step, length, payload=payload, stays_bytes=stays_bytes, begin=offset, total=total
-        )
-        self._arrived[group] = 0 if message.is_last else message.end
-        self._keep(message)
+    def _check_order(self, chunk: Message) -> None:
+        """Checks that a chunk follows the one before. All have the total that is expected of the group."""
+        if chunk.begin != self._arrived.get(chunk.group, 0) or chunk.nbytes == 0:
+            raise self._lost(f"a chunk of group {chunk.group} is missing")
+        self._arrived[chunk.group] = 0 if chunk.is_last else chunk.end
 
     def _check_chunk(self, group: int, offset: int, length: int, total: int) -> None:
         allowed = UNEXPECTED_BYTES if self._expected is None else self._expected.get(group, -1)

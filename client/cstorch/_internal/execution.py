@@ -45,8 +45,8 @@ class StepProfiler(Protocol):
         """Records the end of the last counted step, in seconds after the begin of the first."""
 
 
-class StepSchedule(Protocol):
-    """The part of a schedule of steps that an execution needs."""
+class CheckpointSchedule(Protocol):
+    """The part of a schedule of checkpoint steps that an execution needs."""
 
     def match(self, index: int) -> bool:
         """Whether the schedule has a step, from 0."""
@@ -66,7 +66,7 @@ class Executor(Protocol):
     @property
     def artifact_dir(self) -> Path: ...
     @property
-    def checkpoint_schedule(self) -> StepSchedule | None: ...
+    def checkpoint_schedule(self) -> CheckpointSchedule | None: ...
     @property
     def checkpoint_steps(self) -> list[int]: ...
     @property
