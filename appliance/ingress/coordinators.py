@@ -57,7 +57,9 @@ class Coordinators(ingress_pb2_grpc.IngressServicer):
         job = request.job
         if self._closing:
             raise SpawnError("the ingress is shutting down")
-        if request.restarted and job in self._runs:
+        if request.only_await and job not in self._runs:
+            raise SpawnError("it has ended, alone or with an earlier ingress")
+        if (request.restarted or request.only_await) and job in self._runs:
             return self._runs[job]
         if job in self._runs:
             raise SpawnError(f"{job} has a coordinator")

@@ -153,8 +153,8 @@ class Supervision:
 
     def take(self, process: CoordinatorProcess | None) -> None:
         """Supervises a coordinator that an earlier management service started; its stream follows."""
-        if self._ingress and self._gets_successor():
-            self._request_process(restarted=True)  # the ingress runs it, or starts it
+        if self._ingress:
+            self._request_process(restarted=True)  # the ingress runs it, or starts a successor
         elif process is not None:
             self.handle(Started(process))
         else:
@@ -243,13 +243,15 @@ class Supervision:
     def _lost(self, event: Lost) -> None:
         assert event.process is self._process
         self._process = None
-        is_late = self.stream is None and self._is_away_for(deadlines.COORDINATION.ingress_return)
-        if not self.job.coordinator or is_late:
-            self._end(management_pb2.JOB_PHASE_FAILED, event.reason)
-        elif self._gets_successor():
-            self._request_process(restarted=True, after=INGRESS_RETRY_SECONDS)
-        else:
+        times = deadlines.COORDINATION
+        patience = times.ingress_return if self._gets_successor() else times.coordinator_return
+        is_late = self.stream is None and self._is_away_for(patience)
+        if self.job.report.phase in ENDED or self._is_closing:
             self._follow_signs()
+        elif not self.job.coordinator or is_late:
+            self._end(management_pb2.JOB_PHASE_FAILED, event.reason)
+        else:
+            self._request_process(restarted=True, after=INGRESS_RETRY_SECONDS)
 
     def _connected(self, event: Connected) -> None:
         former, self.stream = self.stream, event.stream
@@ -333,6 +335,7 @@ class Supervision:
             compile_dir=job.request.compile_dir,
             restarted=restarted,
             may_restart=job.request.max_num_restarts > 0,
+            only_await=restarted and not self._gets_successor(),
         )
         self._run(self._start_process(request, after))
 

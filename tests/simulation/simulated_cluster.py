@@ -447,15 +447,13 @@ class SimulatedCluster:
                 end = finished[-1].end
                 assert end is not None
                 # Coordinator and management wait for each other for a while, to report the end, and then give up.
-                faults = self._kinds()
-                is_late = message.startswith(NOT_CONNECTED) and {"stall a coordinator", "stall the ingress"} <= faults
+                both_stall = {"stall a coordinator", "stall the ingress"} <= self._kinds()
+                is_late = message.startswith((NOT_CONNECTED, NOT_RUN)) and both_stall
                 assert phase == end.phase or job.cancelled or self._was_away() or is_late, (job.report, end)
                 continue
             assert phase == management_pb2.JOB_PHASE_FAILED or job.cancelled, job.report
             statuses = {f"its coordinator ended with status {each.process.status}" for each in ran}
-            died = {NOT_CONNECTED, "the fork server does not answer", "cancelled"}
-            if not any(each.had_hello for each in ran):
-                died.add(f"the ingress at {INGRESS} does not run it")
+            died = {NOT_CONNECTED, NOT_RUN, "the fork server does not answer", "cancelled"}
             assert any(message.startswith(cause) for cause in statuses | died) or "did not start" in message, message
             ends = [each.process.ended_at for each in ran]
             restarts = clients[job.name].request.max_num_restarts if job.name in clients else 0
@@ -519,6 +517,7 @@ CREATION_FAULTS = {
 }
 # The ends of jobs that a fault explains: a part of the message, and the faults.
 NOT_CONNECTED = "its coordinator has not connected again"
+NOT_RUN = f"the ingress at {INGRESS} does not run it"
 EXPLANATIONS: dict[str, set[str]] = {
     "no coordinator of job": {*CREATION_FAULTS, "stall a coordinator", "kill the ingress", "stall the ingress"},
     "did not start": {"refuse processes", "kill the ingress", "stall the ingress", "break a connection", "partition"},

@@ -238,6 +238,17 @@ def test_the_last_report_of_a_coordinator_that_was_stopped_for_a_while_counts(tm
         assert not failure, failure
 
 
+def test_a_process_whose_connection_broke_is_known_again_if_its_job_gets_no_successor(tmp_path: Path) -> None:
+    """Management did not ask the ingress again, so that a coordinator that was stopped then seemed to have gone."""
+    schedule = [
+        Fault(28.463737684890233, "break a connection", 1016764729),
+        Fault(31.652014764130403, "stall a client", 3055314755),
+        Fault(38.31631172578276, "stall a coordinator", 60678011),
+    ]
+    failure = failure_of(2000641, schedule, tmp_path)
+    assert not failure, failure
+
+
 def test_jobs_continue_with_fewer_wafers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     results: list[str] = []
     shrink = FewerWafers.shrink_to_survivors

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14wsc/v1/ingress.proto\x12\x06wsc.v1\"\x81\x01\n\x15RunCoordinatorRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\t\x12\x0f\n\x07\x63reated\x18\x03 \x01(\x01\x12\x13\n\x0b\x63ompile_dir\x18\x04 \x01(\t\x12\x11\n\trestarted\x18\x05 \x01(\x08\x12\x13\n\x0bmay_restart\x18\x06 \x01(\x08\"(\n\x16RunCoordinatorResponse\x12\x0e\n\x06status\x18\x01 \x01(\x05\"2\n\x15\x45ndCoordinatorRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04kill\x18\x02 \x01(\x08\"\x18\n\x16\x45ndCoordinatorResponse2\xab\x01\n\x07Ingress\x12O\n\x0eRunCoordinator\x12\x1d.wsc.v1.RunCoordinatorRequest\x1a\x1e.wsc.v1.RunCoordinatorResponse\x12O\n\x0e\x45ndCoordinator\x12\x1d.wsc.v1.EndCoordinatorRequest\x1a\x1e.wsc.v1.EndCoordinatorResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14wsc/v1/ingress.proto\x12\x06wsc.v1\"\x95\x01\n\x15RunCoordinatorRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\t\x12\x0f\n\x07\x63reated\x18\x03 \x01(\x01\x12\x13\n\x0b\x63ompile_dir\x18\x04 \x01(\t\x12\x11\n\trestarted\x18\x05 \x01(\x08\x12\x13\n\x0bmay_restart\x18\x06 \x01(\x08\x12\x12\n\nonly_await\x18\x07 \x01(\x08\"(\n\x16RunCoordinatorResponse\x12\x0e\n\x06status\x18\x01 \x01(\x05\"2\n\x15\x45ndCoordinatorRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04kill\x18\x02 \x01(\x08\"\x18\n\x16\x45ndCoordinatorResponse2\xab\x01\n\x07Ingress\x12O\n\x0eRunCoordinator\x12\x1d.wsc.v1.RunCoordinatorRequest\x1a\x1e.wsc.v1.RunCoordinatorResponse\x12O\n\x0e\x45ndCoordinator\x12\x1d.wsc.v1.EndCoordinatorRequest\x1a\x1e.wsc.v1.EndCoordinatorResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,13 +32,13 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'wsc.v1.ingress_pb2', _globa
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_RUNCOORDINATORREQUEST']._serialized_start=33
-  _globals['_RUNCOORDINATORREQUEST']._serialized_end=162
-  _globals['_RUNCOORDINATORRESPONSE']._serialized_start=164
-  _globals['_RUNCOORDINATORRESPONSE']._serialized_end=204
-  _globals['_ENDCOORDINATORREQUEST']._serialized_start=206
-  _globals['_ENDCOORDINATORREQUEST']._serialized_end=256
-  _globals['_ENDCOORDINATORRESPONSE']._serialized_start=258
-  _globals['_ENDCOORDINATORRESPONSE']._serialized_end=282
-  _globals['_INGRESS']._serialized_start=285
-  _globals['_INGRESS']._serialized_end=456
+  _globals['_RUNCOORDINATORREQUEST']._serialized_end=182
+  _globals['_RUNCOORDINATORRESPONSE']._serialized_start=184
+  _globals['_RUNCOORDINATORRESPONSE']._serialized_end=224
+  _globals['_ENDCOORDINATORREQUEST']._serialized_start=226
+  _globals['_ENDCOORDINATORREQUEST']._serialized_end=276
+  _globals['_ENDCOORDINATORRESPONSE']._serialized_start=278
+  _globals['_ENDCOORDINATORRESPONSE']._serialized_end=302
+  _globals['_INGRESS']._serialized_start=305
+  _globals['_INGRESS']._serialized_end=476
 # @@protoc_insertion_point(module_scope)

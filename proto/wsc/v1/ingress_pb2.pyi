@@ -28,6 +28,7 @@ class RunCoordinatorRequest(_message.Message):
     COMPILE_DIR_FIELD_NUMBER: _builtins.int
     RESTARTED_FIELD_NUMBER: _builtins.int
     MAY_RESTART_FIELD_NUMBER: _builtins.int
+    ONLY_AWAIT_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     token: _builtins.str
     """authenticates the coordinator's client; also in its hello to management"""
@@ -39,6 +40,8 @@ class RunCoordinatorRequest(_message.Message):
     """it succeeds one that died; if that one still runs, its end is awaited instead"""
     may_restart: _builtins.bool
     """another incarnation takes over the job if this process dies"""
+    only_await: _builtins.bool
+    """the end of the one that runs is awaited; none is started"""
     def __init__(
         self,
         *,
@@ -48,10 +51,11 @@ class RunCoordinatorRequest(_message.Message):
         compile_dir: _builtins.str = ...,
         restarted: _builtins.bool = ...,
         may_restart: _builtins.bool = ...,
+        only_await: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compile_dir", b"compile_dir", "created", b"created", "job", b"job", "may_restart", b"may_restart", "restarted", b"restarted", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compile_dir", b"compile_dir", "created", b"created", "job", b"job", "may_restart", b"may_restart", "only_await", b"only_await", "restarted", b"restarted", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -13,6 +13,7 @@ from tokens_shown import shown, token
 
 from appliance.coordinator import settings
 from appliance.ingress.process import Ingress, IngressSettings
+from appliance.management import supervision as job_supervision
 from appliance.management.supervision import CoordinatorState, Lost
 from waferbox import __version__, deadlines
 from waferbox.rpc.server import LARGE_MESSAGE_BYTES, SMALL_MESSAGE_BYTES, make_channel
@@ -50,7 +51,7 @@ def test_a_job_goes_on_while_management_is_away(
 ) -> None:
     one = client(ingress=ingress.address)
     assert one.created.gateway
-    assert ingress._coordinators.count() == 1
+    cluster.until(lambda: ingress._coordinators.count() == 1)  # its hello comes before the ingress has counted it
     one.compile()
     one.begin(3)
     one.start()
@@ -72,7 +73,7 @@ def test_a_client_that_came_without_the_ingress_goes_without_it(
 ) -> None:
     one = client()
     assert not one.created.gateway
-    assert ingress._coordinators.count() == 1  # where it runs all the same
+    cluster.until(lambda: ingress._coordinators.count() == 1)  # where it runs all the same
     (node,) = [node for node in cluster.wait_for_nodes(5) if node.role == node_pb2.ROLE_INGRESS]
     assert (node.address, node.job) == (ingress.address, "")
     cluster.stub.CancelJob(management_pb2.CancelJobRequest(job=one.created.job))
@@ -148,21 +149,30 @@ def test_an_ingress_that_is_gone_is_named(
     assert "did not start: the ingress at 127.0.0.1:1 does not run it" in str(caught.value.details())
 
 
-def test_a_coordinator_of_which_the_ingress_is_lost_may_come_back_but_not_for_ever(
+def test_the_ingress_is_asked_again_for_a_coordinator_whose_connection_broke(
     cluster: ClusterInProcess, client: Callable[..., Client], ingress: Ingress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deadlines, "COORDINATION", replace(deadlines.COORDINATION, coordinator_return=0.3))
+    """Although the job gets no successor."""
+    monkeypatch.setattr(job_supervision, "INGRESS_RETRY_SECONDS", 0.05)
     one = client()
     one.compile()
     supervision = cluster.service._supervisor._supervisions[one.created.job]
     process = supervision._process
     assert process is not None
     cluster.call(lambda: supervision.handle(Lost(process, "its connection broke")))
-    assert supervision.state is CoordinatorState.UNKNOWN
-    # Its coordinator has not gone.
-    cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_IDLE)
+    cluster.until(lambda: supervision.state is CoordinatorState.CONNECTED and supervision._process is not None)
+    assert supervision._process is not process
+    assert ingress._coordinators.count() == 1
     one.close()
     cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_SUCCEEDED)
+
+
+def test_a_coordinator_that_has_ended_is_not_awaited(ingress: Ingress) -> None:
+    request = ingress_pb2.RunCoordinatorRequest(job="job-1", restarted=True, only_await=True)
+    with pytest.raises(grpc.RpcError) as caught:
+        cluster_ingress(ingress.address, request)
+    assert caught.value.details() == "it has ended, alone or with an earlier ingress"
+    assert ingress._coordinators.count() == 0
 
 
 def test_a_job_has_one_coordinator(cluster: ClusterInProcess, client: Callable[..., Client], ingress: Ingress) -> None:
@@ -203,7 +213,7 @@ def test_an_ingress_has_artifacts_below_its_own_roots_only(ingress: Ingress) -> 
 
 @pytest.mark.parametrize("names", [(), (Kind.USER, "eve"), (Kind.JOB, "job-of-eve"), (Kind.ADMIN,), (Kind.NODE,)])
 def test_coordinators_are_managements_to_start_and_to_end(
-    client: Callable[..., Client], ingress: Ingress, names: tuple[Any, ...]
+    cluster: ClusterInProcess, client: Callable[..., Client], ingress: Ingress, names: tuple[Any, ...]
 ) -> None:
     """The port of an ingress is the one that a cluster of containers shows to the world."""
     one = client(ingress=ingress.address)
@@ -216,7 +226,7 @@ def test_coordinators_are_managements_to_start_and_to_end(
             with pytest.raises(grpc.RpcError) as caught:
                 call()
             assert caught.value.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
-    assert ingress._coordinators.count() == 1
+    cluster.until(lambda: ingress._coordinators.count() == 1)  # its hello comes before the ingress has counted it
     one.compile()
 
 
