@@ -64,9 +64,7 @@ class FinishedJobs:
     def jobs(self) -> Sequence[management_pb2.JobInfo]:
         """Returns all jobs, those that ended last first, marked as stored."""
         with self._guarded():
-            try:
-                found = self._path.stat()
-            except FileNotFoundError:
+            if (found := self._found()) is None:
                 return ()
             version = (found.st_mtime_ns, found.st_size)
             listed = self._listed
@@ -82,7 +80,7 @@ class FinishedJobs:
     def events(self, name: str) -> observation_pb2.JobEvents:
         """Returns the events of a job; none if it is not stored."""
         with self._guarded():
-            if not self._path.exists():
+            if self._found() is None:
                 return observation_pb2.JobEvents()
             with self._opened() as file:
                 row = file.execute("SELECT events FROM jobs WHERE job = ?", (name,)).fetchone()
@@ -91,6 +89,14 @@ class FinishedJobs:
                 return observation_pb2.JobEvents.FromString(data)
         return observation_pb2.JobEvents()
 
+    def _found(self) -> os.stat_result | None:
+        """Returns the status of the file; None if there is none, or another process is just adding its first job."""
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            return None
+        return found if found.st_size else None
+
     @contextlib.contextmanager
     def _opened(self, *, create: bool = False) -> Iterator[sqlite3.Connection]:
         """Yields the file, in a transaction. Raises OSError, sqlite3.Error."""
@@ -98,7 +104,7 @@ class FinishedJobs:
         with contextlib.closing(sqlite3.connect(self._path, timeout=LOCK_SECONDS, isolation_level=None)) as file:
             file.execute("BEGIN IMMEDIATE" if create else "BEGIN")
             (schema,) = file.execute("PRAGMA user_version").fetchone()
-            if not schema:  # the file is new
+            if not schema and create:  # the file is new
                 file.execute(_CREATE)
                 file.execute(f"PRAGMA user_version = {_SCHEMA}")
             elif schema != _SCHEMA:

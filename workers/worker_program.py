@@ -118,7 +118,11 @@ class WorkerProgram:
             self._request_batch(slot, step)
         requested = now()
         progress.waits = True
-        first = self._process.wait_filled(slot, self._stop, self._receive_state)
+        try:
+            first = self._process.wait_filled(slot, self._stop, self._receive_state)
+        except JobFailure as error:
+            error.step = step + self._done_steps  # other workers have the steps since this one's last
+            raise
         if first.digests or first.whole.values:
             self._on_digests(first)
         progress.waits = False

@@ -165,6 +165,7 @@ class CoordinatedJob:
         self._terminated = False
         self.is_finished = False  # the script has announced its end
         self._is_cancelled = False
+        self._input_failure: node_pb2.Failure | None = None  # of an execution that has not ended
         self._succeeded = False
 
     def start(self) -> None:
@@ -236,6 +237,7 @@ class CoordinatedJob:
         has_nodes = self._driver.state is not JobState.QUEUED
         is_done = self.is_finished and not self._is_cancelled
         self._succeeded = has_nodes and is_done and self.verdict.failure is None
+        self._report_input_failure()
         self._end()
 
     def client_left_execution(self, execution: CoordinatedExecution) -> None:
@@ -400,6 +402,8 @@ class CoordinatedJob:
     def end_execution(self, execution: CoordinatedExecution) -> None:
         """Notes that an execution has ended on all nodes, so that the job can begin another."""
         self._executions.end(execution)
+        if not execution.is_abandoned_by_client:
+            self._input_failure = None
         self.observation.ended()
         self._reporter.phase(management_pb2.JOB_PHASE_IDLE)
 
@@ -448,6 +452,11 @@ class CoordinatedJob:
         else:
             self.verdict.report(failure)
 
+    def input_failed(self, failure: node_pb2.Failure) -> None:
+        """Notes that the input of a step cannot be had, which the script may survive."""
+        logger.warning("step %d has no input: %s", failure.step, failure.message)
+        self._input_failure = failure
+
     def progressed(self, step: int, num_steps: int) -> None:
         """Reports the progress of the execution."""
         self._reporter.phase(management_pb2.JOB_PHASE_RUNNING, step, num_steps)
@@ -466,8 +475,14 @@ class CoordinatedJob:
     # --- end of the job -----------------------------------------------------------------------------------------------
 
     def cancel(self, cause: str) -> None:
-        """Ends the job at management's request. cause: for the user; empty: a user has cancelled the job."""
+        """Ends the job at management's request. cause: for the user; empty: a command has cancelled it."""
+        self._report_input_failure()
         self._cancelled(f"{self.name} ended: {cause}" if cause else f"{self.name} was cancelled")
+
+    def _report_input_failure(self) -> None:
+        """Makes a step without input the reason for the end, unless the script has caught the error."""
+        if self._input_failure is not None:
+            self.verdict.report(self._input_failure)
 
     def terminate(self) -> None:
         """Ends the job, as this process must end."""
@@ -568,6 +583,9 @@ class CoordinatedJob:
             return
         failure, execution = response.failed, self.execution
         failure.node = failure.node or member.name
+        is_of_step = failure.kind == node_pb2.Failure.KIND_INPUT and failure.step > 0
+        if is_of_step and execution is not None and execution.input_failed(failure):
+            return
         if failure.is_unfit and self.recovers:
             logger.warning("%s\n%s", failure.message, failure.traceback)
             self._recovery.died(member, cause_of_replacement(failure, self._nodes.describe(member.name)))

@@ -75,7 +75,7 @@ class Coordination:
         self._outbox.put(management_pb2.CoordinateResponse(job=request))
 
     def cancel(self, cause: str = "") -> None:
-        """Sends the order to end the job. cause: for the user; empty: a user has cancelled it."""
+        """Sends the order to end the job. cause: for the user; empty: a command has cancelled it."""
         self._outbox.put(management_pb2.CoordinateResponse(cancel=management_pb2.CancelNotice(cause=cause)))
 
     def preempt(self) -> None:

@@ -48,6 +48,7 @@ from waferbox.security.tokens import Kind
 from wsc.v1 import management_pb2, management_pb2_grpc, node_pb2
 
 STORE_SECONDS = 5.0  # for the jobs that end with the cluster
+SCRIPT_CANCELS: Final = "its script was interrupted, or has failed"
 
 logger = logging.getLogger(__name__)
 
@@ -331,7 +332,7 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
         self, request: management_pb2.CancelJobRequest, context: Context
     ) -> management_pb2.CancelJobResponse:
         job = await self._find(request.job, context)
-        self._supervisor.cancel(job)
+        self._supervisor.cancel(job, SCRIPT_CANCELS if request.by_script else "")
         return management_pb2.CancelJobResponse()
 
     async def SetPriority(

@@ -160,11 +160,11 @@ class Supervision:
         else:
             self._set_timer(deadlines.COORDINATION.coordinator_return)
 
-    def cancel(self) -> None:
-        """Ends the job at a user's request."""
+    def cancel(self, cause: str = "") -> None:
+        """Ends the job. cause: for the user; empty: at the request of a command."""
         self.job.cancelled = True
         if self.stream is not None:
-            self.stream.cancel()
+            self.stream.cancel(cause)
         elif self._process is not None:
             self._process.terminate()
 

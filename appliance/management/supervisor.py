@@ -125,10 +125,10 @@ class Supervisor:
         how = "its coordinator had ended, and the management service before this one with it"
         self._supervise(job, hello.ingress).restart(how)
 
-    def cancel(self, job: JobEntry) -> None:
-        """Cancels a job at a user's request."""
+    def cancel(self, job: JobEntry, cause: str = "") -> None:
+        """Cancels a job. cause: for the user; empty: by a command."""
         if (supervision := self._supervisions.get(job.name)) is not None:
-            supervision.cancel()
+            supervision.cancel(cause)
 
     def give_up(self, job: JobEntry) -> None:
         """Ends a job whose first coordinator does not connect."""

@@ -73,6 +73,16 @@ def test_a_reader_sees_what_another_process_adds(finished: FinishedJobs, tmp_pat
     assert names(reader) == ["job-2", "job-1"]
 
 
+def test_a_reader_does_not_disturb_the_process_that_adds_the_first_job(
+    finished: FinishedJobs, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with FinishedJobs(tmp_path)._opened(create=True):
+        assert not finished.jobs()
+        assert not finished.events("job-1").events
+    assert not finished.jobs()
+    assert not caplog.text
+
+
 def test_the_oldest_jobs_are_removed(finished: FinishedJobs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finished_jobs, "MAX_JOBS", 3)
     for number in (1, 4, 2, 3):

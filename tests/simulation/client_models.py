@@ -11,7 +11,20 @@ import grpc
 from network import Channel, Network
 from node_models import MANAGEMENT, Fabric
 from tokens_shown import token
-from values import EVALUATE, TRAIN, States, after_step, batch, metric, names_of, number, output_of, weight
+from values import (
+    EVALUATE,
+    NO_INPUT,
+    TRAIN,
+    States,
+    after_step,
+    batch,
+    loader_of,
+    metric,
+    names_of,
+    number,
+    output_of,
+    weight,
+)
 from virtual_time import Process
 
 from cstorch._internal.session import failures
@@ -41,6 +54,7 @@ class Execution:
         checkpoint_steps: after which the states are saved.
         changes: whether the script has changed the weights before.
         leaves_after: the step after which the script leaves its loop; 0: it does not.
+        bad_step: the step whose batch the loader cannot make; 0: none.
     """
 
     step: str
@@ -49,6 +63,7 @@ class Execution:
     checkpoint_steps: tuple[int, ...]
     changes: bool
     leaves_after: int
+    bad_step: int
 
 
 def draw_script(random: Random, *, recovers: bool) -> list[Execution]:
@@ -65,9 +80,10 @@ def draw_script(random: Random, *, recovers: bool) -> list[Execution]:
             checkpoint_steps=tuple(saves),
             changes=random.random() < 0.2,
             leaves_after=random.randint(1, num_steps) if leaves else 0,
+            bad_step=random.randint(1, num_steps) if random.random() < 0.1 else 0,
         )
         script.append(execution)
-        if leaves and not recovers:
+        if (leaves or execution.bad_step) and not recovers:
             break  # the states are those of no step: a script goes on in another job
     return script
 
@@ -100,6 +116,11 @@ class ClientModel:
         self._states: States = {}  # as they must be on the cluster
         self._held: States = {}  # that the client has, and the cluster does not
         self.process.start(self._run)
+
+    @property
+    def may_pass_bad_step(self) -> bool:
+        """Whether the script may leave a loop after a step whose batch cannot be made, as it awaits no output there."""
+        return any(each.bad_step and each.leaves_after and each.activation_steps > 1 for each in self._script)
 
     async def _run(self) -> int:
         await asyncio.sleep(self._begins_after)
@@ -179,7 +200,7 @@ class ClientModel:
     # --- executions ---------------------------------------------------------------------------------------------------
 
     async def _execute(self, index: int, execution: Execution) -> None:
-        loader = f"{self.job}-loader-{index}"
+        loader = loader_of(self.job, index, execution.bad_step)
         prepared = node_pb2.PrepareInput(loader=loader, builder=b"input")
         compile_request = coordinator_pb2.CompileRequest(token=self.session.token, cirh=execution.step)
         compiled = await self.call(lambda stub: stub.Compile(compile_request), "compiling the step")
@@ -315,6 +336,8 @@ class _Run:
                 self._check_input_states(response.checkpoint.input_states, step)
                 await client._read(self.states_at(step), step)
                 self._send(checkpoint_released=coordinator_pb2.CheckpointReleased(step=step))
+            case "input_failed":
+                self._end_before(response.input_failed.step)
             case "finished":
                 last = self._execution.num_steps if self._stops_after is None else self._stops_after
                 assert self._step == last or self._execution.activation_steps > 1, "outputs are missing"
@@ -323,8 +346,26 @@ class _Run:
                 self.last = last
                 return True
             case "failed":
+                if response.failed.message == NO_INPUT and self._stops_after is None:
+                    self._check_results(response.failed.step - 1)
                 raise JobEnded(str(failures.from_failure(response.failed)))
         return False
+
+    def _end_before(self, step: int) -> None:
+        """Leaves the loop before a step without input. Raises JobEnded if the script has done that step."""
+        if self._stops_after is None:
+            self._check_results(step - 1)
+            self._stops_after = step - 1
+            self._send(stop_after=coordinator_pb2.StopAfter(step=step - 1))
+        elif step <= self._stops_after:
+            raise JobEnded(NO_INPUT)
+
+    def _check_results(self, last: int) -> None:
+        """Checks that all outputs and checkpoints have come of the steps before the one that has no input."""
+        execution = self._execution
+        assert last == execution.bad_step - 1, "the input of another step fails"
+        assert self._step == last - last % execution.activation_steps, "outputs are missing"
+        assert self._checkpoints == [step for step in execution.checkpoint_steps if step <= last]
 
     def _leave(self) -> bool:
         """Leaves the loop; returns whether the script does not wait for the end of the execution."""
@@ -346,7 +387,7 @@ class _Run:
 
     def _check_input_states(self, states: Sequence[bytes], step: int) -> None:
         """Checks the states of the loaders of all workers, of which there may be fewer than at first."""
-        if self._wants_input_states:
+        if self._wants_input_states and step:  # a loader has no state before its first batch
             request = self._client.request
             assert set(states) == {f"{self._loader}:{step}".encode()}
             assert (request.min_num_csx or request.num_csx) <= len(states) <= request.num_csx

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import grpc
 from network import Channel, Network, Server
-from values import EVALUATE, TRAIN, States, after_step, batch, metric, output_of
+from values import EVALUATE, NO_INPUT, TRAIN, States, after_step, bad_step_of, batch, metric, output_of
 from virtual_time import Process, World
 
 from waferbox import __version__, deadlines, roles
@@ -81,6 +81,7 @@ class EpochModel:
         self.is_running = False
         self._sent: list[int] = []  # the steps whose outputs the client has not consumed, as far as the nodes know
         self._seconds = self._world.random.choice([0.02, 0.1, 0.4])  # of a step
+        self._has_no_input = False
         self._is_broken = False
 
     def load(self, work: "Work", peers: set[str]) -> None:
@@ -128,6 +129,13 @@ class EpochModel:
         waiting = sum(sent > self.consumed for sent in self._sent)
         is_held = schedule.outputs_leave(step - schedule.done_steps) and waiting >= schedule.run_ahead_steps
         if is_held or any(work.is_stalled for work in works):
+            self._world.after(0.1, self._run, schedule)
+            return
+        if bad := [work for work in works if work.has_bad_batch()]:
+            if not self._has_no_input:  # some workers report it, in any order
+                for work in self._world.random.sample(bad, self._world.random.randint(1, len(bad))):
+                    work.fail_input(step)
+            self._has_no_input = True
             self._world.after(0.1, self._run, schedule)
             return
         self._do_step(step, schedule, works)
@@ -315,6 +323,15 @@ class Work:
     def next_batch(self) -> bytes:
         self._position += 1
         return batch(self._loader, self._position)
+
+    def has_bad_batch(self) -> bool:
+        """Whether this is a worker whose loader cannot make the next batch."""
+        return self.role == node_pb2.ROLE_WORKER and self._position + 1 == bad_step_of(self._loader)
+
+    def fail_input(self, step: int) -> None:
+        """Reports that there is no batch for a step."""
+        failure = node_pb2.Failure(kind=node_pb2.Failure.KIND_INPUT, node=self.name, message=NO_INPUT, step=step)
+        self.emit(failed=failure)
 
     def keep_snapshot(self, step: int) -> None:
         self.snapshots[step] = dict(self.states)

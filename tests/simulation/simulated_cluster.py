@@ -11,6 +11,7 @@ from client_models import ClientModel
 from coordinator_models import Records, SimulatedCoordinator
 from network import Channel, Network, Server
 from node_models import MANAGEMENT, Fabric, NodeModel, registration_of
+from values import NO_INPUT
 from virtual_time import Process, World
 
 from appliance.coordinator.processes import CoordinatorProcess, IngressProcess
@@ -428,6 +429,8 @@ class SimulatedCluster:
             if client.is_cancelled or client.request.max_num_restarts < MOST_FAULTS:
                 continue
             end = client.cause or client.refusal
+            if NO_INPUT in end and client.may_pass_bad_step:
+                continue
             explanations = [kinds for text, kinds in EXPLANATIONS.items() if text in end]
             if not any(each.had_hello for each in self.coordinators if each.job == client.job):
                 # The job was being created: nothing is lost, and the script can be started again.

@@ -31,7 +31,7 @@ from appliance.management.nodes.replacements import Replacements
 from appliance.management.service import ManagementService
 from appliance.management.supervision import Disconnected, Exited, Supervision
 from waferbox import settings
-from wsc.v1 import management_pb2
+from wsc.v1 import management_pb2, node_pb2
 
 pytestmark = pytest.mark.timeout(600)  # a machine that is shared may have a tenth of its time for this
 
@@ -134,6 +134,11 @@ def _tell_nobody(self: ManagementService, job: JobEntry) -> None:
     """The nodes do not learn that a job has ended."""
 
 
+def _fail_early(self: CoordinatedExecution, step: int) -> node_pb2.Failure | None:
+    """A step without input ends the execution although the client has not received the results before it."""
+    return None if self._epoch is None else self._epoch.input_failure
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutation:
     """A method that is replaced by a wrong one.
@@ -177,6 +182,9 @@ MUTATIONS: dict[str, Mutation] = {
         owner=Recovery, method="_bound", replacement=_bind_nobody, kinds=("lose a host",)
     ),
     "preempted jobs get no inputs": Mutation(owner=Recovery, method="preempted", replacement=_restore_without_inputs),
+    "steps without input discard the ones before": Mutation(
+        owner=CoordinatedExecution, method="_input_failure", replacement=_fail_early
+    ),
     "points of ended jobs stay": Mutation(owner=ManagementService, method="_job_ended", replacement=_tell_nobody),
 }
 

@@ -11,6 +11,7 @@ from wsc.v1 import plan_pb2
 
 TRAIN: Final = "train"  # changes the weights
 EVALUATE: Final = "evaluate"  # accumulates a metric, and leaves the weights as they are
+NO_INPUT: Final = "the loader cannot make this batch"
 LOSS: Final = 1  # the value and the group of the output
 _NUMBER: Final = plan_pb2.TensorType(element_type=plan_pb2.ELEMENT_TYPE_INT64)
 
@@ -50,6 +51,16 @@ def after_step(step: str, states: Mapping[str, bytes], data: bytes) -> States:
 def batch(loader: str, position: int) -> bytes:
     """Returns the batch at a position of a loader, from 1, which the workers divide among them."""
     return number("batch", loader, position)
+
+
+def loader_of(job: str, index: int, bad_step: int) -> str:
+    """Returns the name of the loader of an execution. bad_step: whose batch it cannot make; 0: none."""
+    return f"{job}-loader-{index}-{bad_step}"
+
+
+def bad_step_of(loader: str) -> int:
+    """Returns the step whose batch a loader cannot make; 0: there is none."""
+    return int(loader.rpartition("-")[2])
 
 
 def plan_of(step: str, num_csx: int, num_shards: int) -> plan_pb2.Plan:

@@ -38,6 +38,7 @@ class JobFailure(RuntimeError):
         self.traceback = traceback
         self.peer = peer
         self.is_unfit = is_unfit  # another node could continue
+        self.step = 0  # of the execution, which could not be run; 0: none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

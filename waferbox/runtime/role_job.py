@@ -108,6 +108,7 @@ def failure_of(node: str, error: Exception) -> node_pb2.Failure:
                 traceback=error.traceback,
                 peer=error.peer,
                 is_unfit=error.is_unfit,
+                step=error.step,
             )
         case LinkLost():
             failure = node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, message=str(error), peer=error.peer)
@@ -213,12 +214,19 @@ class RoleJob(ABC):
             )
         schedule = StepSchedule.from_start(request)
 
+        def run() -> Mapping[str, float]:
+            try:
+                return program.run(schedule)
+            except JobFailure as error:
+                error.step = error.step or program.progress.step + 1
+                raise
+
         def interrupt() -> None:
             hub.stop()
             program.interrupt()
 
         program.progress.begin(schedule.done_steps)
-        self._execution = StepThread(self.context, request.epoch, lambda: program.run(schedule), interrupt)
+        self._execution = StepThread(self.context, request.epoch, run, interrupt)
         self._watchdog = ProgressWatchdog(settings.HANG_SECONDS.get())
         self._execution.start()
         done = f", of which {request.done_steps} are done" if request.done_steps else ""

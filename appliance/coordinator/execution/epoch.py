@@ -81,6 +81,7 @@ class Epoch:
         self.finished: set[str] = set()  # names of members
         self.missing: set[str] = set()  # names of states
         self.seconds: dict[str, float] = {}
+        self.input_failure: node_pb2.Failure | None = None  # the one with the first step
         self._snapshots: dict[int, set[str]] = defaultdict(set)
         self._input_states: dict[int, dict[str, bytes]] = defaultdict(dict)  # by step and worker
         self._loaded: set[str] = set()
@@ -208,6 +209,11 @@ class Epoch:
                     self._on_finding(OTHER_FIRST_BATCH)
             case "stopped" if response.stopped.epoch == self.number:
                 self._stopped.add(member.name)
+
+    def input_failed(self, failure: node_pb2.Failure) -> None:
+        """Notes that the input of a step cannot be had."""
+        if self.input_failure is None or failure.step < self.input_failure.step:
+            self.input_failure = failure
 
     def _compare_parts(self) -> None:
         """Warns the user if the parts of the wafers number their samples alike and the step mixes samples."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -33,6 +33,14 @@ class _StopsEarlier(Exception):
     """Raised where results are awaited that the client does not take, as it has left its loop."""
 
 
+class _InputFailed(Exception):
+    """Raised where results are awaited of a step whose input cannot be had."""
+
+    def __init__(self, failure: node_pb2.Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
 class ExecutionOwner(Protocol):
     """The job of an execution, which an execution asks for plans and numbers, and informs of events."""
 
@@ -54,6 +62,9 @@ class ExecutionOwner(Protocol):
 
     def link_failed(self, failure: node_pb2.Failure) -> None:
         """Called when a link of the coordinator is lost, or has a defect."""
+
+    def input_failed(self, failure: node_pb2.Failure) -> None:
+        """Called when the client has the results of all steps before one whose input cannot be had."""
 
     def progressed(self, step: int, num_steps: int) -> None:
         """Called at intervals while outputs are sent, and after the last step."""
@@ -180,15 +191,26 @@ class CoordinatedExecution:
                 yield coordinator_pb2.ExecuteResponse(state_wanted=wanted)
         if not self._begin.resumption.started:
             yield coordinator_pb2.ExecuteResponse(started=coordinator_pb2.Started())
+        schedule = self._schedule  # stop_after makes another
         with contextlib.suppress(_StopsEarlier):
-            async for response in self._results():
-                yield response
-        self._has_all = True
-        self._changes.notify()
+            try:
+                async for response in self._results(schedule):
+                    yield response
+                self._set_has_all()
+                await self._until(self._has_stopped, schedule, schedule.num_steps)
+            except _InputFailed as error:
+                if self._points is None:  # without which no step can be undone
+                    raise self._parts.verdict.fail(error.failure) from error
+                self._owner.input_failed(error.failure)
+                yield coordinator_pb2.ExecuteResponse(input_failed=error.failure)
+                await self._until(lambda: False, schedule)  # the client leaves its loop
+        self._set_has_all()
 
         def is_over() -> bool:
-            self._take_outputs()  # of steps that run again
-            return self.is_stopped
+            failure = self._input_failure(self._schedule.num_steps)
+            if failure is not None and not self.is_stopped:
+                raise self._parts.verdict.fail(failure)
+            return self._has_stopped()
 
         await self._waiting.until(is_over)
         epoch = self._current()
@@ -199,35 +221,71 @@ class CoordinatedExecution:
         )
         yield coordinator_pb2.ExecuteResponse(finished=finished)
 
-    async def _results(self) -> AsyncIterator[coordinator_pb2.ExecuteResponse]:
-        """Yields the outputs and the checkpoints of all steps. Raises _StopsEarlier, JobFailed, Abandoned."""
-        schedule = self._schedule  # stop_after makes another
+    def _set_has_all(self) -> None:
+        self._has_all = True
+        self._changes.notify()
 
-        def until(ready: Callable[[], _Result]) -> Awaitable[_Result]:
-            def checked() -> _Result:
-                if self._schedule is not schedule:
-                    raise _StopsEarlier
-                return ready()
+    def _has_stopped(self) -> bool:
+        self._take_outputs()  # of steps that run again
+        return self.is_stopped
 
-            return self._waiting.until(checked)
+    async def _until(self, ready: Callable[[], _Result], schedule: StepSchedule, step: int = 0) -> _Result:
+        """Waits for a result of a step; 0: of none.
 
+        Raises _StopsEarlier if the client has left its loop, _InputFailed if the input of the step, or of one before,
+        cannot be had, JobFailed and Abandoned.
+        """
+
+        def checked() -> _Result:
+            if self._schedule is not schedule:
+                raise _StopsEarlier
+            result = ready()
+            if not result and (failure := self._input_failure(step)) is not None:
+                raise _InputFailed(failure)
+            return result
+
+        return await self._waiting.until(checked)
+
+    def _input_failure(self, step: int) -> node_pb2.Failure | None:
+        """The failure because of which the input of this step, or of one before, cannot be had."""
+        failure = None if self._epoch is None else self._epoch.input_failure
+        return failure if failure is not None and failure.step <= step else None
+
+    async def _results(self, schedule: StepSchedule) -> AsyncIterator[coordinator_pb2.ExecuteResponse]:
+        """Yields the outputs and the checkpoints of all steps. Raises as _until."""
         has_outputs = bool(self._plan().coordinator.outputs)
         shown = self._parts.clock.monotonic()
         for step in schedule.steps_for_client(has_outputs=has_outputs):
             if has_outputs and schedule.outputs_leave(step) and step > self._client.shown_step:
-                outputs = await until(self._take_outputs)
+                outputs = await self._until(self._take_outputs, schedule, step)
                 yield coordinator_pb2.ExecuteResponse(outputs=outputs)
                 if self._parts.clock.monotonic() - shown > PROGRESS_SECONDS:
                     shown = self._parts.clock.monotonic()
                     self._owner.progressed(step, schedule.num_steps)
             if schedule.keeps_snapshot(step) and step not in self._client.announced:
-                await until(lambda step=step: self.has_snapshot(step))  # type: ignore[misc]
+                await self._until(lambda step=step: self.has_snapshot(step), schedule, step)  # type: ignore[misc]
                 ready = coordinator_pb2.CheckpointReady(step=step)
                 if self._begin.wants_input_states:
-                    states = await until(lambda step=step: self._current().input_states(step))  # type: ignore[misc]
-                    ready.input_states.extend(states)
+
+                    def states(step: int = step) -> list[bytes]:
+                        return self._current().input_states(step)
+
+                    ready.input_states.extend(await self._until(states, schedule, step))
                 self._client.announced.add(step)
                 yield coordinator_pb2.ExecuteResponse(checkpoint=ready)
+
+    def input_failed(self, failure: node_pb2.Failure) -> bool:
+        """Notes that the input of a step cannot be had; the client gets the results of those before.
+
+        Returns:
+            Whether there is an epoch that the failure may belong to.
+        """
+        if self._epoch is None:
+            return False
+        if not self._epoch.over:  # else another epoch has the step, or none
+            self._epoch.input_failed(failure)
+            self._changes.notify()
+        return True
 
     def state_sent(self, sent: coordinator_pb2.StateSent) -> None:
         """Notes that the client has written the states, or had none to write."""
@@ -397,8 +455,11 @@ class CoordinatedExecution:
         done_steps = self._points.done_steps(point)
         epoch = self._begin_epoch(done_steps, point)
         await epoch.load()
-        is_done = done_steps == self._schedule.num_steps
-        epoch.start(last_recovery_point=0 if is_done else self._points.make_last(epoch.number))
+        if done_steps == self._schedule.num_steps:
+            self._points.end_at(point)
+            epoch.start()
+        else:
+            epoch.start(last_recovery_point=self._points.make_last(epoch.number))
         assert epoch.results is not None
         epoch.results.consumed(self._client.consumed_step)
         self._changes.notify()

@@ -1,7 +1,7 @@
 """The recovery points of a job, and the part of them that one execution makes."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from appliance.coordinator.nodes.job_nodes import JobMembers
@@ -168,6 +168,13 @@ class RecoveryPoints:
             self._on_forgotten(before)  # recorded first: a successor must not resume from it
             self._complete = None
 
+    def pass_on(self, execution: int) -> None:
+        """Makes the complete point that of the next execution, which ends before its first step."""
+        assert self._complete is not None
+        point = replace(self._complete, execution=execution, step=0, input_states=())
+        self._on_complete(point)
+        self._complete = point
+
     def is_over(self, number: int) -> bool:
         """Whether a point is no longer being made: it or a later one is complete, or it was given up."""
         return number not in self._making
@@ -293,6 +300,11 @@ class ExecutionPoints:
     def done_steps(self, point: RecoveryPoint) -> int:
         """Steps of this execution that are done at a usable point."""
         return point.step if point.execution == self._execution else 0
+
+    def end_at(self, point: RecoveryPoint) -> None:
+        """Makes a usable point that of the end, where the last step is done."""
+        if point.execution != self._execution:
+            self._points.pass_on(self._execution)
 
     def has_end(self) -> bool:
         """Whether the states after the last step of this execution are kept."""

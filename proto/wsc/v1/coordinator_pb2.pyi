@@ -789,6 +789,7 @@ class ExecuteResponse(_message.Message):
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     FAILED_FIELD_NUMBER: _builtins.int
+    INPUT_FAILED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def state_wanted(self) -> Global___StateWanted: ...
     @_builtins.property
@@ -801,6 +802,12 @@ class ExecuteResponse(_message.Message):
     def finished(self) -> Global___ExecutionFinished: ...
     @_builtins.property
     def failed(self) -> _node_pb2.Failure: ...
+    @_builtins.property
+    def input_failed(self) -> _node_pb2.Failure:
+        """After all outputs and checkpoints of the steps before: the input of a step cannot be had. The execution can end
+        only before it, by StopAfter.
+        """
+
     def __init__(
         self,
         *,
@@ -810,12 +817,13 @@ class ExecuteResponse(_message.Message):
         checkpoint: Global___CheckpointReady | None = ...,
         finished: Global___ExecutionFinished | None = ...,
         failed: _node_pb2.Failure | None = ...,
+        input_failed: _node_pb2.Failure | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "failed", b"failed", "finished", b"finished", "kind", b"kind", "outputs", b"outputs", "started", b"started", "state_wanted", b"state_wanted"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "failed", b"failed", "finished", b"finished", "input_failed", b"input_failed", "kind", b"kind", "outputs", b"outputs", "started", b"started", "state_wanted", b"state_wanted"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "failed", b"failed", "finished", b"finished", "kind", b"kind", "outputs", b"outputs", "started", b"started", "state_wanted", b"state_wanted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "failed", b"failed", "finished", b"finished", "input_failed", b"input_failed", "kind", b"kind", "outputs", b"outputs", "started", b"started", "state_wanted", b"state_wanted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["state_wanted", "started", "outputs", "checkpoint", "finished", "failed"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["state_wanted", "started", "outputs", "checkpoint", "finished", "failed", "input_failed"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 

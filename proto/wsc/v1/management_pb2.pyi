@@ -612,15 +612,19 @@ class CancelJobRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_FIELD_NUMBER: _builtins.int
+    BY_SCRIPT_FIELD_NUMBER: _builtins.int
     job: _builtins.str
+    by_script: _builtins.bool
+    """its own script cancels it, which was interrupted or has failed"""
     def __init__(
         self,
         *,
         job: _builtins.str = ...,
+        by_script: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_script", b"by_script", "job", b"job"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1097,7 +1101,7 @@ class CancelNotice(_message.Message):
 
     CAUSE_FIELD_NUMBER: _builtins.int
     cause: _builtins.str
-    """for the user; empty: a user has cancelled the job"""
+    """for the user; empty: a command has cancelled the job"""
     def __init__(
         self,
         *,

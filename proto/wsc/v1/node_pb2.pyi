@@ -979,6 +979,7 @@ class Failure(_message.Message):
     TRACEBACK_FIELD_NUMBER: _builtins.int
     PEER_FIELD_NUMBER: _builtins.int
     IS_UNFIT_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
     kind: Global___Failure.Kind.ValueType
     node: _builtins.str
     message: _builtins.str
@@ -987,6 +988,8 @@ class Failure(_message.Message):
     """the node at the other end of a lost link"""
     is_unfit: _builtins.bool
     """the reporting node cannot continue; a replacement may"""
+    step: _builtins.int
+    """KIND_INPUT: the step of the execution that cannot be run; 0: none"""
     def __init__(
         self,
         *,
@@ -996,10 +999,11 @@ class Failure(_message.Message):
         traceback: _builtins.str = ...,
         peer: _builtins.str = ...,
         is_unfit: _builtins.bool = ...,
+        step: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_unfit", b"is_unfit", "kind", b"kind", "message", b"message", "node", b"node", "peer", b"peer", "traceback", b"traceback"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_unfit", b"is_unfit", "kind", b"kind", "message", b"message", "node", b"node", "peer", b"peer", "step", b"step", "traceback", b"traceback"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -376,7 +376,7 @@ class JobSession:
     async def cancel(self) -> None:
         """Cancels the job at management, unless it has ended, and closes the session."""
         if not self._is_closed:
-            request = management_pb2.CancelJobRequest(job=self.job)
+            request = management_pb2.CancelJobRequest(job=self.job, by_script=True)
             try:
                 await self._management.CancelJob(request, timeout=deadlines.END.cancel)
             except grpc.RpcError as error:

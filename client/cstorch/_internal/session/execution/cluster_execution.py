@@ -335,11 +335,14 @@ class ClusterExecution(Execution):
         job, stream, executor = self._job, self._stream, self.executor
         if job is None or stream is None:
             return
+        if stream.failed_step:
+            self._done = min(self._done, stream.failed_step - 1)  # the script is ahead where it awaits no outputs
         if self._is_running and job.recovers and job.alive and not stream.has_failed:
             text = "The loop was left after step %d of %d: steps that the cluster has run beyond it are undone"
             if self._done < executor.num_steps:
                 logger.info(text, self._done, executor.num_steps)
-                _warn_once(LEFT_EARLY)
+                if not stream.failed_step:
+                    _warn_once(LEFT_EARLY)
             stream.stop_after(self._done)  # at once, so that the job is idle while the script does other work
             self._session.state.leave(self)
             return

@@ -15,7 +15,7 @@ import grpc
 from cstorch._internal.session import failures
 from cstorch._internal.session.job import ClientJob
 from cstorch._internal.session.job_session import JobSession
-from cstorch.errors import CstorchError, InternalError, JobCancelledError
+from cstorch.errors import CstorchError, InputError, InternalError, JobCancelledError
 from wsc.v1 import coordinator_pb2
 
 logger = logging.getLogger("cstorch.execution")
@@ -131,6 +131,8 @@ class ExecutionStream:
         self._consumed = 0  # steps since the last report
         self._checkpoint_steps = sorted(begin.checkpoint_steps)  # those whose snapshots are not released
         self.has_failed = False
+        self.failed_step = 0  # whose input cannot be had, as the last message says; 0: it is another
+        self._last_step = 0  # that of stop_after
         self._call = job.run(self._open(begin))
 
     async def _open(self, begin: coordinator_pb2.Begin) -> ExecutionCall:
@@ -146,12 +148,14 @@ class ExecutionStream:
         There is no deadline, since a step may take any time: the end of the stream or of the job ends the wait.
 
         Raises:
+            InputError: The input of a step cannot be had: stop_after may follow, unless the execution has failed.
             CstorchError: The execution failed, or another kind of message came.
         """
+        self.failed_step = 0
         try:
             return self._receive(expected)
         except CstorchError:
-            self.has_failed = True
+            self.has_failed |= not self.failed_step
             raise
 
     def _receive(self, expected: tuple[Expected, ...]) -> coordinator_pb2.ExecuteResponse:
@@ -163,6 +167,9 @@ class ExecutionStream:
         kind = response.WhichOneof("kind")
         if kind == "failed":
             raise failures.from_failure(response.failed)
+        if kind == "input_failed":
+            self.failed_step = response.input_failed.step
+            raise failures.from_failure(response.input_failed)
         if kind not in expected:
             raise InternalError(f"the coordinator sent {kind!r} where {expected[0]!r} was due")
         return response
@@ -211,12 +218,18 @@ class ExecutionStream:
         """
         for each in [each for each in self._checkpoint_steps if each <= step]:
             self._release(each)
+        self._last_step = step
         self.send(coordinator_pb2.ExecuteRequest(stop_after=coordinator_pb2.StopAfter(step=step)))
 
     def wait_until_stopped(self) -> None:
-        """Waits until the execution has ended after stop_after."""
-        while not self.receive("finished", "outputs", "checkpoint").HasField("finished"):
-            pass  # was on its way
+        """Waits until the execution has ended after stop_after. Raises as `receive`."""
+        is_over = False
+        while not is_over:  # other messages were on their way
+            try:
+                is_over = self.receive("finished", "outputs", "checkpoint").HasField("finished")
+            except InputError:
+                if self.failed_step <= self._last_step:
+                    raise
 
     def finish(self) -> coordinator_pb2.ExecutionFinished:
         """Waits for the end of the last step, and returns what is known then."""
