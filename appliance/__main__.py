@@ -167,10 +167,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Here, since the cluster waits for management, and coordinators start later.
         open_parts.enter_context(own_fork_server(COORDINATOR_PRELOAD))
         announce_to = os.devnull if options.announce_fd is None else options.announce_fd
-        with open(announce_to, "w", encoding="utf-8") as announce:
-            addresses = {"management": address, "page": "" if page is None else page.url, "metrics": service.metrics}
-            announce.write(json.dumps(addresses) + "\n")
-            announce.flush()
+        with open(announce_to, "wb", buffering=0) as announced:
+
+            def announce(**told: object) -> None:
+                with contextlib.suppress(BrokenPipeError):  # the launcher has ended, which `_watch` notices
+                    announced.write(json.dumps(told).encode() + b"\n")
+
+            announce(management=address, page="" if page is None else page.url, metrics=service.metrics)
             if options.announce_fd is not None:
                 server.loop.run(_watch(options.announce_fd, lambda: over.put(True)))
             sweep_artifacts(settings.cache_root)  # here, so that no script waits for it
@@ -179,7 +182,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 page.close()
             server.loop.run(service.close(end_jobs=end_jobs))
             if end_jobs:
-                announce.write(json.dumps({"ended": True}) + "\n")
+                announce(ended=True)
     if defects:
         logger.error("the management service has ended by a defect: %r", defects[0])
     return 1 if defects else 0

@@ -89,10 +89,9 @@ def read_plan(path: Path) -> plan_pb2.Plan | None:
 def _read(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_PLAN_BYTES + 1)
+            return file.read() if os.fstat(file.fileno()).st_size <= MAX_PLAN_BYTES else b""
     except OSError:
         return b""
-    return data if len(data) <= MAX_PLAN_BYTES else b""
 
 
 def _parse(data: bytes) -> plan_pb2.Plan | None:

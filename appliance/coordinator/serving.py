@@ -90,7 +90,9 @@ async def serve_job(
             record.take_over()
             management.continue_from(record.hello)
     except RecordLost as error:
-        lost = node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, message=f"the coordinator has died, and {error}")
+        # It was removed if an earlier coordinator has ended the job and could not report it, or is lost.
+        message = f"the job was over, or has lost its coordinator for good: another was started, and {error}"
+        lost = node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, message=message)
     job = CoordinatedJob(
         settings,
         request,

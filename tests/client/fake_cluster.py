@@ -73,6 +73,7 @@ class FakeCluster:
     step_seconds: float = 0.01
     run_ahead_steps: int = 4
     fail_at: tuple[int, node_pb2.Failure] | None = None
+    step_without_input: int = 0
     refuse_job: tuple[grpc.StatusCode, str] | None = None
     refuse_compile: tuple[grpc.StatusCode, str] | None = None
     waits: list[management_pb2.QueueStatus] = field(default_factory=list)  # of a job, until it is its turn
@@ -255,6 +256,15 @@ class Coordinator(coordinator_pb2_grpc.CoordinatorServicer):
         for step in range(1, begin.num_steps + 1):
             if cluster.fail_at is not None and cluster.fail_at[0] == step:
                 yield response(failed=cluster.fail_at[1])
+                return
+            if step == cluster.step_without_input:
+                failure = node_pb2.Failure(kind=node_pb2.Failure.KIND_INPUT, message="no picture", step=step)
+                yield response(input_failed=failure)
+                while (request := inbox.get(timeout=30)).WhichOneof("kind") != "stop_after":
+                    pass
+                cluster.stopped_after.append(request.stop_after.step)
+                cluster.live.update(after[request.stop_after.step])
+                yield response(finished=coordinator_pb2.ExecutionFinished())
                 return
             outputs = cluster.step(cluster.live, step)
             cluster.steps_run = step

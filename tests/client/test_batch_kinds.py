@@ -63,6 +63,10 @@ def test_a_schedule_of_functions_refuses_one_as_its_first_value(tmp_path: Path) 
     script = Script(tmp_path)
     with pytest.raises(TypeError, match=r"LambdaLR takes the first value as a number.*`set_value_lambda`"):
         cstorch.optim.lr_scheduler.LambdaLR(script.optimizer, lambda epoch: 0.9**epoch)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"LambdaLR takes .*not <function .*its functions from `set_value_lambda`"):
+        cstorch.optim.lr_scheduler.LambdaLR(script.optimizer, 0.1, lambda epoch: 0.9**epoch)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="param_group_tags takes a tag of the optimizer's groups, or a list"):
+        cstorch.optim.lr_scheduler.ConstantLR(script.optimizer, 0.1, param_group_tags=3)  # type: ignore[arg-type]
 
 
 def test_a_write_that_fails_names_the_folder_and_the_way_out(tmp_path: Path) -> None:

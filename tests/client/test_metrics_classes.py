@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -157,3 +158,9 @@ def test_what_csx_does_not_have(tmp_path: Path) -> None:
 def test_bad_settings(make: Callable[[], object]) -> None:
     with pytest.raises(ValueError, match="must be"):
         make()
+
+
+@pytest.mark.parametrize("ignored", ["miou", ["cat"], [1.5]])
+def test_what_is_left_out_are_class_numbers(ignored: Any) -> None:
+    with pytest.raises(TypeError, match=r"are a list of numbers, not .*; a name is the keyword `name`"):
+        metrics.MeanIOUMetric(4, ignored)

@@ -50,6 +50,15 @@ def test_one_that_dies_shows_the_end_of_its_log(monkeypatch: pytest.MonkeyPatch,
     cluster.stop()
 
 
+def test_the_end_of_the_log_is_that_of_this_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for _ in range(2):
+        cluster = start(monkeypatch, tmp_path, "dies")
+        with pytest.raises(ClusterError, match="no memory left") as caught:
+            cluster.management()
+        assert str(caught.value).count("no memory left") == 1
+        cluster.stop()
+
+
 def test_one_that_has_ended_since_shows_the_end_of_its_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     cluster = start(monkeypatch, tmp_path, "fails")
     pidfd = os.pidfd_open(cluster.process_id)  # before anybody can have noticed its end

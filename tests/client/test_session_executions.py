@@ -16,7 +16,7 @@ from halved_weight import NAMES, Setup, run
 from torch.utils import _pytree as pytree
 
 import cstorch
-from cstorch.errors import StateError, TraceError
+from cstorch.errors import InputError, StateError, TraceError
 from cstorch.utils.data import DataExecutor, DataLoader, Schedule
 from cstorch.utils.tracker import RateTracker
 from wsc.v1 import coordinator_pb2
@@ -266,6 +266,30 @@ def test_the_states_after_a_loop_that_was_left_are_those_of_its_step(
     assert setup.weight() == 1 / 8
     assert cluster.stopped_after == [3]
     assert "The loop was left after step 3 of 20" in caplog.text
+    for batch in setup.executor(1):
+        setup.step(batch)
+    assert setup.weight() == 1 / 16
+    assert cluster.cancelled == []
+
+
+@pytest.mark.parametrize("activation_steps", [1, 10])
+def test_a_step_without_input_is_an_error_after_the_steps_before_it(
+    cluster: FakeCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture, activation_steps: int
+) -> None:
+    """The script may go on: also where it was ahead, as it awaits no outputs."""
+    caplog.set_level(logging.INFO, "cstorch")
+    setup = Setup(cluster, tmp_path)
+    cluster.step_without_input = 4
+    closures: list[float] = []
+    note = cstorch.step_closure(lambda loss: closures.append(float(loss)))
+    with pytest.raises(InputError, match="no picture"):  # noqa: PT012
+        for batch in setup.executor(20, activation_steps=activation_steps):
+            note(setup.step(batch))
+    assert closures == ([1.0, 2.0, 3.0] if activation_steps == 1 else [])
+    assert setup.weight() == 1 / 8
+    assert cluster.stopped_after == [3]
+    assert "The loop was left after step 3 of 20" in caplog.text
+    assert "On a Cerebras system" not in caplog.text  # which has no such step either
     for batch in setup.executor(1):
         setup.step(batch)
     assert setup.weight() == 1 / 16

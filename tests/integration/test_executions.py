@@ -11,11 +11,12 @@ import pytest
 import torch
 from cluster_rig import RunningCluster
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import cerebras.pytorch as cstorch
 from cerebras.pytorch.utils.data import DataExecutor
-from cstorch.errors import UsageError
+from cstorch.errors import InputError, UsageError
+from wsc.v1 import management_pb2
 
 STEPS = 3
 
@@ -165,3 +166,82 @@ def test_a_loop_that_is_left_gives_the_states_of_a_shorter_one(
             shorter.append(saved())
     for one, other in zip(left, shorter, strict=True):
         assert all(torch.equal(one[name], other[name]) for name in initial)
+
+
+class Pictures(Dataset[Any]):
+    """Rows, of which one has no picture or a label that is out of range."""
+
+    def __init__(self, bad: int, kind: str) -> None:
+        self._bad = bad
+        self._kind = kind
+        self._rows = torch.randn(8 * LENGTH, 6, generator=torch.Generator().manual_seed(0))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        is_bad = index == self._bad
+        if is_bad and self._kind == "no picture":
+            raise OSError("this is no picture")
+        return self._rows[index], torch.tensor(3 if is_bad else index % 3)
+
+
+def pictures(bad: int, kind: str) -> DataLoader[Any]:
+    return DataLoader(Pictures(bad, kind), batch_size=8)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("kind", ["no picture", "a label out of range"])
+@pytest.mark.parametrize("activation_steps", [1, 4])
+def test_a_bad_batch_costs_no_step_before_it(
+    cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, activation_steps: int
+) -> None:
+    """The script gets the outputs and the checkpoint of all steps before, catches the error, and trains on."""
+    monkeypatch.setenv("WAFERBOX_MANAGEMENT", cluster.management)
+    config = cstorch.distributed.ClusterConfig(num_csx=2, changes_need_checkpoint=False)
+    backend = cstorch.backend("CSX", artifact_dir=tmp_path, cluster_config=config)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    plain = copy.deepcopy(model)
+    compiled = cstorch.compile(model, backend)
+    optimizer = cstorch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    losses: list[float] = []
+    saved: list[int] = []
+
+    @cstorch.trace
+    def train(batch: list[torch.Tensor]) -> torch.Tensor:
+        loss = nn.functional.cross_entropy(compiled(batch[0]), batch[1])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    report = cstorch.step_closure(lambda loss: losses.append(loss.item()))
+
+    @cstorch.checkpoint_closure
+    def save() -> None:
+        saved.append(executor.user_iteration)
+
+    loader = cstorch.utils.data.DataLoader(pictures, 8 * 13 + 2, kind)  # the batch of step 14
+    executor = DataExecutor(loader, LENGTH, checkpoint_steps=4, activation_steps=activation_steps)
+    with pytest.raises(InputError, match="is no picture" if kind == "no picture" else "out of bounds"):  # noqa: PT012
+        for batch in executor:
+            report(train(batch))
+            save()
+    assert saved == [4, 8, 12]
+    for batch in DataExecutor(cstorch.utils.data.DataLoader(pictures, -1, kind), 3, activation_steps=activation_steps):
+        report(train(batch))
+
+    plain_optimizer = torch.optim.SGD(plain.parameters(), lr=0.05, momentum=0.9)
+    expected_losses = []
+    for rows, labels in [*itertools.islice(pictures(-1, kind), 13), *itertools.islice(pictures(-1, kind), 3)]:
+        loss = nn.functional.cross_entropy(plain(rows), labels)
+        expected_losses.append(loss.item())
+        plain_optimizer.zero_grad()
+        loss.backward()
+        plain_optimizer.step()
+    steps = range(1, 17) if activation_steps == 1 else (4, 8, 12, 16)
+    torch.testing.assert_close(losses, [expected_losses[step - 1] for step in steps], rtol=1e-5, atol=1e-6)
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[name].cpu(), value, rtol=1e-5, atol=1e-6)
+    assert all(job.phase != management_pb2.JOB_PHASE_FAILED for job in cluster.jobs()[:1])

@@ -231,6 +231,8 @@ def test_the_user_sees_the_traceback_of_an_input_fn_that_raises(
     assert re.search(rf"the loader of the input_fn \w+ \(.*\) raised {error}", errors)
     assert f'faults.py", line {line_of(line)}, in {function}' in errors
     assert message_of(script) == error
+    wait_for(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_FAILED)
+    assert error in cluster.jobs()[0].message
 
 
 @pytest.mark.parametrize(

@@ -538,6 +538,8 @@ EXPLANATIONS: dict[str, set[str]] = {
     "the client did not come back within": {"stall a client", "stall management", "partition"},
     # The job has ended for want of its script, and management has been killed since.
     "started again after the end of the job": {"stall a client", "partition"},
+    # The same while management is stopped, or cut off from the ingress.
+    "the job was over": {"stall a client", "partition"},
     "no recovery point has the states": {"fill a disk"},
     # A job of the queue has got the nodes meanwhile.
     "there was no replacement": {"kill management", "stall management", "partition", "lose a node", "lose a host"},

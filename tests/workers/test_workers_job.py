@@ -81,6 +81,7 @@ def test_the_users_traceback_comes_with_the_failure(wafer: Wafer, job: WorkerJob
     failure = wafer.response().failed
     assert failure.kind == node_pb2.Failure.KIND_INPUT
     assert failure.node == "worker-0"
+    assert failure.step == 3
     assert "ValueError: no such file: mnist.gz" in failure.message
     assert "in raise_here" in failure.traceback
 

@@ -81,6 +81,8 @@ def _found_operations(module: ModuleOp, folder: Path, observed: StepObserved) ->
     with torch.no_grad():
         for op in body_ops(module):
             for value, tensor in zip(op.results, result_tensors(op, values), strict=True):
+                if tensor is None:
+                    continue
                 values[value] = tensor
                 if not isinstance(op, Const) and tensor.is_floating_point() and tensor.numel():
                     found[id(op)] = found.get(id(op), True) and is_among(moments(tensor), known)
@@ -107,8 +109,8 @@ def argument_tensors(
     return values
 
 
-def result_tensors(op: Operation, values: Mapping[SSAValue, torch.Tensor]) -> list[torch.Tensor]:
-    """Runs an operation of a step on the CPU."""
+def result_tensors(op: Operation, values: Mapping[SSAValue, torch.Tensor]) -> list[torch.Tensor | None]:
+    """Runs an operation of a step on the CPU. None: a result that the step does not use, such as a gradient."""
     if isinstance(op, Const):
         return [op.value.tensor()]
     result = build(op).function(*(values[operand] for operand in runtime_operands(op)))

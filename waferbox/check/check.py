@@ -218,7 +218,9 @@ class Check:
                     summary=f"Not compared beyond chance: {notes[0].message}.",
                 )
             first_line = self._first_in_half(programs, comparison) if is_half else self._first_line(cluster, comparison)
-            return _different(comparison, bool(judge), first_line)
+            first = comparison.first
+            has_judge = first is not None and (first.execution, first.step) in judge
+            return _different(comparison, first_line, has_judge=has_judge)
         return _agreeing(comparison, close, is_half=is_half)
 
     def _first_line(self, cluster: Run, comparison: Comparison) -> Finding | None:
@@ -472,7 +474,7 @@ def _of_execution(difference: Difference) -> str:
     return f" of execution {difference.execution}" if difference.execution > 1 else ""
 
 
-def _different(comparison: Comparison, has_judge: bool, first_line: Finding | None) -> Answer:
+def _different(comparison: Comparison, first_line: Finding | None, *, has_judge: bool) -> Answer:
     first = comparison.first
     assert first is not None
     execution = _of_execution(first)

@@ -99,6 +99,8 @@ def _results_by_operation(
         for op in body_ops(module) if values is not None else ():
             assert values is not None
             for value, tensor in zip(op.results, result_tensors(op, values), strict=True):
+                if tensor is None:
+                    continue
                 values[value] = tensor
                 if not isinstance(op, Const) and op.name != "cirh.Cast" and tensor.is_floating_point():
                     source = source_of(op)

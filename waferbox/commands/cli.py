@@ -1,5 +1,6 @@
 """The command `waferbox`: clusters, and jobs on them."""
 
+import os
 import sys
 from typing import Annotated, Final
 
@@ -57,6 +58,8 @@ app.command(rich_help_panel=COMPILER)(plan)
 
 def run() -> None:
     """Runs the command; a variable with a wrong text or file, or output that cannot be written, ends it with a line."""
+    if os.environ.get("COLUMNS") == "0":  # of a console that does not know its width; Rich would print nothing
+        del os.environ["COLUMNS"]
     try:
         settings.check()
         app()

@@ -4,6 +4,7 @@ Messages for a folder without room are made here too.
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import secrets
@@ -132,8 +133,12 @@ def write_whole(path: Path, content: bytes, *, durable: bool = True) -> None:
         raise
 
 
+# What the system, or SQLite, says of a folder without room, or of a user without a share of it.
+_FULL: Final = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "database or disk is full")
+
+
 def why_not_kept(folder: Path, nbytes: int, reason: str | None, variable: str = settings.CACHE.name) -> str:
-    """Text for the user about a folder that took no files: the folder, the reason, its free space, and the way out.
+    """Text for the user about a folder that took no files: the folder, the reason, room that lacks, and the way out.
 
     Args:
         folder: the folder, which need not exist.
@@ -143,7 +148,8 @@ def why_not_kept(folder: Path, nbytes: int, reason: str | None, variable: str = 
     """
     existing = next(place for place in (folder, *folder.parents) if place.is_dir())
     free = shutil.disk_usage(existing).free
-    return (
-        f"{folder}: {reason or 'not writable'} ({nbytes / 1e6:.2f} MB are needed, {free / 1e6:.2f} MB are free). "
-        f"Make room there, or start the cluster with {variable} set to another folder"
-    )
+    way = f"tart the cluster with {variable} set to another folder"
+    if free >= nbytes and reason not in _FULL:
+        return f"{folder}: {reason or 'not writable'}. S{way}"
+    room = f"{nbytes / 1e6:.2f} MB are needed, {free / 1e6:.2f} MB are free"
+    return f"{folder}: {reason or 'not writable'} ({room}). Make room there, or s{way}"

@@ -54,6 +54,7 @@ class LocalCluster:
         started: start time of that process, as an id may be used again; in ticks since the boot, which no clock moves.
         created: when the record was made, in seconds since 1970.
         tls: the folder of its certificates; empty: it uses no TLS.
+        log: the file of its log that is removed with the record; empty: there is none.
         given_up: messages about processes that are not restarted any more.
     """
 
@@ -67,6 +68,7 @@ class LocalCluster:
     started: int
     created: float
     tls: str = ""
+    log: str = ""
     given_up: Sequence[str] = ()
 
     def __post_init__(self) -> None:
@@ -94,9 +96,13 @@ class LocalCluster:
 
 
 def runtime_folder(*, create: bool = True) -> Path:
-    """$XDG_RUNTIME_DIR/waferbox, or a folder in the temporary folder. Raises OSError if another user owns it."""
-    base = os.environ.get("XDG_RUNTIME_DIR")
-    folder = Path(base) / "waferbox" if base else Path(tempfile.gettempdir()) / f"waferbox-{os.getuid()}"
+    """$XDG_RUNTIME_DIR/waferbox; a folder in the temporary folder where there is none of this user, as after `su`.
+
+    Raises OSError if another user owns it.
+    """
+    base, user = os.environ.get("XDG_RUNTIME_DIR", ""), os.getuid()
+    is_own = os.path.isdir(base) and os.stat(base).st_uid == user
+    folder = Path(base) / "waferbox" if is_own else Path(tempfile.gettempdir()) / f"waferbox-{user}"
     if create:
         folder.mkdir(mode=0o700, exist_ok=True)
     with contextlib.suppress(FileNotFoundError):
@@ -167,6 +173,7 @@ def recorded(
         started=process_started(os.getpid()),
         created=time.time(),
         tls=os.environ.get(settings.TLS_DIR.name, ""),
+        log="" if log is None else str(log),
     )
     try:
         path = _write(record)
@@ -194,10 +201,7 @@ def recorded(
             (folder / FAILURE).write_text(json.dumps({"management": management, "cause": str(error)}))
         raise
     finally:
-        path.unlink(missing_ok=True)
-        if log is not None:
-            log.unlink(missing_ok=True)
-        _drop_if_empty(folder)
+        _remove(path, record)
 
 
 def _write(record: LocalCluster) -> Path:
@@ -247,9 +251,16 @@ def local_clusters() -> list[LocalCluster]:
         if cluster.runs():
             found.append(cluster)
         else:
-            path.unlink(missing_ok=True)
-            _drop_if_empty(path.parent)
+            _remove(path, cluster)
     return sorted(found, key=lambda cluster: cluster.created)
+
+
+def _remove(path: Path, cluster: LocalCluster) -> None:
+    """Removes the record of a cluster, with its log."""
+    path.unlink(missing_ok=True)
+    if cluster.log:
+        Path(cluster.log).unlink(missing_ok=True)
+    _drop_if_empty(path.parent)
 
 
 def cluster_at(management: str) -> LocalCluster | None:

@@ -8,9 +8,11 @@ lives at most as long as the process that holds its Child; or, if it was request
 import concurrent.futures
 import contextlib
 import json
+import math
 import os
 import signal
 import socket
+import struct
 import subprocess
 import threading
 from collections.abc import Sequence
@@ -274,7 +276,10 @@ def _spawn_forked(
 ) -> Child:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        connection.settimeout(deadlines.FORK_SERVER.start)
+        # Rather than settimeout, with which a server that has many requests before this one seems not to be there.
+        limit = struct.pack("ll", math.ceil(deadlines.FORK_SERVER.start), 0)
+        for direction in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            connection.setsockopt(socket.SOL_SOCKET, direction, limit)
         connection.connect(f"\0{name}")
         wanted = {"module": module, "argv": list(argv), "outlives": outlives, "end_signal": end_signal}
         request = json.dumps(wanted).encode()

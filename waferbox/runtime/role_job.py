@@ -1,6 +1,8 @@
 """The commands of a job as all roles run them: load a program, run it in a thread, report its end, drop it."""
 
+import errno
 import logging
+import resource
 import sys
 import time
 import traceback
@@ -116,6 +118,10 @@ def failure_of(node: str, error: Exception) -> node_pb2.Failure:
             message = f"{node} hangs: {error}"
             kind = node_pb2.Failure.KIND_INTERNAL
             failure = node_pb2.Failure(kind=kind, message=message, traceback=error.stack, is_unfit=True)
+        case OSError(errno=errno.EMFILE | errno.ENFILE):
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            message = f"{error.strerror}: a process may have {limit}. Raise that, with `ulimit -n`, and start again"
+            failure = node_pb2.Failure(kind=node_pb2.Failure.KIND_USER, message=message)
         case _:
             message, is_unfit = f"{type(error).__name__}: {error}", is_refused_memory(error)
             failure = node_pb2.Failure(

@@ -111,7 +111,11 @@ class Guard:
         if caller is None:
             return grpc.StatusCode.UNAUTHENTICATED, f"the call {_NO_TOKEN}"
         if caller.kind not in right.kinds:
-            return grpc.StatusCode.PERMISSION_DENIED, f"a token of kind {caller.kind.value} does not open {method}"
+            kinds = " or ".join(sorted(kind.value for kind in right.kinds))
+            return (
+                grpc.StatusCode.PERMISSION_DENIED,
+                f"a token of kind {caller.kind.value} does not open {method}: it takes one of kind {kinds}",
+            )
         if right.job_scope is JobScope.SERVED and self._job is not None and caller.name != self._job:
             return grpc.StatusCode.PERMISSION_DENIED, f"the token is of another job than {self._job}"
         return None

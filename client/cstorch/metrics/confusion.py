@@ -21,6 +21,7 @@ class ConfusionMatrixMetric(Metric):
 
     Raises:
         ValueError: `num_classes` is less than 1.
+        TypeError: What is left out are no class numbers.
     """
 
     confusion_matrix: torch.Tensor
@@ -28,6 +29,10 @@ class ConfusionMatrixMetric(Metric):
     def __init__(self, num_classes: int, ignored: Sequence[int] | None, name: str | None) -> None:
         if num_classes < 1:
             raise ValueError(f"num_classes must be at least 1, not {num_classes}")
+        if isinstance(ignored, str) or not all(isinstance(each, int) for each in ignored or ()):
+            raise TypeError(
+                f"the classes that are left out are a list of numbers, not {ignored!r}; a name is the keyword `name`"
+            )
         self._num_classes = num_classes
         self._ignored = tuple(ignored or ())
         super().__init__(name)

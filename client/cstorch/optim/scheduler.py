@@ -606,9 +606,11 @@ class LambdaScheduler(Scheduler):
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, initial_val: float, param_group_tags: Tags = None) -> None:
-        if not isinstance(initial_val, numbers.Number | torch.Tensor):
+        functions = [value for value in (initial_val, param_group_tags) if callable(value)]
+        if functions or not isinstance(initial_val, numbers.Number | torch.Tensor):
+            given = functions[0] if functions else initial_val
             raise TypeError(
-                f"{type(self).__name__} takes the first value as a number, not {initial_val!r}, and its functions from "
+                f"{type(self).__name__} takes the first value as a number, not {given!r}, and its functions from "
                 "`set_value_lambda`: derive a class whose `set_value_lambda(self)` returns a list such as "
                 "`[lambda epoch: 0.95**epoch]`"
             )

@@ -197,6 +197,8 @@ def own_optimizer(optimizer: torch.optim.Optimizer, scheduler: Scheduler) -> Opt
 def _tags(tags: Tags) -> set[str | None] | None:
     if tags is None:
         return None
+    if not isinstance(tags, Iterable):
+        raise TypeError(f"param_group_tags takes a tag of the optimizer's groups, or a list of them, not {tags!r}")
     listed: list[str | None] = [tags] if isinstance(tags, str) else list(tags)
     if len(set(listed)) != len(listed):
         raise ValueError(f"param_group_tags has a tag twice: {listed}")

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -90,6 +91,18 @@ def test_it_ends_a_job_that_does_not_recover_with_the_traceback(
     assert (failure.kind, failure.node) == (node_pb2.Failure.KIND_INTERNAL, "memoryx-0")
     assert failure.message == "memoryx-0 was refused memory: MemoryError: no room"
     assert "in __call__" in failure.traceback
+
+
+@pytest.mark.defects
+def test_too_few_descriptors_are_explained(cluster: ClusterInProcess, client: Callable[..., Client]) -> None:
+    cluster.behaviour.on_step["memoryx-0"] = Refusal(1, OSError(errno.EMFILE, "Too many open files"))
+    one = begun(cluster, client, 2)
+    one.start()
+    failure = one.failure()
+    assert (failure.kind, failure.node) == (node_pb2.Failure.KIND_USER, "memoryx-0")
+    assert re.fullmatch(
+        r"Too many open files: a process may have \d+\. Raise that, with `ulimit -n`, and start again", failure.message
+    )
 
 
 @pytest.mark.parametrize(

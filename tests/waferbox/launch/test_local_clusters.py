@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -135,3 +136,32 @@ def test_a_record_is_of_the_process_that_owns_it() -> None:
         assert cluster.runs()
         other = LocalCluster(name="x", starter=Starter.UP, management="a:1", pid=cluster.pid, started=1, created=1.0)
         assert not other.runs()
+
+
+@pytest.mark.parametrize("base", ["missing", "a file", "of another user"])
+def test_a_runtime_folder_that_is_not_the_users_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: str
+) -> None:
+    """As after `su`, in a container, or in a job of cron."""
+    (tmp_path / "a file").touch()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/" if base == "of another user" else str(tmp_path / base))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    user = 4711 if base == "of another user" else os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: user)
+    assert runtime_folder(create=False) == tmp_path / "temporary" / f"waferbox-{user}"
+    assert local_clusters() == []
+
+
+def test_the_log_of_a_cluster_that_was_killed_goes_with_its_record(folder: Path) -> None:
+    folder.mkdir()
+    log = folder / "up.log"
+    log.touch()
+    script = (
+        "import os, signal, sys; from pathlib import Path; from waferbox.launch.local_clusters import *\n"
+        "with recorded(Starter.UP, 'up', 'a:1', log=Path(sys.argv[1])): os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", script, str(log)], check=False)
+    assert log.exists()
+    assert names() == []
+    assert not log.exists()

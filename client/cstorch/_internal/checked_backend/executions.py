@@ -15,6 +15,7 @@ from cstorch._internal import state
 from cstorch._internal.backend.cpu import CpuExecution
 from cstorch._internal.batch import num_samples
 from cstorch._internal.check.counted_random import CountedRandom
+from cstorch._internal.check.double_precision import DoublePrecision
 from cstorch._internal.check.half_range import HalfRange
 from cstorch._internal.check.loader import BusyLines, line_of_input, partial_batch, shared_samples
 from cstorch._internal.check.resumption import report_lost_states
@@ -335,9 +336,9 @@ class CheckedEagerExecution(CpuExecution):
         save_file(kept, self._run.folder / path)
         self._run.add(StepObserved(execution=self._number, step=step, path=path, counter=self._random.counter_of_step))
 
-    def _precision(self) -> AbstractContextManager[None]:
+    def _precision(self) -> AbstractContextManager[Any]:
         if self._is_double:
-            return _double_by_default()
+            return DoublePrecision()
         return torch.autocast("cpu", get_half_dtype()) if self._is_half else nullcontext()
 
 
@@ -368,13 +369,3 @@ def _make_double() -> None:
     for optimizer in state.registered("optimizer"):
         for values in optimizer.state.values():
             values.update({name: _as_double(v) for name, v in values.items() if isinstance(v, torch.Tensor)})
-
-
-@contextmanager
-def _double_by_default() -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)

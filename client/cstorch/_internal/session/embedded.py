@@ -69,6 +69,7 @@ class EmbeddedCluster:
         # Only the script itself is checked, not the process of its input_fn.
         environment = {name: value for name, value in os.environ.items() if name != settings.CHECK.name}
         with log.open("ab") as errors:
+            self._log_begin = errors.tell()  # clusters of earlier scripts have written to it
             self._process = subprocess.Popen(
                 command,
                 env=environment,
@@ -118,7 +119,7 @@ class EmbeddedCluster:
         return line
 
     def _log_tail(self) -> str:
-        tail = self.log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
+        tail = self.log.read_bytes()[self._log_begin :][-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
         return f"; its log {self.log} ends with:\n{tail}" if tail else f"; its log {self.log} is empty"
 
     def stop(self) -> None:
