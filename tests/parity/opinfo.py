@@ -11,6 +11,7 @@ import json
 import re
 import subprocess
 import sys
+import textwrap
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,9 +31,12 @@ _HEAD = """# Operators
 
 The operators of torch's own table, `op_db`, on wafers: each runs with a few of the table's samples in float32 and is
 compared with eager torch, with tensors of a sample as the batch, as weights, and in place. Made by `make opinfo`.
-
-`yes`: all samples give torch's numbers. `some`: some do, and the others are refused. `no`: all are refused. A dash:
-there is nothing to run, such as a gradient. No sample gives other numbers.
+No sample gives other numbers than torch's.
+"""
+_WHOLE = """All samples of these give torch's numbers, on one wafer and on two, and so do all gradients that they have:
+"""
+_OTHERS = """`yes`: all samples give torch's numbers. `some`: some do, and the others are refused. `no`: all are refused. A
+dash: there is nothing to run, such as a gradient.
 """
 
 
@@ -89,19 +93,27 @@ def _death(operator: str, wafers: int, detail: str) -> dict[str, Any]:
     }
 
 
-def page(made: list[dict[str, Any]]) -> str:
-    """The table."""
+def rows_of(made: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """The rows of the table: operator, forward, backward, two wafers, the first refusal."""
     by_operator: dict[str, list[dict[str, Any]]] = collections.defaultdict(list)
     for record in made:
         if record["verdict"] != "skipped":
             by_operator[record["operator"]].append(record)
-    rows = [_row(name, by_operator[name]) for name in sorted(by_operator, key=str.lower)]
+    return [_row(name, by_operator[name]) for name in sorted(by_operator, key=str.lower)]
+
+
+def page(rows: list[tuple[str, ...]]) -> str:
+    """The page: the operators that work in all samples, and a table of the others."""
     heads = ("operator", "forward", "backward", "two wafers", "refused")
     counts = [sum(row[column] in ("yes", "some") for row in rows) for column in (1, 2, 3)]
     tried = [sum(row[column] != "–" for row in rows) for column in (1, 2, 3)]
     summary = ", ".join(f"{h} {c} of {t}" for h, c, t in zip(heads[1:], counts, tried, strict=False))
-    lines = [_HEAD, f"They work, at least in part: {summary}.\n", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
+    whole = [row[0] for row in rows if set(row[1:4]) <= {"yes", "–"}]
+    listed = textwrap.fill(", ".join(whole), 120, break_long_words=False, break_on_hyphens=False)
+    others = [f"| {' | '.join(row)} |" for row in rows if row[0] not in whole]
+    table = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *others]
+    parts = [_HEAD, f"They work, at least in part: {summary}.\n", _WHOLE, f"{listed}\n", _OTHERS, *table]
+    return "\n".join(parts) + "\n"
 
 
 def _row(name: str, found: list[dict[str, Any]]) -> tuple[str, ...]:
@@ -125,7 +137,8 @@ def _reason(detail: str) -> str:
     text = re.sub(r"^\w+: ", "", detail)
     text = re.sub(r"(At |at )?\S*operator_\w+\.py:\d+( \(backward\))?:? ?", "", text)
     text = re.sub(r"the Cerebras backend does not (yet )?support", "no", text, flags=re.IGNORECASE)
-    return re.split(r"\(Tensor|\(Scalar| \(aten\.|[.;] ", text)[0].replace("|", "/")[:110].rstrip(" .,(")
+    text = re.split(r"\(Tensor|\(Scalar| \(aten\.|[.;] ", text)[0].replace("|", "/")[:110].rstrip(" .,(")
+    return f"{text}`" if text.count("`") % 2 else text
 
 
 def main() -> None:
@@ -146,7 +159,7 @@ def main() -> None:
         return
     made = try_all(given.operators, given.samples)
     if given.page is not None:
-        given.page.write_text(page(made))
+        given.page.write_text(page(rows_of(made)))
     print(dict(collections.Counter(record["verdict"] for record in made)))
     failures = [record for record in made if record["verdict"] in _FAILURES]
     for record in failures:
