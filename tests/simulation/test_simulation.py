@@ -257,6 +257,17 @@ def test_a_process_whose_connection_broke_is_known_again_if_its_job_gets_no_succ
     assert not failure, failure
 
 
+def test_a_node_that_registers_late_is_not_kept_for_a_job_that_was_preempted_and_has_others(tmp_path: Path) -> None:
+    """Management had been started again meanwhile; two nodes were one member of the job."""
+    schedule = [
+        Fault(16.243252446726434, "stall a coordinator", 3498984931),
+        Fault(19.20728736860887, "lose a host", 1443352199),
+        Fault(22.161035480087268, "stall a node", 2492263308),
+    ]
+    failure = failure_of(5005440, schedule, tmp_path)
+    assert not failure, failure
+
+
 def test_jobs_continue_with_fewer_wafers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     results: list[str] = []
     shrink = FewerWafers.shrink_to_survivors

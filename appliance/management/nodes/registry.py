@@ -240,6 +240,8 @@ class NodeRegistry:
             return f"{job} has no nodes at {', '.join(sorted(strangers))}"[:MAX_PROBLEM]
         self._missing.pop(job, None)
         members = {node.address: node.member for node in nodes}
+        # Nodes that have not registered since the restart of management are not kept for the job either.
+        self._homes = {at: home for at, home in self._homes.items() if home[0] != job or at in members}
         for node in self._nodes.values():
             if node.info.job == job:
                 node.info.member = members.get(node.info.address, "")
@@ -357,7 +359,7 @@ class NodeRegistry:
         """Keeps a free node for the job that it worked for before the restart of management."""
         job, member = self._homes.get(info.address, ("", ""))
         before = self._jobs.get(job, {}).get(member)
-        if before is not None and before.role == info.role:
+        if before is not None and (before.address, before.role) == (info.address, info.role):
             del self._homes[info.address]
             info.job, info.member = job, member
 
