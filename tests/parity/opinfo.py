@@ -35,7 +35,7 @@ No sample gives other numbers than torch's.
 """
 _WHOLE = """All samples of these give torch's numbers, on one wafer and on two, and so do all gradients that they have:
 """
-_OTHERS = """`yes`: all samples give torch's numbers. `some`: some do, and the others are refused. `no`: all are refused.
+_OTHERS = """`yes`: all samples give torch's numbers. `some`: some do, and the others are refused. `no`: none does.
 A dash: there is nothing to run, such as a gradient.
 """
 
