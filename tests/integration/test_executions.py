@@ -186,6 +186,11 @@ class Pictures(Dataset[Any]):
         return self._rows[index], torch.tensor(3 if is_bad else index % 3)
 
 
+def rate(step: int) -> float:
+    """The rate of a schedule after so many steps."""
+    return 0.05 - 0.04 * step / LENGTH
+
+
 def pictures(bad: int, kind: str) -> DataLoader[Any]:
     return DataLoader(Pictures(bad, kind), batch_size=8)
 
@@ -205,6 +210,7 @@ def test_a_bad_batch_costs_no_step_before_it(
     plain = copy.deepcopy(model)
     compiled = cstorch.compile(model, backend)
     optimizer = cstorch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    schedule = cstorch.optim.lr_scheduler.LinearLR(optimizer, 0.05, 0.01, LENGTH)
     losses: list[float] = []
     saved: list[int] = []
 
@@ -214,6 +220,7 @@ def test_a_bad_batch_costs_no_step_before_it(
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        schedule.step()
         return loss
 
     report = cstorch.step_closure(lambda loss: losses.append(loss.item()))
@@ -229,12 +236,17 @@ def test_a_bad_batch_costs_no_step_before_it(
             report(train(batch))
             save()
     assert saved == [4, 8, 12]
+    assert float(optimizer.state_dict()["param_groups"][0]["lr"]) == pytest.approx(rate(13))
+    assert schedule.get_last_lr() == [pytest.approx(rate(13))]
     for batch in DataExecutor(cstorch.utils.data.DataLoader(pictures, -1, kind), 3, activation_steps=activation_steps):
         report(train(batch))
 
     plain_optimizer = torch.optim.SGD(plain.parameters(), lr=0.05, momentum=0.9)
     expected_losses = []
-    for rows, labels in [*itertools.islice(pictures(-1, kind), 13), *itertools.islice(pictures(-1, kind), 3)]:
+    for step, (rows, labels) in enumerate(
+        [*itertools.islice(pictures(-1, kind), 13), *itertools.islice(pictures(-1, kind), 3)]
+    ):
+        plain_optimizer.param_groups[0]["lr"] = rate(step)
         loss = nn.functional.cross_entropy(plain(rows), labels)
         expected_losses.append(loss.item())
         plain_optimizer.zero_grad()

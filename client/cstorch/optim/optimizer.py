@@ -27,6 +27,9 @@ class Schedule(Protocol):
     def write_to_groups(self) -> None:
         """Writes the values for the current epoch into the groups, as tensors of the step."""
 
+    def settle(self) -> None:
+        """Writes numbers into the groups, if they have tensors of a step that are not known any more."""
+
 
 class _Preinitialized(ABCMeta):
     """Makes an optimizer's state when its whole constructor is done, so that preinitialize sees every attribute."""
@@ -186,6 +189,8 @@ class Optimizer(torch.optim.Optimizer, metaclass=_Preinitialized):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns, as torch, the settings of the groups, and the state by the number of the parameter."""
+        for scheduler in self.schedulers:
+            scheduler.settle()
         return _state_dict(self)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

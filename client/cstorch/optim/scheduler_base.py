@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Final
 import torch
 
 from cstorch._internal import state
+from cstorch._internal.execution import current_execution
 from cstorch._internal.tracing import is_of_step
 from cstorch._internal.tracing.context import is_tracing, repeat
 from cstorch.core.closures import step_closure
@@ -116,8 +117,18 @@ class Scheduler(ABC):
         """Returns the value of one group: here the schedule's own."""
         return value
 
+    def settle(self) -> None:
+        """Writes the number for the current epoch into the groups, if they have a tensor of a step.
+
+        They have one after a loop that was left on a step without outputs. No effect in a loop, whose next step writes
+        them.
+        """
+        if is_of_step(self._last_value[0]) and current_execution() is None and not is_tracing():
+            self.update_groups(self.get().cpu())
+
     def get_last_value(self) -> Any:
         """Returns the value evaluated last: a number, or a tensor within a traced step and after it in the loop."""
+        self.settle()
         value = self._last_value[0]
         return value if is_tracing() or is_of_step(value) else float(value)
 
