@@ -287,7 +287,8 @@ class InputProcess:
         try:
             data, descriptors, _, _ = socket.recv_fds(self._connection, MESSAGE_BYTES, 1)
         except ConnectionResetError:
-            return None
+            # The process ended with requests unread. What it has sent before is still there.
+            data, descriptors, _, _ = socket.recv_fds(self._connection, MESSAGE_BYTES, 1)
         with contextlib.ExitStack() as files:
             for descriptor in descriptors:
                 files.callback(os.close, descriptor)

@@ -583,8 +583,7 @@ class CoordinatedJob:
             return
         failure, execution = response.failed, self.execution
         failure.node = failure.node or member.name
-        is_of_step = failure.kind == node_pb2.Failure.KIND_INPUT and failure.step > 0
-        if is_of_step and execution is not None and execution.input_failed(failure):
+        if execution is not None and execution.input_failed(failure):
             return
         if failure.is_unfit and self.recovers:
             logger.warning("%s\n%s", failure.message, failure.traceback)

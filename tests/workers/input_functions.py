@@ -193,6 +193,14 @@ def raising_later(rows: int) -> Iterator[Any]:
         yield batch
 
 
+def exiting_later(rows: int) -> Iterator[Any]:
+    """Ends the process at the third batch."""
+    for number, batch in enumerate(Counting(rows, 3)):
+        if number == 2:
+            os._exit(3)
+        yield batch
+
+
 def once(rows: int) -> Iterator[Any]:
     yield from Counting(rows, 3, 2)
 

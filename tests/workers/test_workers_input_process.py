@@ -420,3 +420,15 @@ def test_with_the_fork_server_and_without(
     ):
         harness.batch()
     assert "waferbox/input_process" not in caught.value.traceback
+
+
+def test_batches_that_were_made_before_the_process_ended_arrive(prepare: Prepare) -> None:
+    """Although it has left requests unread."""
+    with running(prepare(input_functions.exiting_later, ROWS)) as harness:
+        for number in range(5):
+            harness.process.request_batch(number % SLOTS, [])
+        assert harness.process._process.wait(20) == 3
+        for number in range(2):
+            harness.process.wait_filled(number % SLOTS, harness.stop, harness.states.__setitem__)
+        with pytest.raises(JobFailure, match="ended with exit status 3"):
+            harness.process.wait_filled(0, harness.stop, harness.states.__setitem__)

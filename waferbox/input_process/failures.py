@@ -16,7 +16,7 @@ _CLOSED = (OSError, EOFError, concurrent.futures.BrokenExecutor)
 _STATUS_SECONDS = 1.0
 
 # What the user's code may raise; it is reported.
-USER_ERRORS = (Exception, SystemExit, KeyboardInterrupt)
+USER_ERRORS = (Exception, SystemExit, KeyboardInterrupt, GeneratorExit)
 
 _HERE = os.path.dirname(__file__)
 

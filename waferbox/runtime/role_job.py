@@ -224,7 +224,8 @@ class RoleJob(ABC):
             try:
                 return program.run(schedule)
             except JobFailure as error:
-                error.step = error.step or program.progress.step + 1
+                if error.kind == node_pb2.Failure.KIND_INPUT and not error.step:
+                    error.step = program.progress.step + 1
                 raise
 
         def interrupt() -> None:

@@ -152,6 +152,7 @@ class CoordinatedExecution:
         self._waiting = Waiting(parts.changes, parts.verdict, lambda: parts.owner.is_interrupted)
         self._epoch: Epoch | None = None
         self._is_ending = self.is_abandoned_by_client = False
+        self._killed_at = 0  # the last step for which a process of the loader was killed; 0: none
         self._findings: list[str] = []  # what the script does otherwise than it says
         self._has_all = False  # whether all outputs and checkpoints were sent to the client
         self.is_stopped = False  # whether all steps are done, and the nodes have stopped
@@ -199,8 +200,11 @@ class CoordinatedExecution:
                 self._set_has_all()
                 await self._until(self._has_stopped, schedule, schedule.num_steps)
             except _InputFailed as error:
+                last = error.failure.step - 1
                 if self._points is None:  # without which no step can be undone
+                    await self._waiting.until(lambda: self._is_received(last))
                     raise self._parts.verdict.fail(error.failure) from error
+                self._owner.progressed(last, schedule.num_steps)
                 self._owner.input_failed(error.failure)
                 yield coordinator_pb2.ExecuteResponse(input_failed=error.failure)
                 await self._until(lambda: False, schedule)  # the client leaves its loop
@@ -277,10 +281,17 @@ class CoordinatedExecution:
     def input_failed(self, failure: node_pb2.Failure) -> bool:
         """Notes that the input of a step cannot be had; the client gets the results of those before.
 
+        The first time that a process of the loader is killed is no such failure, as memory may have been short, but
+        that it is killed again, and no later.
+
         Returns:
-            Whether there is an epoch that the failure may belong to.
+            Whether it is one, of an epoch of this execution.
         """
-        if self._epoch is None:
+        if failure.kind == node_pb2.Failure.KIND_NODE and 0 < failure.step <= self._killed_at:
+            failure.kind = node_pb2.Failure.KIND_INPUT
+        elif failure.kind == node_pb2.Failure.KIND_NODE:
+            self._killed_at = max(self._killed_at, failure.step)
+        if failure.kind != node_pb2.Failure.KIND_INPUT or not failure.step or self._epoch is None:
             return False
         if not self._epoch.over:  # else another epoch has the step, or none
             self._epoch.input_failed(failure)
@@ -300,7 +311,8 @@ class CoordinatedExecution:
     def consumed(self, step: int) -> None:
         """Notes that the client has run the closures of all steps up to this one."""
         self._client.consumed_step = max(self._client.consumed_step, step)
-        if step >= self._schedule.num_steps:  # no other step is waited for
+        last = self._schedule.num_steps
+        if step >= last or self._input_failure(last) is not None:  # no other step is waited for
             self._changes.notify()
         if self._epoch is not None and self._epoch.results is not None:
             self._epoch.results.consumed(step)

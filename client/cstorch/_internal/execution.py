@@ -101,6 +101,11 @@ class Execution(ABC):
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
 
+    @property
+    def last_step(self) -> int:
+        """The last step that is done, from 1, after an error of the input; 0: none."""
+        return self.executor.user_iteration
+
     @abstractmethod
     def batches(self) -> Generator[Any]:
         """Yields the batch of each step, and completes the step before the next yield."""

@@ -28,6 +28,7 @@ PRIVATE_NAMES: Final = (
     "torch._C._current_autograd_node",
     "torch._C._disabled_torch_function_impl",
     "torch._C._dispatch_has_kernel_for_dispatch_key",
+    "torch._C._nn._parse_to",
     "torch._C._only_lift_cpu_tensors",
     "torch._C._set_only_lift_cpu_tensors",
     "torch._VF",

@@ -1,6 +1,8 @@
 """compile prepares a model for tracing; trace marks the function that is one whole step."""
 
+import copy
 import functools
+import inspect
 import logging
 import sys
 from collections.abc import Callable
@@ -53,6 +55,10 @@ class CompiledModel:
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self.module, name, value)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+        """Copies the model, for averages of its weights; the copy is no compiled model."""
+        return copy.deepcopy(self.module, memo)
 
     def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
         """Loads a state dict into the tensors of the model, as `nn.Module.load_state_dict`.
@@ -154,7 +160,7 @@ def trace(step_fn: Callable[Parameters, Result]) -> Callable[Parameters, Result]
         A function with the same parameters.
 
     Raises:
-        TypeError: `step_fn` is not callable.
+        TypeError: `step_fn` is not callable, or its body does not run when it is called.
         UsageError: Raised by the call on CSX outside the loop of an executor.
         TraceError: Raised by the call if the body does something that cannot be traced, such as reading a value.
 
@@ -177,6 +183,8 @@ def trace(step_fn: Callable[Parameters, Result]) -> Callable[Parameters, Result]
     """
     if not callable(step_fn):
         raise TypeError(f"trace decorates a function, not {type(step_fn).__name__}")
+    if inspect.iscoroutinefunction(step_fn) or inspect.isgeneratorfunction(step_fn):
+        raise TypeError("trace decorates a function that runs when it is called: no generator, and no coroutine")
 
     @functools.wraps(step_fn)
     def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:

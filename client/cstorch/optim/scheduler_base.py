@@ -60,7 +60,9 @@ class Scheduler(ABC):
             raise ValueError(f"no parameter group has one of the tags {self.param_group_tags}, so nothing is scheduled")
         device = self.optimizer.parameters()[0].device
         self.last_epoch = torch.full((), last_epoch + 1, dtype=torch.int64, device=device)
-        self._last_value: list[torch.Tensor] = []  # in a list: tensor attributes of a scheduler are loop-carried state
+        # In lists: tensor attributes of a scheduler are loop-carried state.
+        self._last_value: list[torch.Tensor] = []
+        self._known_value: list[torch.Tensor] = []  # the last that was no tensor of a step
         self.optimizer.schedulers.append(self)
         state.register("scheduler", self)
         self.update_last_value()
@@ -109,6 +111,8 @@ class Scheduler(ABC):
             value: The value, of rank 0.
         """
         self._last_value = [value]
+        if not is_of_step(value):
+            self._known_value = [value]
         for group in self.optimizer.param_groups:
             if self._applies_to(group):
                 group[self.param_group_key] = self._value_for(group, value)
@@ -116,6 +120,11 @@ class Scheduler(ABC):
     def _value_for(self, group: Mapping[str, Any], value: Any) -> Any:
         """Returns the value of one group: here the schedule's own."""
         return value
+
+    def put_back(self) -> None:
+        """Writes the last number into the groups, in place of a tensor of a step that does not count."""
+        if is_of_step(self._last_value[0]):
+            self.update_groups(self._known_value[0])
 
     def settle(self) -> None:
         """Writes the number for the current epoch into the groups, if they have a tensor of a step.

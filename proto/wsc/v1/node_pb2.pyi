@@ -989,7 +989,7 @@ class Failure(_message.Message):
     is_unfit: _builtins.bool
     """the reporting node cannot continue; a replacement may"""
     step: _builtins.int
-    """KIND_INPUT: the step of the execution that cannot be run; 0: none"""
+    """KIND_INPUT, or a killed loader: the step of the execution that has no input; 0: none"""
     def __init__(
         self,
         *,

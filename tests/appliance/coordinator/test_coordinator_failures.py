@@ -116,6 +116,66 @@ def test_what_a_role_reports_reaches_the_client(
     ends_as(cluster, management_pb2.JOB_PHASE_FAILED, 6)
 
 
+def test_a_loader_that_is_killed_at_the_same_batch_again_has_no_such_batch(
+    cluster: ClusterInProcess, client: Callable[..., Client]
+) -> None:
+    """The first time the job recovers, as memory may have been short."""
+    cluster.add(**FULL)
+    killed: list[int] = []
+
+    def kill(context: JobContext, step: int) -> None:
+        if step == 5:
+            killed.append(step)
+            failure = JobFailure(Failure.KIND_NODE, "a process of the loader was killed")
+            failure.step = step
+            raise failure
+
+    cluster.behaviour.on_step["worker-1"] = kill
+    one = client(num_csx=2, max_num_restarts=3)
+    one.compile()
+    one.begin(ENDLESS)
+    one.start()
+    for step in range(1, 5):
+        assert one.receive_outputs().step == step
+        one.consumed(step)
+    failed = one.receive("input_failed").input_failed
+    assert (failed.kind, failed.node, failed.step) == (Failure.KIND_INPUT, "worker-1", 5)
+    assert killed == [5, 5]
+    assert cluster.jobs()[0].num_restarts == 1
+    one.send(stop_after=coordinator_pb2.StopAfter(step=4))
+    one.receive("finished")
+    one.close()
+    cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_SUCCEEDED)
+
+
+def test_the_results_before_a_bad_batch_come_though_the_job_cannot_recover(
+    cluster: ClusterInProcess, client: Callable[..., Client]
+) -> None:
+    cluster.add(**FULL)
+
+    def fail(context: JobContext, step: int) -> None:
+        if step == 5:
+            failure = JobFailure(Failure.KIND_INPUT, "no picture")
+            failure.step = step
+            raise failure
+
+    cluster.behaviour.on_step["worker-0"] = fail
+    one = client(num_csx=2)
+    one.compile()
+    one.begin(ENDLESS, checkpoint_steps=(3,))
+    one.start()
+    for step in range(1, 5):
+        assert one.receive_outputs().step == step
+        if step == 3:
+            assert one.receive("checkpoint").checkpoint.step == 3
+        one.consumed(step)
+    # The client may be reading the checkpoint, until it releases that.
+    assert cluster.jobs()[0].phase != management_pb2.JOB_PHASE_FAILED
+    one.send(checkpoint_released=coordinator_pb2.CheckpointReleased(step=3))
+    assert last(one).failed.message == "no picture"
+    ends_as(cluster, management_pb2.JOB_PHASE_FAILED, 6)
+
+
 @pytest.mark.defects
 def test_a_defect_in_a_role_comes_with_its_traceback(cluster: ClusterInProcess, client: Callable[..., Client]) -> None:
     cluster.add(**FULL)

@@ -16,6 +16,7 @@ from cstorch._internal.execution import Execution, Executor, check_outside_of_lo
 from cstorch._internal.tracing import LazyTensor, is_tracing, purpose
 from cstorch._internal.tracing.provenance import user_line
 from cstorch._internal.tracing.step_values import is_in_body
+from cstorch._internal.tracing.tensor import keep_parameters
 from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import ConfigurationError, CstorchWarning, UsageError
 
@@ -63,6 +64,7 @@ class CsxBackend(Backend):
         self.validate_only = validate_only
         purpose.runs_steps = self.is_e2e_execution
         shorten_tracebacks()
+        keep_parameters()
         _warn_of_steps_in_python()
         self.retrace_every_iteration = bool(retrace_every_iteration)
         super().__init__(Path("cerebras_logs" if artifact_dir is None else artifact_dir).absolute())

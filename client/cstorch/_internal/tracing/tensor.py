@@ -336,28 +336,63 @@ def move_module(model: nn.Module) -> None:
 
     Each Parameter stays the same object if possible, for the optimizers and tied modules that have it.
     """
+    _move(model, lambda tensor: not isinstance(tensor, LazyTensor), from_cpu)
+
+
+def _move(
+    model: nn.Module, moves: Callable[[torch.Tensor], bool], move: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    """Moves the parameters and buffers that `moves` selects by `move`."""
     replaced: dict[torch.Tensor, torch.Tensor] = {}
     for module in model.modules():
+        if isinstance(module, nn.RNNBase):
+            module._flat_weight_refs = []  # weak references, with which a tensor cannot be swapped
         for tensors in cast("tuple[dict[str, Any], ...]", (module._parameters, module._buffers)):
             for name, tensor in list(tensors.items()):
-                if tensor is None or isinstance(tensor, LazyTensor):
+                if tensor is None or not moves(tensor):
                     continue
                 if tensor in replaced:
                     tensors[name] = replaced[tensor]
                     continue
-                moved = _moved(tensor)
+                moved = _moved(tensor, move)
                 try:
                     torch.utils.swap_tensors(tensor, moved)  # type: ignore[no-untyped-call]
-                except RuntimeError:  # there is a weak reference to the tensor, as in nn.LSTM
+                except RuntimeError:  # there is a weak reference to the tensor
                     tensors[name] = replaced[tensor] = moved
         if isinstance(module, nn.RNNBase):
             module._init_flat_weights()
 
 
-def _moved(tensor: torch.Tensor) -> torch.Tensor:
-    moved: torch.Tensor = from_cpu(tensor)
+def _moved(tensor: torch.Tensor, move: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    moved: torch.Tensor = move(tensor.detach())
     if isinstance(tensor, nn.Parameter):
         moved = nn.Parameter(moved, tensor.requires_grad)
         if tensor.grad is not None:
-            moved.grad = from_cpu(tensor.grad)
+            moved.grad = move(tensor.grad)
     return moved
+
+
+_module_to, _module_cpu = nn.Module.to, nn.Module.cpu
+
+
+def keep_parameters() -> None:
+    """Makes `model.to(...)` and `model.cpu()` keep the Parameters of a model that is moved to the device or from it.
+
+    torch replaces them there, unlike between its own devices: optimizers would step others than the model has.
+    """
+    nn.Module.to = _to  # type: ignore[method-assign, assignment]
+    nn.Module.cpu = _cpu  # type: ignore[method-assign, assignment]
+
+
+def _to(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+    device = torch._C._nn._parse_to(*args, **kwargs)[0]
+    if device is not None:
+        if is_device(device):
+            move_module(self)
+        else:
+            _move(self, lambda tensor: isinstance(tensor, LazyTensor), lambda tensor: tensor.to(device))
+    return _module_to(self, *args, **kwargs)
+
+
+def _cpu(self: nn.Module) -> nn.Module:
+    return _to(self, "cpu")

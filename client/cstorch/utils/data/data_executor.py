@@ -18,7 +18,7 @@ from cstorch._internal.notebook import inline_report
 from cstorch.backend import Backend, CsxBackend, current_backend
 from cstorch.backends.csx_flags import MicroBatchSize as MbsSetting
 from cstorch.distributed.cs_config import CSConfig
-from cstorch.errors import ConfigurationError, CstorchWarning, UsageError
+from cstorch.errors import ConfigurationError, CstorchWarning, InputError, UsageError
 from cstorch.utils.data.dataloader import DataLoader
 from cstorch.utils.data.schedule import Schedule
 from cstorch.utils.profiler import Activity, Profiler
@@ -119,6 +119,9 @@ class DataExecutor:
                         self.dataloader.batch_size = num_samples(batch)
                     yield batch
             self._iteration = self.num_steps
+        except InputError:
+            self._iteration = execution.last_step - 1
+            raise
         finally:
             if self._iteration >= 0:
                 self._profiler.write()

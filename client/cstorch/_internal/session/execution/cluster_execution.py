@@ -92,6 +92,10 @@ class ClusterExecution(Execution):
         self._input_states: list[bytes] | None = None  # at the checkpoint step whose closures run
 
     @property
+    def last_step(self) -> int:
+        return self._done
+
+    @property
     @abstractmethod
     def step_name(self) -> str:
         """The step, with its line if it is a function."""
@@ -337,6 +341,9 @@ class ClusterExecution(Execution):
             return
         if stream.failed_step:
             self._done = min(self._done, stream.failed_step - 1)  # the script is ahead where it awaits no outputs
+        if self._done % executor.activation_steps == 0:  # else the number is that of an earlier step
+            for schedule in state.registered("scheduler"):
+                schedule.put_back()
         if self._is_running and job.recovers and job.alive and not stream.has_failed:
             text = "The loop was left after step %d of %d: steps that the cluster has run beyond it are undone"
             if self._done < executor.num_steps:

@@ -3,7 +3,8 @@
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from types import FunctionType
+from typing import Any, Final
 
 import torch
 from torch._ops import OpOverload
@@ -119,12 +120,34 @@ def _has_device_tensor(arguments: Any) -> bool:
     return False
 
 
+# The functions of torch that are written in Python, by the namespace and the name under which they are called.
+_OWN: Final = {
+    (namespace, name): function
+    for namespace in (torch.nn.functional, torch.functional, torch, torch.Tensor)
+    for name, function in vars(namespace).items()
+    if isinstance(function, FunctionType)
+}
+_OWN_FUNCTIONS: Final = frozenset(_OWN.values())
+
+
+def _original(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the function of torch in whose place a script has put one of its own, which calls it.
+
+    torch looks its function up by name when it asks a mode, and so finds the script's, which runs already.
+    """
+    if not isinstance(func, FunctionType) or func in _OWN_FUNCTIONS:
+        return func
+    places = (own for (namespace, name), own in _OWN.items() if getattr(namespace, name, None) is func)
+    return next(places, func)
+
+
 class FunctionMode(TorchFunctionMode):
     """The mode that records the torch functions that the user calls, and replaces some of them."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        func = _original(func)
         context.functions.append(func)
         try:
             kwargs = kwargs or {}
