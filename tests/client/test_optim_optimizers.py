@@ -1,11 +1,14 @@
 """The optimizers against torch's, or against a reference in float64 where the rules differ on purpose."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+import cstorch
 from cstorch.optim import SGD, Adam, AdamW, Optimizer, configure_optimizer
 
 STEPS = 20
@@ -294,3 +297,20 @@ def test_an_optimizer_without_preinitialize_is_told_what_it_is_for() -> None:
 
     with pytest.raises(TypeError, match=r"Incomplete does not define preinitialize\. An optimizer makes all its state"):
         Incomplete([torch.ones(1, requires_grad=True)], {"lr": 0.1})  # type: ignore[abstract]
+
+
+def test_state_that_a_script_has_dropped_is_made_anew(tmp_path: Path) -> None:
+    """As in plain PyTorch, where a step makes what it does not find."""
+    cstorch.backend("CPU", artifact_dir=tmp_path)
+    model = cstorch.compile(nn.Linear(3, 1))
+    optimizer = cstorch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for drop in (False, True):
+        if drop:
+            optimizer.state.clear()
+        loader = cstorch.utils.data.DataLoader(lambda: [torch.ones(2, 3)] * 2)
+        for batch in cstorch.utils.data.DataExecutor(loader, num_steps=2):
+            optimizer.zero_grad()
+            model(batch).sum().backward()
+            optimizer.step()
+        momentum = optimizer.state[model.bias]["momentum_buffer"]
+        torch.testing.assert_close(momentum, torch.full((1,), 2 * 1.9))

@@ -103,6 +103,11 @@ class Optimizer(torch.optim.Optimizer, metaclass=_Preinitialized):
     def preinitialize(self) -> None:
         """Makes every state tensor: `self.state[p]["name"] = cstorch.zeros_like(p)`. Called once by the constructor."""
 
+    def remake_state(self) -> None:
+        """Makes the state tensors anew if a script has dropped them all, as in `optimizer.state.clear()`."""
+        if self._preinitialized and not self.state:
+            self.preinitialize()
+
     @abstractmethod
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Updates the parameters from their gradients.

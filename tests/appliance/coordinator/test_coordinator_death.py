@@ -629,7 +629,7 @@ def test_a_record_that_is_gone_ends_the_job_with_the_reason(
     (record.record_folder(cluster.settings.cache_root, one.job.name) / record.RECORD).unlink()
     one.coordinator().kill()
     cluster.until(lambda: one.job.failure is not None)
-    assert "the coordinator has died" in str(one.job.failure)
+    assert "has lost its coordinator for good" in str(one.job.failure)
 
 
 def test_records_without_an_owner_are_swept(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cstorch import backends
+from cstorch._internal import state
 from cstorch._internal.artifacts import make_artifact_dir
 from cstorch._internal.batch import num_samples
 from cstorch._internal.check.run import checked_run
@@ -106,6 +107,8 @@ class DataExecutor:
     def __iter__(self) -> Iterator[Any]:
         self._artifact_dir = new_artifact_dir(self.backend.artifact_dir).absolute()  # the script may change its folder
         self._profiler = Profiler(self._artifact_dir, self._activities)
+        for optimizer in state.registered("optimizer"):
+            optimizer.remake_state()
         execution = self.make_execution()
         self._iteration = -1
         self._is_stopped = False
