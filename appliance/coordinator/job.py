@@ -453,7 +453,7 @@ class CoordinatedJob:
             self.verdict.report(failure)
 
     def input_failed(self, failure: node_pb2.Failure) -> None:
-        """Notes that the input of a step cannot be had, which the script may survive."""
+        """Notes that a step has no input, which the script may survive."""
         logger.warning("step %d has no input: %s", failure.step, failure.message)
         self._input_failure = failure
 

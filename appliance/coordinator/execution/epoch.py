@@ -211,7 +211,7 @@ class Epoch:
                 self._stopped.add(member.name)
 
     def input_failed(self, failure: node_pb2.Failure) -> None:
-        """Notes that the input of a step cannot be had."""
+        """Notes that a step has no input."""
         if self.input_failure is None or failure.step < self.input_failure.step:
             self.input_failure = failure
 

@@ -34,7 +34,7 @@ class _StopsEarlier(Exception):
 
 
 class _InputFailed(Exception):
-    """Raised where results are awaited of a step whose input cannot be had."""
+    """Raised where results are awaited of a step that has no input."""
 
     def __init__(self, failure: node_pb2.Failure) -> None:
         super().__init__(failure.message)
@@ -64,7 +64,7 @@ class ExecutionOwner(Protocol):
         """Called when a link of the coordinator is lost, or has a defect."""
 
     def input_failed(self, failure: node_pb2.Failure) -> None:
-        """Called when the client has the results of all steps before one whose input cannot be had."""
+        """Called when the client has the results of all steps before one that has no input."""
 
     def progressed(self, step: int, num_steps: int) -> None:
         """Called at intervals while outputs are sent, and after the last step."""
@@ -236,8 +236,8 @@ class CoordinatedExecution:
     async def _until(self, ready: Callable[[], _Result], schedule: StepSchedule, step: int = 0) -> _Result:
         """Waits for a result of a step; 0: of none.
 
-        Raises _StopsEarlier if the client has left its loop, _InputFailed if the input of the step, or of one before,
-        cannot be had, JobFailed and Abandoned.
+        Raises _StopsEarlier if the client has left its loop, _InputFailed if the step, or one before, has no input,
+        JobFailed and Abandoned.
         """
 
         def checked() -> _Result:
@@ -251,7 +251,7 @@ class CoordinatedExecution:
         return await self._waiting.until(checked)
 
     def _input_failure(self, step: int) -> node_pb2.Failure | None:
-        """The failure because of which the input of this step, or of one before, cannot be had."""
+        """The failure because of which this step, or one before, has no input."""
         failure = None if self._epoch is None else self._epoch.input_failure
         return failure if failure is not None and failure.step <= step else None
 
@@ -279,7 +279,7 @@ class CoordinatedExecution:
                 yield coordinator_pb2.ExecuteResponse(checkpoint=ready)
 
     def input_failed(self, failure: node_pb2.Failure) -> bool:
-        """Notes that the input of a step cannot be had; the client gets the results of those before.
+        """Notes that a step has no input; the client gets the results of those before.
 
         The first time that a process of the loader is killed is no such failure, as memory may have been short, but
         that it is killed again, and no later.

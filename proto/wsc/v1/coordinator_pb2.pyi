@@ -804,7 +804,7 @@ class ExecuteResponse(_message.Message):
     def failed(self) -> _node_pb2.Failure: ...
     @_builtins.property
     def input_failed(self) -> _node_pb2.Failure:
-        """After all outputs and checkpoints of the steps before: the input of a step cannot be had. The execution can end
+        """After all outputs and checkpoints of the steps before: a step has no input. The execution can end
         only before it, by StopAfter.
         """
 

@@ -116,6 +116,12 @@ def test_what_a_role_reports_reaches_the_client(
     ends_as(cluster, management_pb2.JOB_PHASE_FAILED, 6)
 
 
+def hold_before(cluster: ClusterInProcess, step: int) -> None:
+    """Holds all nodes before a step for which a worker has no batch."""
+    for name in ("memoryx-0", "swarmx-0", "wafer-0", "wafer-1"):
+        cluster.behaviour.may_begin[name] = lambda begun: begun < step
+
+
 def test_a_loader_that_is_killed_at_the_same_batch_again_has_no_such_batch(
     cluster: ClusterInProcess, client: Callable[..., Client]
 ) -> None:
@@ -131,6 +137,7 @@ def test_a_loader_that_is_killed_at_the_same_batch_again_has_no_such_batch(
             raise failure
 
     cluster.behaviour.on_step["worker-1"] = kill
+    hold_before(cluster, 5)
     one = client(num_csx=2, max_num_restarts=3)
     one.compile()
     one.begin(ENDLESS)
@@ -160,6 +167,7 @@ def test_the_results_before_a_bad_batch_come_though_the_job_cannot_recover(
             raise failure
 
     cluster.behaviour.on_step["worker-0"] = fail
+    hold_before(cluster, 5)
     one = client(num_csx=2)
     one.compile()
     one.begin(ENDLESS, checkpoint_steps=(3,))

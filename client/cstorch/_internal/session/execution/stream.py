@@ -131,7 +131,7 @@ class ExecutionStream:
         self._consumed = 0  # steps since the last report
         self._checkpoint_steps = sorted(begin.checkpoint_steps)  # those whose snapshots are not released
         self.has_failed = False
-        self.failed_step = 0  # whose input cannot be had, as the last message says; 0: it is another
+        self.failed_step = 0  # that has no input, as the last message says; 0: it is another message
         self._last_step = 0  # that of stop_after
         self._call = job.run(self._open(begin))
 
@@ -148,7 +148,7 @@ class ExecutionStream:
         There is no deadline, since a step may take any time: the end of the stream or of the job ends the wait.
 
         Raises:
-            InputError: The input of a step cannot be had: stop_after may follow, unless the execution has failed.
+            InputError: A step has no input: stop_after may follow, unless the execution has failed.
             CstorchError: The execution failed, or another kind of message came.
         """
         self.failed_step = 0
