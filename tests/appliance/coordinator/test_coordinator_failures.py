@@ -148,7 +148,7 @@ def test_a_loader_that_is_killed_at_the_same_batch_again_has_no_such_batch(
     failed = one.receive("input_failed").input_failed
     assert (failed.kind, failed.node, failed.step) == (Failure.KIND_INPUT, "worker-1", 5)
     assert killed == [5, 5]
-    assert cluster.jobs()[0].num_restarts == 1
+    cluster.until(lambda: cluster.jobs()[0].num_restarts == 1)
     one.send(stop_after=coordinator_pb2.StopAfter(step=4))
     one.receive("finished")
     one.close()
