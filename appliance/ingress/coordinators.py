@@ -57,12 +57,12 @@ class Coordinators(ingress_pb2_grpc.IngressServicer):
         job = request.job
         if self._closing:
             raise SpawnError("the ingress is shutting down")
-        if request.only_await and job not in self._runs:
-            raise SpawnError("it has ended, alone or with an earlier ingress")
-        if (request.restarted or request.only_await) and job in self._runs:
+        if request.restarted and job in self._runs:
             return self._runs[job]
         if job in self._runs:
             raise SpawnError(f"{job} has a coordinator")
+        if request.only_await:
+            raise SpawnError("it has ended, alone or with an earlier ingress")
         run = self._runs[job] = asyncio.create_task(self._run(request))
 
         def forget(run: "asyncio.Task[int]") -> None:

@@ -253,6 +253,12 @@ class Coordinator(coordinator_pb2_grpc.CoordinatorServicer):
         consumed = cluster.steps_run = 0
         sent: list[int] = []
         after = {0: {name: value.clone() for name, value in cluster.live.items()}}  # the states, by step
+
+        def stopped_after(step: int) -> coordinator_pb2.ExecuteResponse:
+            cluster.stopped_after.append(step)
+            cluster.live.update(after[step])
+            return response(finished=coordinator_pb2.ExecutionFinished())
+
         for step in range(1, begin.num_steps + 1):
             if cluster.fail_at is not None and cluster.fail_at[0] == step:
                 yield response(failed=cluster.fail_at[1])
@@ -262,9 +268,7 @@ class Coordinator(coordinator_pb2_grpc.CoordinatorServicer):
                 yield response(input_failed=failure)
                 while (request := inbox.get(timeout=30)).WhichOneof("kind") != "stop_after":
                     pass
-                cluster.stopped_after.append(request.stop_after.step)
-                cluster.live.update(after[request.stop_after.step])
-                yield response(finished=coordinator_pb2.ExecutionFinished())
+                yield stopped_after(request.stop_after.step)
                 return
             outputs = cluster.step(cluster.live, step)
             cluster.steps_run = step
@@ -285,9 +289,7 @@ class Coordinator(coordinator_pb2_grpc.CoordinatorServicer):
                     case "consumed":
                         consumed = request.consumed.step
                     case "stop_after":
-                        cluster.stopped_after.append(request.stop_after.step)
-                        cluster.live.update(after[request.stop_after.step])
-                        yield response(finished=coordinator_pb2.ExecutionFinished())
+                        yield stopped_after(request.stop_after.step)
                         return
         yield response(finished=coordinator_pb2.ExecutionFinished(seconds={"wafer-0.compute": 1.0}))
 

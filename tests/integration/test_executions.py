@@ -106,15 +106,20 @@ def test_weights_stay_on_the_cluster_from_execution_to_execution(
 LENGTH = 40  # steps of a loop that is left
 
 
+def backend_of(cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """A backend on two wafers, whose states a script may change where it has not saved them."""
+    monkeypatch.setenv("WAFERBOX_MANAGEMENT", cluster.management)
+    config = cstorch.distributed.ClusterConfig(num_csx=2, changes_need_checkpoint=False)
+    return cstorch.backend("CSX", artifact_dir=tmp_path, cluster_config=config)
+
+
 @pytest.mark.cluster
 @pytest.mark.parametrize("activation_steps", [1, 4])
 def test_a_loop_that_is_left_gives_the_states_of_a_shorter_one(
     cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, activation_steps: int
 ) -> None:
     """Left by break, by an exception and by a closure, then saved, and trained on: equal to the bit."""
-    monkeypatch.setenv("WAFERBOX_MANAGEMENT", cluster.management)
-    config = cstorch.distributed.ClusterConfig(num_csx=2, changes_need_checkpoint=False)
-    backend = cstorch.backend("CSX", artifact_dir=tmp_path, cluster_config=config)
+    backend = backend_of(cluster, monkeypatch, tmp_path)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
     initial = copy.deepcopy(model.state_dict())
@@ -202,9 +207,7 @@ def test_a_bad_batch_costs_no_step_before_it(
     cluster: RunningCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, activation_steps: int
 ) -> None:
     """The script gets the outputs and the checkpoint of all steps before, catches the error, and trains on."""
-    monkeypatch.setenv("WAFERBOX_MANAGEMENT", cluster.management)
-    config = cstorch.distributed.ClusterConfig(num_csx=2, changes_need_checkpoint=False)
-    backend = cstorch.backend("CSX", artifact_dir=tmp_path, cluster_config=config)
+    backend = backend_of(cluster, monkeypatch, tmp_path)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
     plain = copy.deepcopy(model)

@@ -246,25 +246,33 @@ def test_the_last_report_of_a_coordinator_that_was_stopped_for_a_while_counts(tm
         assert not failure, failure
 
 
-def test_a_process_whose_connection_broke_is_known_again_if_its_job_gets_no_successor(tmp_path: Path) -> None:
-    """Management did not ask the ingress again, so that a coordinator that was stopped then seemed to have gone."""
-    schedule = [
-        Fault(28.463737684890233, "break a connection", 1016764729),
-        Fault(31.652014764130403, "stall a client", 3055314755),
-        Fault(38.31631172578276, "stall a coordinator", 60678011),
-    ]
-    failure = failure_of(2000641, schedule, tmp_path)
-    assert not failure, failure
-
-
-def test_a_node_that_registers_late_is_not_kept_for_a_job_that_was_preempted_and_has_others(tmp_path: Path) -> None:
-    """Management had been started again meanwhile; two nodes were one member of the job."""
-    schedule = [
-        Fault(16.243252446726434, "stall a coordinator", 3498984931),
-        Fault(19.20728736860887, "lose a host", 1443352199),
-        Fault(22.161035480087268, "stall a node", 2492263308),
-    ]
-    failure = failure_of(5005440, schedule, tmp_path)
+@pytest.mark.parametrize(
+    ("seed", "schedule"),
+    [
+        # Management did not ask the ingress again, so that a coordinator that was stopped then seemed to have gone.
+        pytest.param(
+            352,
+            [
+                Fault(22.125904862979723, "stall a coordinator", 4242992428),
+                Fault(27.617685832610796, "break a connection", 2108542765),
+                Fault(29.938470532660823, "break a connection", 3037141846),
+            ],
+            id="a process whose connection broke is known again if its job gets no successor",
+        ),
+        # Management had been started again meanwhile; two nodes were one member of the job.
+        pytest.param(
+            5005440,
+            [
+                Fault(16.243252446726434, "stall a coordinator", 3498984931),
+                Fault(19.20728736860887, "lose a host", 1443352199),
+                Fault(22.161035480087268, "stall a node", 2492263308),
+            ],
+            id="a node that registers late is not kept for a job that was preempted and has others",
+        ),
+    ],
+)
+def test_a_seed_that_found_a_fault(seed: int, schedule: Sequence[Fault], tmp_path: Path) -> None:
+    failure = failure_of(seed, schedule, tmp_path)
     assert not failure, failure
 
 

@@ -80,10 +80,7 @@ def _found_operations(module: ModuleOp, folder: Path, observed: StepObserved) ->
     found: dict[int, bool] = {}
     with torch.no_grad():
         for op in body_ops(module):
-            for value, tensor in zip(op.results, result_tensors(op, values), strict=True):
-                if tensor is None:
-                    continue
-                values[value] = tensor
+            for tensor in run_operation(op, values):
                 if not isinstance(op, Const) and tensor.is_floating_point() and tensor.numel():
                     found[id(op)] = found.get(id(op), True) and is_among(moments(tensor), known)
     return found
@@ -109,12 +106,22 @@ def argument_tensors(
     return values
 
 
-def result_tensors(op: Operation, values: Mapping[SSAValue, torch.Tensor]) -> list[torch.Tensor | None]:
-    """Runs an operation of a step on the CPU. None: a result that the step does not use, such as a gradient."""
+def run_operation(op: Operation, values: dict[SSAValue, torch.Tensor]) -> list[torch.Tensor]:
+    """Runs an operation of a step on the CPU, and adds its results to the values.
+
+    Returns:
+        The results, without those that the step does not use, such as the gradient of a batch.
+    """
     if isinstance(op, Const):
-        return [op.value.tensor()]
-    result = build(op).function(*(values[operand] for operand in runtime_operands(op)))
-    return list(result) if spec(op.name).results != 1 else [result]
+        made = [op.value.tensor()]
+    else:
+        result = build(op).function(*(values[operand] for operand in runtime_operands(op)))
+        made = list(result) if spec(op.name).results != 1 else [result]
+    used: dict[SSAValue, torch.Tensor] = {
+        value: tensor for value, tensor in zip(op.results, made, strict=True) if tensor is not None
+    }
+    values.update(used)
+    return list(used.values())
 
 
 def _leading(module: ModuleOp, found: Mapping[int, bool]) -> dict[int, bool]:

@@ -218,9 +218,7 @@ class Check:
                     summary=f"Not compared beyond chance: {notes[0].message}.",
                 )
             first_line = self._first_in_half(programs, comparison) if is_half else self._first_line(cluster, comparison)
-            first = comparison.first
-            has_judge = first is not None and (first.execution, first.step) in judge
-            return _different(comparison, first_line, has_judge=has_judge)
+            return _different(comparison, judge, first_line)
         return _agreeing(comparison, close, is_half=is_half)
 
     def _first_line(self, cluster: Run, comparison: Comparison) -> Finding | None:
@@ -474,7 +472,7 @@ def _of_execution(difference: Difference) -> str:
     return f" of execution {difference.execution}" if difference.execution > 1 else ""
 
 
-def _different(comparison: Comparison, first_line: Finding | None, *, has_judge: bool) -> Answer:
+def _different(comparison: Comparison, judge: Steps, first_line: Finding | None) -> Answer:
     first = comparison.first
     assert first is not None
     execution = _of_execution(first)
@@ -488,7 +486,8 @@ def _different(comparison: Comparison, first_line: Finding | None, *, has_judge:
             Finding(line="", message=f"{each.name} differs by {each.error:.1g} of its largest value{rounding}")
         )
     more = len(comparison.differences) - _MOST_NAMED
-    judged = "" if has_judge else " There is no run in float64 to judge by: the script does not run in it."
+    is_judged = (first.execution, first.step) in judge
+    judged = "" if is_judged else " There is no run in float64 to judge by: the script does not run in it."
     count = len(comparison.differences) or len(comparison.not_finite)
     since = f"from step {first.step} on" if first.step else "before the first step"
     summary = (

@@ -20,7 +20,7 @@ from xdsl.ir import SSAValue
 from appliance.compiler.core.errors import CompileError
 from appliance.compiler.core.target import Precision, Target
 from appliance.compiler.pipeline import Stages
-from waferbox.check.bisection import MOST_BYTES, argument_tensors, result_tensors
+from waferbox.check.bisection import MOST_BYTES, argument_tensors, run_operation
 from waferbox.checked_run.record import StepObserved
 from waferbox.cirh.dialect.locations import source_of
 from waferbox.cirh.dialect.operations import Const, body_ops
@@ -98,10 +98,7 @@ def _results_by_operation(
     with torch.no_grad():
         for op in body_ops(module) if values is not None else ():
             assert values is not None
-            for value, tensor in zip(op.results, result_tensors(op, values), strict=True):
-                if tensor is None:
-                    continue
-                values[value] = tensor
+            for tensor in run_operation(op, values):
                 if not isinstance(op, Const) and op.name != "cirh.Cast" and tensor.is_floating_point():
                     source = source_of(op)
                     counts[source, op.name] += 1

@@ -148,8 +148,8 @@ def why_not_kept(folder: Path, nbytes: int, reason: str | None, variable: str = 
     """
     existing = next(place for place in (folder, *folder.parents) if place.is_dir())
     free = shutil.disk_usage(existing).free
-    way = f"tart the cluster with {variable} set to another folder"
+    why, other = f"{folder}: {reason or 'not writable'}", f"the cluster with {variable} set to another folder"
     if free >= nbytes and reason not in _FULL:
-        return f"{folder}: {reason or 'not writable'}. S{way}"
+        return f"{why}. Start {other}"
     room = f"{nbytes / 1e6:.2f} MB are needed, {free / 1e6:.2f} MB are free"
-    return f"{folder}: {reason or 'not writable'} ({room}). Make room there, or s{way}"
+    return f"{why} ({room}). Make room there, or start {other}"

@@ -281,8 +281,8 @@ class CoordinatedExecution:
     def input_failed(self, failure: node_pb2.Failure) -> bool:
         """Notes that a step has no input; the client gets the results of those before.
 
-        The first time that a process of the loader is killed is no such failure, as memory may have been short, but
-        that it is killed again, and no later.
+        A loader of which a process is killed is such a failure the second time, at the same step or an earlier one: the
+        first time, memory may have been short.
 
         Returns:
             Whether it is one, of an epoch of this execution.

@@ -5,15 +5,15 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from cstorch._internal.tracing.device.dispatch import DispatchMode
 from cstorch._internal.tracing.random_counter import first_number
 from waferbox.cirh.calls.random_numbers import Numbers, bernoulli, draw, integers, normal, uniform
 
 aten = torch.ops.aten
 
 
-class CountedRandom(TorchDispatchMode):
+class CountedRandom(DispatchMode):
     """A mode in which random operations on CPU tensors draw what those of a traced step draw.
 
     It is entered once for each step. A step that draws advances the counter, as on the cluster. Operations that it does
@@ -55,10 +55,6 @@ class CountedRandom(TorchDispatchMode):
         key = self._counter + (self._drawn << 40) & (1 << 64) - 1
         self._drawn += 1
         return draw(numbers, key, tuple(shape))
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # True would import torch._dynamo, and pass each call through it
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None

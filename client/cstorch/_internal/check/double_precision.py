@@ -5,10 +5,11 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from cstorch._internal.tracing.device.dispatch import DispatchMode
 
 
-class DoublePrecision(TorchDispatchMode):
+class DoublePrecision(DispatchMode):
     """A mode in which what a step asks for in float32, by name or by default, is float64.
 
     Else `images.float()` in a step would give float32 beside the weights in float64, which few operations take.
@@ -27,10 +28,6 @@ class DoublePrecision(TorchDispatchMode):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         torch.set_default_dtype(self._default)
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # True would import torch._dynamo, and pass each call through it
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None

@@ -6,14 +6,14 @@ from typing import Any, Final
 import torch
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from cstorch._internal.tracing import user_line
+from cstorch._internal.tracing.device.dispatch import DispatchMode
 
 _MOST_LINES: Final = 4
 
 
-class HalfRange(TorchDispatchMode):
+class HalfRange(DispatchMode):
     """A mode that notes the operations whose results are larger than any number of a half type.
 
     Attributes:
@@ -27,10 +27,6 @@ class HalfRange(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.beyond: dict[str, str] = {}
         self._half = half
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # True would import torch._dynamo, and pass each call through it
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None

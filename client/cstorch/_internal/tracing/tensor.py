@@ -372,7 +372,7 @@ def _moved(tensor: torch.Tensor, move: Callable[[torch.Tensor], torch.Tensor]) -
     return moved
 
 
-_module_to, _module_cpu = nn.Module.to, nn.Module.cpu
+_module_to = nn.Module.to
 
 
 def keep_parameters() -> None:

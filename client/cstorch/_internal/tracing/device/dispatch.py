@@ -89,12 +89,16 @@ def _other_storage(func: OpOverload, args: tuple[Any, ...]) -> torch.Tensor:
 _COMPOSITE = "CompositeImplicitAutograd"
 
 
-class DeviceMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The mode that dispatches calls that make device tensors without taking one: factories, copies from the CPU."""
+class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The base of all modes here: one that torch.compile does not look into."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # True would import torch._dynamo, and pass each call through it
+
+
+class DeviceMode(DispatchMode):  # type: ignore[no-untyped-call]
+    """The mode that dispatches calls that make device tensors without taking one: factories, copies from the CPU."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
