@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from coordinator_models import OutputsModel
 
 MANAGEMENT: Final = "management:9000"
+CONNECTION_SECONDS: Final = 20.0  # gRPC's limit for the opening of a connection
 COORDINATOR: Final = roles.COORDINATOR.name
 
 
@@ -257,7 +258,7 @@ class Work:
         if any(slot.name == metric(self.index) for slot in self._plan.states):
             self.step_kind = EVALUATE
         if load.recovery_point:
-            await self._restore(load)
+            await self._restore(load, cancellation)
         if self.role == node_pb2.ROLE_WORKER:
             self._set_input(load)
         if load.links:
@@ -290,21 +291,29 @@ class Work:
             if spec.peer == COORDINATOR and outputs is not None:
                 outputs.open(spec.token, self, epoch)
 
-    async def _restore(self, load: node_pb2.Load) -> None:
+    async def _restore(self, load: node_pb2.Load, cancellation: CancellationToken) -> None:
         """Restores a recovery point from the disk of the host, or a copy."""
         await asyncio.sleep(self._random.uniform(0.005, 0.3))
         disks, key = self._fabric.disks, (self.job, self.name, load.recovery_point)
         own = (self._node.process.host, *key)
+        for address in load.copies_at if own not in disks else ():
+            server = self._fabric.network.servers.get(address)
+            if server is not None and server.process.has_vanished:
+                await self._await_connection(cancellation)
+            elif (other := self._fabric.at(address)) is not None and (other.process.host, *key) in disks:
+                disks[own] = disks[other.process.host, *key]
+                break
         if own not in disks:
-            for address in load.copies_at:
-                other = self._fabric.at(address)
-                if other is not None and (other.process.host, *key) in disks:
-                    disks[own] = disks[other.process.host, *key]
-        if own not in disks:
-            message = f"{self.name} finds no share of point {load.recovery_point:x}"
-            raise JobFailure(node_pb2.Failure.KIND_INTERNAL, message)
+            message = f"recovery point {load.recovery_point:x} of {self.name} cannot be read"
+            raise JobFailure(node_pb2.Failure.KIND_NODE, message)
         self.states = dict(disks[own])
         self._emit_kept(load.recovery_point)
+
+    async def _await_connection(self, cancellation: CancellationToken) -> None:
+        """Waits for the answer of a host that has vanished, as long as gRPC does."""
+        end = self._fabric.world.now + CONNECTION_SECONDS
+        while self._fabric.world.now < end and not cancellation.cancelled:
+            await asyncio.sleep(0.05)
 
     def _start(self, start: node_pb2.Start) -> None:
         assert self._epoch is not None, "an epoch is started that is not loaded"

@@ -127,9 +127,20 @@ class RecoveryPoints:
         self._making.clear()
         self._restored.clear()
 
-    def hosts_of(self, keeper: str) -> Collection[str]:
-        """Returns the hosts that have the share of a state keeper of the complete point, copies included."""
-        return self._hosts.get(keeper, ())
+    def covering(self, hosts: Mapping[str, str]) -> Sequence[str]:
+        """Returns members on whose hosts all shares of the complete point are that any of the hosts has.
+
+        Args:
+            hosts: of members, by name; the first that have a share are chosen.
+        """
+        uncovered = list(self._hosts.values())
+        chosen = []
+        for member, host in hosts.items():
+            others = [holders for holders in uncovered if host not in holders]
+            if len(others) < len(uncovered):
+                chosen.append(member)
+                uncovered = others
+        return chosen
 
     def kept(self, member: str, host: str, kept: node_pb2.RecoveryPointKept) -> None:
         """Notes that a state keeper on a host has written its share, or has restored it."""

@@ -266,20 +266,13 @@ class Recovery:
         return None  # the client writes the states again, or reports its progress
 
     def _bound(self) -> Sequence[str]:
-        """Returns the members that only a node on their host can replace, which alone has their states.
+        """Returns members that only a node on their host can replace: members send each other the shares that are there.
 
-        Not a dead one on whose host another keeper of the job lives, as that one sends the states. But a living one,
-        which management may give to another job while this one waits.
+        A living one, too, is named, as management may give it to another job while this one waits; a dead one only if
+        no living one is on a host that has the share.
         """
-        keepers = self._nodes.topology.state_keepers
-        living = {keeper.node.host for keeper in keepers if keeper.name not in self._dead}
-        hosts_of = self._points.hosts_of
-        return [
-            keeper.name
-            for keeper in keepers
-            if set(hosts_of(keeper.name)) == {keeper.node.host}
-            and (keeper.name not in self._dead or keeper.node.host not in living)
-        ]
+        keepers = sorted(self._nodes.topology.state_keepers, key=lambda keeper: keeper.name in self._dead)
+        return self._points.covering({keeper.name: keeper.node.host for keeper in keepers})
 
     async def _replace_dead(self) -> None:
         """Replaces the dead members, or reduces the job to fewer wafers."""

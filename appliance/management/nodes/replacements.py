@@ -121,7 +121,7 @@ class Replacements:
             bound = sorted(missing & waiting.bound)
             missing -= waiting.bound
             counts = Counter(waiting.nodes[member].role for member in missing)
-            texts = [f"{member} on {waiting.nodes[member].host}, whose disk alone has its states" for member in bound]
+            texts = [f"{member} on {waiting.nodes[member].host}, whose disk has states of the job" for member in bound]
             named: dict[str, None] = {}
             for role in roles.LEASED:
                 count = counts[role.number]

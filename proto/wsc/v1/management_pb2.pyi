@@ -938,8 +938,8 @@ class Replace(_message.Message):
 
     @_builtins.property
     def bound(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The members, lost or not, that only a node on the same host can replace: its disk alone has their states. Others
-        may be taken from the job while it waits.
+        """The members, lost or not, that only a node on the same host can replace: the disks of these hosts together have the
+        states of the job. Others may be taken from the job while it waits.
         """
 
     def __init__(

@@ -93,22 +93,50 @@ def test_a_point_is_complete_when_all_copies_are() -> None:
 
 def test_the_hosts_of_a_share_are_those_that_have_it_now() -> None:
     points = Points(["a", "b"])
+
+    def both_cover(host: str, other: str) -> bool:
+        return len(points.points.covering({"one": host, "other": other})) == 2
+
     points.make(1)
     points.kept("a", 1)
     points.kept("b", 1)
     points.points.copied("a", 1, "host of b")
     points.points.copied("b", 1, "")  # it cannot be copied
-    assert points.points.hosts_of("a") == ()  # while the point is not complete
     assert points.settle() == [1]
-    assert points.points.hosts_of("a") == {"host of a", "host of b"}
-    assert points.points.hosts_of("b") == {"host of b"}
+    assert both_cover("host of a", "host of b")  # the first alone has the share of a
     restored = node_pb2.RecoveryPointKept(recovery_point=1)
     points.points.kept("b", "another", restored)
+    assert both_cover("host of a", "another")
     points.points.copied("b", 1, "host of a")
-    assert points.points.hosts_of("b") == {"host of a", "host of b", "another"}
+    assert not both_cover("host of a", "host of b")
     points.make(2)
     points.kept("b", 2)
-    assert points.points.hosts_of("b") == {"host of a", "host of b", "another"}
+    assert both_cover("another", "host of a")  # as before the point that is not complete
+
+
+def test_members_are_chosen_on_whose_hosts_all_shares_are() -> None:
+    points = Points(["a", "b"])
+    assert points.points.covering({"a": "host of a"}) == []  # while no point is complete
+    points.make(1)
+    points.kept("a", 1)
+    points.kept("b", 1)
+    points.points.copied("a", 1, "host of b")
+    points.points.copied("b", 1, "host of a")
+    points.settle()
+    assert points.points.covering({"a": "host of a", "b": "host of b"}) == ["a"]
+    assert points.points.covering({"b": "host of b", "a": "host of a"}) == ["b"]
+    # The node that took the place of a has no share yet, and b is dead: only the host of b has the shares of both.
+    assert points.points.covering({"a": "another", "b": "host of b"}) == ["b"]
+    assert points.points.covering({"a": "another", "b": "a third"}) == []
+
+
+def test_each_member_is_chosen_whose_host_alone_has_a_share() -> None:
+    points = Points([])
+    points.make(1)
+    points.kept("a", 1)
+    points.kept("b", 1)
+    points.settle()
+    assert points.points.covering({"b": "host of b", "a": "host of a"}) == ["b", "a"]
 
 
 def test_without_copies_a_point_is_complete_when_all_have_kept_it() -> None:

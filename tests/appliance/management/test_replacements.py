@@ -219,7 +219,7 @@ def test_states_that_only_a_host_has_wait_for_a_node_there(
     assert nodes.replace("job", [lost], told, bound=["memoryx-0"] if is_bound else []) == ""
     if is_bound:
         nodes.registry.review()
-        assert told.statuses[-1].waiting_for == "memoryx-0 on one, whose disk alone has its states"
+        assert told.statuses[-1].waiting_for == "memoryx-0 on one, whose disk has states of the job"
         there = nodes.add(node_pb2.ROLE_MEMORYX, host="one")
     assert of(told.given[1], "memoryx-0").node_id == (there if is_bound else elsewhere)
 
