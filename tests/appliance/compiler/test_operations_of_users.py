@@ -18,6 +18,7 @@ pytestmark = pytest.mark.parity
 
 X = torch.arange(24.0).reshape(4, 6) / 7 - 1
 MASK = torch.tensor([True, False, True, False])
+COLUMNS = torch.tensor([True, False, True, False, True, False])
 CLUSTERS = [(1, 1), (2, 1)]
 
 Function = Callable[..., Any]
@@ -44,6 +45,14 @@ OPERATIONS: dict[str, Function] = {
     "a vector by a mask": lambda m, x, i: assigned(x, i > 0, x.new_ones(6)),
     "columns by a mask": lambda m, x, i: assigned(x, (slice(None), m.weight[0] > 0), 5.0),
     "a mask behind an ellipsis": lambda m, x, i: assigned(x.view(4, 2, 3), (..., m.weight[0, :3] > 0), x[:, :2, None]),
+    "columns by a known mask": lambda m, x, i: assigned(x, (slice(None), COLUMNS), x[:, COLUMNS] - 1),
+    "columns by a mask on the device": lambda m, x, i: assigned(
+        x, (slice(None), torch.arange(6, device=x.device) % 3 > 0), x[:, :4] * 2
+    ),
+    "known masks of two dimensions": lambda m, x, i: assigned(x.view(4, 2, 3), (slice(None), MASK[:2], MASK[:3]), 0.0),
+    "rows put by a known mask": lambda m, x, i: (
+        m.weight.index_put((MASK[:3],), m.weight[:2], accumulate=True) + x.sum()
+    ),
     "a mask put": lambda m, x, i: (
         x.index_put((i > 0,), x.new_ones(6)),
         x.clone().index_put_((i > 0,), x.new_tensor(1.0), accumulate=True),

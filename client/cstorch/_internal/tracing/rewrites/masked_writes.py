@@ -5,7 +5,9 @@ from typing import Any
 
 import torch
 
+from cstorch._internal.tracing.context import context
 from cstorch._internal.tracing.provenance import user_line
+from cstorch._internal.tracing.tensor import LazyTensor
 from cstorch.errors import TraceError
 
 
@@ -15,8 +17,12 @@ def set_item(tensor: torch.Tensor, key: Any, value: Any) -> None:
     if not any(map(_is_mask, parts)):
         tensor[key] = value
         return
-    view, chosen = _chosen(tensor, parts, value, accumulate=False)
-    view.copy_(chosen)
+    form = _as_where(tensor, parts, value, accumulate=False)
+    if form is None:
+        tensor[key] = value
+    else:
+        view, new = form
+        view.copy_(new)
 
 
 def index_put(
@@ -35,8 +41,11 @@ def index_put_(
     if not any(map(_is_mask, indices)):
         return torch.index_put_(input, indices, values, accumulate)  # type: ignore[arg-type]
     parts = [slice(None) if index is None else index for index in indices]
-    view, chosen = _chosen(input, parts, values, accumulate=accumulate)
-    view.copy_(chosen)
+    form = _as_where(input, parts, values, accumulate=accumulate)
+    if form is None:
+        return torch.index_put_(input, indices, values, accumulate)  # type: ignore[arg-type]
+    view, new = form
+    view.copy_(new)
     return input
 
 
@@ -44,12 +53,22 @@ def _is_mask(part: Any) -> bool:
     return isinstance(part, torch.Tensor) and part.dtype in (torch.bool, torch.uint8)
 
 
-def _chosen(
+def _is_known(mask: torch.Tensor) -> bool:
+    recorder = context.recorder
+    return not isinstance(mask, LazyTensor) or (recorder is not None and recorder.known_value(mask, None) is not None)
+
+
+def _as_where(
     tensor: torch.Tensor, parts: Sequence[Any], value: Any, *, accumulate: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the view of the tensor that the other indices select, and its new value."""
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Returns the view of the tensor that the other indices select, and its new value.
+
+    None: it has no such form, but the values of the masks are known, so that they can be indices.
+    """
     masks = [part for part in parts if _is_mask(part)]
     if len(masks) > 1 or any(isinstance(part, (torch.Tensor, list)) and not _is_mask(part) for part in parts):
+        if all(map(_is_known, masks)):
+            return None
         raise TraceError(
             f"at {user_line()} a mask is one of several indices. Make one mask of them (`mask & other`), and write "
             "torch.where(mask, value, x) for x[mask] = value"
@@ -63,6 +82,8 @@ def _chosen(
     if new.dim() > behind:
         picked = new.dim() - behind - 1
         if new.shape[picked] != 1:
+            if _is_known(mask):
+                return None
             raise TraceError(
                 f"at {user_line()} x[mask] = values has a value for each element that the mask chooses. How many those "
                 "are is not known while the step is traced: write x.masked_scatter(mask, values), or torch.where with "
