@@ -47,9 +47,9 @@ class CountedRandom(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
             case aten.randn_like.default:
                 return self._draw(normal(args[0].dtype, 0, 1), args[0].shape)
             case aten.uniform_.default:
-                return args[0].copy_(self._draw(uniform(args[0].dtype, *args[1:]), args[0].shape))
+                return args[0].copy_(self._draw(uniform(args[0].dtype, *(args[1:] or (0, 1))), args[0].shape))
             case aten.normal_.default:
-                return args[0].copy_(self._draw(normal(args[0].dtype, *args[1:]), args[0].shape))
+                return args[0].copy_(self._draw(normal(args[0].dtype, *(args[1:] or (0, 1))), args[0].shape))
             case aten.randint.low:
                 return self._draw(integers(torch.int64, *args[:2]), args[2])
             case aten._scaled_dot_product_flash_attention_for_cpu.default if not any(args[3:4]):

@@ -1,11 +1,12 @@
 """Random steps: the same on every number of wafers, and as plain torch with the same numbers."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from compiled_steps import BATCH, RandomTraced, Traced
+from compiled_steps import BATCH, RandomTraced, Traced, loss_and_gradients
 from plan_simulator import Simulation
 from torch import nn
 from torch.nn import functional as F
@@ -14,6 +15,7 @@ from appliance.compiler.core.errors import CompileError
 from appliance.compiler.core.target import Half, Precision
 from appliance.compiler.pipeline import Target, compile_module
 from cstorch._internal.tracing import COUNTER, random_counter
+from cstorch._internal.tracing.rewrites import distributions
 from waferbox.cirh.modules.builder import WAFERS
 
 pytestmark = pytest.mark.parity
@@ -101,6 +103,54 @@ def _whole_and_in_parts(x: Any) -> Any:
 @pytest.mark.parametrize("name", STEPS)
 def test_numbers_meet_samples(name: str) -> None:
     RandomTraced(lambda m: STEPS[name], nn.Identity(), X).check([X, X])
+
+
+DISTRIBUTIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "poisson": lambda forms, x: forms.get(torch.poisson, torch.poisson)(x.abs() * 9),
+    "binomial": lambda forms, x: forms.get(torch.binomial, torch.binomial)((x.abs() * 40).floor(), x.sigmoid()),
+    "gamma": lambda forms, x: forms.get(torch._standard_gamma, torch._standard_gamma)(x.exp()),
+    "dirichlet": lambda forms, x: forms.get(torch._sample_dirichlet, torch._sample_dirichlet)(x.exp()),
+    "cauchy": lambda forms, x: forms.get(torch.Tensor.cauchy_, torch.Tensor.cauchy_)(torch.empty_like(x), 1, 2),
+    "geometric": lambda forms, x: forms.get(torch.Tensor.geometric_, torch.Tensor.geometric_)(torch.empty_like(x), 0.2),
+    "log normal": lambda forms, x: forms.get(torch.Tensor.log_normal_, torch.Tensor.log_normal_)(torch.empty_like(x)),
+}
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_numbers_of_distributions(name: str) -> None:
+    """As on the CPU with the same uniform and normal numbers, of which the forms make them."""
+    traced = RandomTraced(lambda m: lambda x: DISTRIBUTIONS[name]({}, x), nn.Identity(), X)
+    traced.build = lambda m: lambda x: DISTRIBUTIONS[name](distributions.FORMS, x)
+    traced.check([X, X])
+
+
+def test_truncated_normal_numbers_of_a_step() -> None:
+    traced = RandomTraced(lambda m: lambda x: nn.init.trunc_normal_(torch.empty_like(x), 1, 2, 2, 9), nn.Identity(), X)
+    traced.build = lambda m: lambda x: distributions.truncated_normal_(torch.empty_like(x), 1, 2, 2, 9)
+    traced.check([X, X])
+
+
+def test_gradients_pass_numbers_of_distributions() -> None:
+    """As on the CPU where the forms take the place of torch's functions."""
+
+    def step(model: Any, x: Any) -> Any:
+        outputs = model(x).exp()
+        gamma = torch.distributions.Gamma(outputs[:, 0], outputs[:, 1]).rsample()
+        shares = torch.distributions.Dirichlet(outputs[:, 1:]).rsample()
+        return loss_and_gradients(model, gamma.square().mean() + shares.square().mean())
+
+    def plain(model: Any) -> Any:
+        def run(x: Any) -> Any:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(torch, "_standard_gamma", distributions.standard_gamma)
+                patch.setattr(torch, "_sample_dirichlet", distributions.sample_dirichlet)
+                return step(model, x)
+
+        return run
+
+    traced = RandomTraced(lambda m: functools.partial(step, m), nn.Linear(6, 4), X)
+    traced.build = plain
+    traced.check([X, -X])
 
 
 def test_masks_are_equal_to_the_bit_and_of_their_step_operation_and_seed() -> None:

@@ -26,6 +26,8 @@ def special_examples(e: Any) -> Iterator[Any]:
     for name in ("fmax", "fmin", "copysign.Tensor", "nextafter", "igamma", "igammac", "special_xlog1py", "hypot"):
         yield e(name, a, b)
     yield e("special_zeta", a + 1, b)
+    yield e("_standard_gamma_grad", a, b)
+    yield e("_dirichlet_grad", a, b, a + b)
     chebyshev = [f"{shift}chebyshev_polynomial_{kind}" for shift in ("", "shifted_") for kind in "tuvw"]
     others = ("hermite_polynomial_h", "hermite_polynomial_he", "laguerre_polynomial_l", "legendre_polynomial_p")
     for name in (*chebyshev, *others):

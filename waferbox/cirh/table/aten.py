@@ -72,6 +72,7 @@ _ALLOWED = """
     div.Tensor_mode div.Scalar_mode floor_divide where.ScalarSelf where.ScalarOther where.Scalar
     topk sort sort.stable kthvalue median median.dim nanmedian nanmedian.dim mode cummax cummin logcumsumexp
     fmax fmin lgamma digamma polygamma erfinv asinh acosh atanh copysign.Tensor nextafter igamma igammac
+    _standard_gamma_grad _dirichlet_grad
     special_ndtri special_log_ndtr special_erfcx special_i0e special_i1 special_i1e i0 special_zeta special_xlog1py
     special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 special_modified_bessel_i0
     special_modified_bessel_i1 special_modified_bessel_k0 special_modified_bessel_k1 special_scaled_modified_bessel_k0
@@ -91,7 +92,7 @@ _ALLOWED = """
 ALLOWED = frozenset([*_ALLOWED.split(), *_MATRICES.split()])
 
 # Element-by-element operations that lack torch's tag for them.
-_UNTAGGED_POINTWISE = frozenset({"masked_fill.Scalar", "masked_fill.Tensor"})
+_UNTAGGED_POINTWISE = frozenset({"masked_fill.Scalar", "masked_fill.Tensor", "_standard_gamma_grad", "_dirichlet_grad"})
 _PRODUCTS = frozenset(["addmm", "addmv", "baddbmm", "bmm", "mm", "mv", "dot", "convolution", "convolution_backward"])
 _MATRIX_PRODUCTS = frozenset(["addmm", "mm"])
 # Their kernels take it for granted that operands lie in memory in order, and go wrong, or refuse, if not: torch calls

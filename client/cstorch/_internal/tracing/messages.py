@@ -18,8 +18,8 @@ _SCALAR_READS = frozenset(
 
 # What to do where a random operation is not supported.
 OTHER_DRAWS = (
-    "Of random operations there are dropout, bernoulli, multinomial, rand, randn, randint, randperm, uniform_, normal_ "
-    "and exponential_: write it with these, or draw its numbers in the input_fn."
+    "Of random operations there are dropout, rand, randn, randint, randperm, uniform_, normal_, bernoulli, multinomial "
+    "and those of torch.distributions: write it with these, or draw its numbers in the input_fn."
 )
 
 

@@ -12,11 +12,15 @@ from typing import Any, Final
 import torch
 from torch._ops import OpOverload
 
+from cstorch._internal.tracing.operators import aten
+
 _META: Final = torch.device("meta")
 # Of arguments of other types, such as generators, nothing is known that stays the same.
 _PLAIN: Final = frozenset(
     {type(None), bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format}
 )
+# torch has no rule for the results of these: they are like the first argument.
+_LIKE_FIRST: Final = frozenset({aten._standard_gamma_grad.default, aten._dirichlet_grad.default})
 # A step of many different shapes begins again, so that memory stays bounded.
 _MOST_REMEMBERED: Final = 1 << 14
 
@@ -56,6 +60,8 @@ def run_on_meta(func: OpOverload, args: Arguments, kwargs: Mapping[str, Any]) ->
     Raises:
         RuntimeError: as the operation.
     """
+    if func in _LIKE_FIRST:
+        return torch.empty_like(args[0])
     if not _is_pure(func):
         return func(*args, **kwargs)
     try:

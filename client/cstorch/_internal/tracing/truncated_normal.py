@@ -14,6 +14,7 @@ import torch
 from torch.nn import init
 
 from cstorch._internal.tracing.context import context, purpose
+from cstorch._internal.tracing.rewrites.distributions import truncated_normal_
 from cstorch._internal.tracing.tensor import LazyTensor
 from waferbox.cirh.execution.truncated_normal import TRUNCATED_NORMAL, draws_normal
 
@@ -22,14 +23,16 @@ _LEAST = 16  # torch makes fewer normal numbers by another algorithm
 
 
 def replace_initialiser() -> None:
-    """Makes `trunc_normal_` one operation on device tensors outside a traced step; called once per process."""
+    """Makes `trunc_normal_` on device tensors one operation, in a step one without loops; called once per process."""
     original: Callable[..., torch.Tensor] = init._no_grad_trunc_normal_
 
     @functools.wraps(original)
     def initialise(
         tensor: torch.Tensor, mean: float, std: float, a: float, b: float, generator: torch.Generator | None = None
     ) -> torch.Tensor:
-        if not isinstance(tensor, LazyTensor) or context.recorder is not None or not draws_normal(mean, std, a, b):
+        if isinstance(tensor, LazyTensor) and context.recorder is not None:
+            return truncated_normal_(tensor, mean, std, a, b, generator)
+        if not isinstance(tensor, LazyTensor) or not draws_normal(mean, std, a, b):
             return original(tensor, mean, std, a, b, generator=generator)
         with torch.no_grad():
             made: torch.Tensor = TRUNCATED_NORMAL(tensor, mean, std, a, b, generator=generator)
