@@ -266,10 +266,10 @@ class Recovery:
         return None  # the client writes the states again, or reports its progress
 
     def _bound(self) -> Sequence[str]:
-        """Returns members that only a node on their host can replace: members send each other the shares that are there.
+        """Returns members that only a node on their host can replace, as shares of the recovery point are there.
 
-        A living one, too, is named, as management may give it to another job while this one waits; a dead one only if
-        no living one is on a host that has the share.
+        Members send each other the shares that are on their hosts. A living one, too, is named, as management may give
+        it to another job while this one waits; a dead one only if no living one is on a host that has the share.
         """
         keepers = sorted(self._nodes.topology.state_keepers, key=lambda keeper: keeper.name in self._dead)
         return self._points.covering({keeper.name: keeper.node.host for keeper in keepers})
