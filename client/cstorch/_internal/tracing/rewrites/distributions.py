@@ -27,10 +27,10 @@ def poisson(input: torch.Tensor, generator: torch.Generator | None = None) -> to
 
     mean = large[..., None]
     width = 0.931 + 2.53 * mean.sqrt()
-    shape = -0.059 + 0.02483 * width
-    attempt, distance, height = _hat(mean, width, shape, 0.43, _ATTEMPTS["poisson"], generator)
+    slope = -0.059 + 0.02483 * width
+    attempt, distance, height = _hat(mean, width, slope, 0.43, _ATTEMPTS["poisson"], generator)
     scale = 1.1239 + 1.1328 / (width - 3.4)
-    score = torch.log(height * scale / (shape / distance.square() + width))
+    score = torch.log(height * scale / (slope / distance.square() + width))
     accepted = (attempt >= 0) & (score <= attempt * mean.log() - mean - torch.lgamma(attempt.clamp(min=0) + 1))
     return torch.where(rate < _SMALL_MEAN, few, _first(attempt, accepted)).to(input.dtype)
 
@@ -39,7 +39,8 @@ def poisson(input: torch.Tensor, generator: torch.Generator | None = None) -> to
 def binomial(count: torch.Tensor, prob: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
     """torch.binomial: from a table for small means, by transformed rejection (Hoermann's BTRS) for others."""
     dtype = torch.result_type(count, prob)
-    number, chance = torch.broadcast_tensors(count.double(), prob.double())
+    shape = torch.broadcast_shapes(count.shape, prob.shape)
+    number, chance = count.double().expand(shape), prob.double().expand(shape)
     rare = torch.minimum(chance, 1 - chance)  # the rarer outcome is counted
     is_small = number * rare < _SMALL_MEAN
 
@@ -58,10 +59,10 @@ def binomial(count: torch.Tensor, prob: torch.Tensor, generator: torch.Generator
     share = torch.where(is_small, 0.5, rare)[..., None]
     spread = (trials * share * (1 - share)).sqrt()
     width = 1.15 + 2.53 * spread
-    shape = -0.0873 + 0.0248 * width + 0.01 * share
-    attempt, distance, height = _hat(trials * share, width, shape, 0.5, _ATTEMPTS["binomial"], generator)
+    slope = -0.0873 + 0.0248 * width + 0.01 * share
+    attempt, distance, height = _hat(trials * share, width, slope, 0.5, _ATTEMPTS["binomial"], generator)
     mode = ((trials + 1) * share).floor()
-    score = torch.log(height * (2.83 + 5.1 / width) * spread / (shape / distance.square() + width))
+    score = torch.log(height * (2.83 + 5.1 / width) * spread / (slope / distance.square() + width))
     inside = (attempt >= 0) & (attempt <= trials)
     candidate = torch.where(inside, attempt, mode)
     likelihood = log_probability(candidate, trials, share) - log_probability(mode, trials, share)
@@ -99,7 +100,7 @@ class _StandardGamma(torch.autograd.Function):
 
 def standard_gamma(input: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
     """torch._standard_gamma, of which torch.distributions makes Gamma, Beta, Chi2, StudentT and others."""
-    return _StandardGamma.apply(input, generator)  # type: ignore[no-any-return, no-untyped-call]
+    return _StandardGamma.apply(input, generator)  # type: ignore[no-untyped-call]
 
 
 def sample_dirichlet(input: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
@@ -151,7 +152,7 @@ def _numbers(of: torch.Tensor, attempts: int) -> torch.Tensor:
 def _hat(
     mean: torch.Tensor,
     width: torch.Tensor,
-    shape: torch.Tensor,
+    slope: torch.Tensor,
     offset: float,
     attempts: int,
     generator: torch.Generator | None,
@@ -161,7 +162,7 @@ def _hat(
     height = 1 - torch.empty_like(place).uniform_(generator=generator)
     # The outermost places have a chance of 1e-15.
     distance = (0.5 - place.abs()).clamp(min=torch.finfo(torch.float64).eps)
-    return ((2 * shape / distance + width) * place + mean + offset).floor(), distance, height
+    return ((2 * slope / distance + width) * place + mean + offset).floor(), distance, height
 
 
 def _first(attempts: torch.Tensor, accepted: torch.Tensor) -> torch.Tensor:
