@@ -184,6 +184,16 @@ class CoordinatedExecution:
 
     async def responses(self) -> AsyncIterator[coordinator_pb2.ExecuteResponse]:
         """Yields all messages to the client, in order. Raises JobFailed, Abandoned."""
+        async for response in self._attempts():
+            yield response
+        with contextlib.suppress(_StopsEarlier):
+            async for response in self._results_up_to_bad_input(self._schedule):
+                yield response
+        self._set_has_all()
+        yield coordinator_pb2.ExecuteResponse(finished=await self._finished())
+
+    async def _attempts(self) -> AsyncIterator[coordinator_pb2.ExecuteResponse]:
+        """Yields what the client must do so that the steps begin, and that they have. Raises JobFailed, Abandoned."""
         attempt = 0
         while not self._client.is_started:
             wanted = await self._waiting.until(lambda attempt=attempt: self._new_attempt(attempt))  # type: ignore[misc]
@@ -192,23 +202,29 @@ class CoordinatedExecution:
                 yield coordinator_pb2.ExecuteResponse(state_wanted=wanted)
         if not self._begin.resumption.started:
             yield coordinator_pb2.ExecuteResponse(started=coordinator_pb2.Started())
-        schedule = self._schedule  # stop_after makes another
-        with contextlib.suppress(_StopsEarlier):
-            try:
-                async for response in self._results(schedule):
-                    yield response
-                self._set_has_all()
-                await self._until(self._has_stopped, schedule, schedule.num_steps)
-            except _InputFailed as error:
-                last = error.failure.step - 1
-                if self._points is None:  # without which no step can be undone
-                    await self._waiting.until(lambda: self._is_received(last))
-                    raise self._parts.verdict.fail(error.failure) from error
-                self._owner.progressed(last, schedule.num_steps)
-                self._owner.input_failed(error.failure)
-                yield coordinator_pb2.ExecuteResponse(input_failed=error.failure)
-                await self._until(lambda: False, schedule)  # the client leaves its loop
-        self._set_has_all()
+
+    async def _results_up_to_bad_input(self, schedule: StepSchedule) -> AsyncIterator[coordinator_pb2.ExecuteResponse]:
+        """Yields the results of the steps that have input, and then the failure of the one that has none.
+
+        Raises _StopsEarlier if the client has left its loop, as it does after such a failure, JobFailed, Abandoned.
+        """
+        try:
+            async for response in self._results(schedule):
+                yield response
+            self._set_has_all()
+            await self._until(self._has_stopped, schedule, schedule.num_steps)
+        except _InputFailed as error:
+            last = error.failure.step - 1
+            if self._points is None:  # without which no step can be undone
+                await self._waiting.until(lambda: self._is_received(last))
+                raise self._parts.verdict.fail(error.failure) from error
+            self._owner.progressed(last, schedule.num_steps)
+            self._owner.input_failed(error.failure)
+            yield coordinator_pb2.ExecuteResponse(input_failed=error.failure)
+            await self._until(lambda: False, schedule)
+
+    async def _finished(self) -> coordinator_pb2.ExecutionFinished:
+        """Waits until all nodes have stopped; returns the end of the execution. Raises JobFailed, Abandoned."""
 
         def is_over() -> bool:
             failure = self._input_failure(self._schedule.num_steps)
@@ -220,10 +236,7 @@ class CoordinatedExecution:
         epoch = self._current()
         # A worker sends the state of its loader after the last step before it sends Finished.
         states = epoch.input_states(self._schedule.num_steps) if self._begin.wants_input_states else ()
-        finished = coordinator_pb2.ExecutionFinished(
-            seconds=epoch.seconds, input_states=states, findings=self._findings
-        )
-        yield coordinator_pb2.ExecuteResponse(finished=finished)
+        return coordinator_pb2.ExecutionFinished(seconds=epoch.seconds, input_states=states, findings=self._findings)
 
     def _set_has_all(self) -> None:
         self._has_all = True

@@ -39,8 +39,7 @@ def poisson(input: torch.Tensor, generator: torch.Generator | None = None) -> to
 def binomial(count: torch.Tensor, prob: torch.Tensor, generator: torch.Generator | None = None) -> torch.Tensor:
     """torch.binomial: from a table for small means, by transformed rejection (Hoermann's BTRS) for others."""
     dtype = torch.result_type(count, prob)
-    shape = torch.broadcast_shapes(count.shape, prob.shape)
-    number, chance = count.double().expand(shape), prob.double().expand(shape)
+    number, chance = count.double() + torch.zeros_like(prob), prob.double() + torch.zeros_like(count)  # of one shape
     rare = torch.minimum(chance, 1 - chance)  # the rarer outcome is counted
     is_small = number * rare < _SMALL_MEAN
 
