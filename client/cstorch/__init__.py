@@ -36,8 +36,12 @@ from cstorch.core.random import get_rng_state, set_rng_state
 from cstorch.core.tensors import full, full_like, make_constant, ones, ones_like, tensor, zeros, zeros_like
 from cstorch.decomp.registry import register_decomposition
 from cstorch.storage import load, save
-from waferbox import __version__
+from waferbox import __version__ as _waferbox_version
 from waferbox import settings as _settings
+
+# The newest release whose API this is, which the Zoo writes to checkpoints and compares with theirs. A release takes a
+# checkpoint of any other with a local part.
+__version__ = f"2.10.0+waferbox.{_waferbox_version}"
 
 __all__ = [
     "__version__",
