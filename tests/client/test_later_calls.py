@@ -469,6 +469,89 @@ def test_what_the_loop_changes_is_said_once(
     assert "test_later_calls.py:" in message
 
 
+def set_later(script: Planted, step: int) -> None:
+    if step == 3:
+        script.model.temperature = 2.0
+
+
+def set_at_last(script: Planted, step: int) -> None:
+    if step == 39:
+        settings.rate = 0.5
+
+
+def set_in_a_dictionary(script: Planted, step: int) -> None:
+    counts["late"] = step // 25
+
+
+def warm(net: Net, x: torch.Tensor) -> torch.Tensor:
+    return net.linear(x) / net.temperature
+
+
+def rated(net: Net, x: torch.Tensor) -> torch.Tensor:
+    return net.linear(x) * settings.rate
+
+
+def late(net: Net, x: torch.Tensor) -> torch.Tensor:
+    y = net.linear(x)
+    return y.tanh() if counts.get("late") else y
+
+
+LATE: dict[Callable[[Planted, int], None], tuple[Callable[[Net, torch.Tensor], torch.Tensor], str]] = {
+    set_later: (warm, r"call 4 of the step .*temperature was 1.0 and is 2.0"),
+    set_at_last: (rated, r"call 40 of the step .*rate was .* and is 0.5"),
+    set_in_a_dictionary: (late, r"call 27 of the step .*counts\['late'\] was 0 and is 1"),
+}
+
+
+@pytest.mark.parametrize("change", LATE, ids=lambda change: change.__name__)
+def test_what_the_loop_sets_later_is_found(
+    cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Planted, int], None]
+) -> None:
+    """Also in a second execution of the program, whose second call is not traced."""
+    monkeypatch.setattr(settings, "rate", 1.0)
+    monkeypatch.setitem(counts, "late", 0)
+    script = Planted(tmp_path, cluster, LATE[change][0])
+    script.loop(script.step, num_steps=3)
+    steps = itertools.count()
+
+    def body(batch: Any) -> None:
+        change(script, next(steps))
+        script.step(batch)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        script.loop(body, num_steps=40)
+    (message,) = [str(item.message) for item in caught]
+    assert re.search(LATE[change][1], message), message
+
+
+def test_values_that_grow_without_effect_do_not_slow_the_loop_down(
+    cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program_check, "LEAST_SECONDS", 0.5)
+    script = Planted(tmp_path, cluster, plain)
+    traced: list[int] = []
+
+    def findings(*traces: Any) -> list[Any]:
+        traced.append(script.model.count)
+        return []
+
+    monkeypatch.setattr(program_check, "findings", findings)
+    original = program_check.ProgramCheck.traced
+
+    def slow(self: program_check.ProgramCheck, trace: Any, seconds: float) -> None:
+        original(self, trace, 0.2)
+
+    monkeypatch.setattr(program_check.ProgramCheck, "traced", slow)
+
+    def body(batch: Any) -> None:
+        script.model.count += 1
+        script.step(batch)
+
+    script.loop(body, num_steps=100)
+    assert len(traced) == 3  # the second call, and two for which there was time
+
+
 def unused_setting(script: Planted, step: int) -> None:
     script.optimizer.param_groups[0]["note"] = step
 

@@ -182,6 +182,7 @@ logger = logging.getLogger("cstorch.execution")
 # The check may take the time of ten steps, or five seconds: steps of small models are shorter than any trace.
 MOST_STEPS = 10
 LEAST_SECONDS = 5.0
+_MOST_OF_RUN = 0.02  # of the time of all steps; more only up to the limits above
 CHECKED_SECONDS = 300.0  # in a checked run, for which nobody waits in vain
 
 _CALLS_IN_ORDER = 3  # from the second on
@@ -200,7 +201,9 @@ class ProgramCheck:
     are set ahead: so `if self.count < 100` is found. If it has drawn random numbers, the next twenty are. The time of
     all is that of the processor, so that a busy machine finds the same.
 
-    A session checks each function and program once, so that the check does not slow down many short executions.
+    A session does this once for each function and program, so that it does not slow down many short executions. Later,
+    after each quarter more of calls and in the last one, the step is traced again if a Python value that it can reach
+    has changed: what the script's loop has set is found at the latest then, unless it was set back.
 
     Args:
         function: The traced function.
@@ -217,6 +220,9 @@ class ProgramCheck:
         self._arguments = arguments
         self._num_steps = num_steps
         self._before: PythonState | None = PythonState(function, arguments)
+        self._compared: PythonState | None = None  # when the step was last traced; None: it is not traced again
+        self._next_look = 0  # the call in which Python values are compared with those
+        self._spent = 0.0  # seconds, on tracing since the first check
         self._trace: Trace | None = None
         self._seconds = 0.0
         self._loop_values: LoopValues | None = None
@@ -241,6 +247,7 @@ class ProgramCheck:
         assert self._loop_values is not None
         changes = self._loop_values.changes()
         if self._before is None and not changes:
+            self._look_again(call, step_seconds, trace_again)
             return
         is_cheap = self._seconds <= _budget(step_seconds)
         if not is_cheap and step_seconds is None and not changes:
@@ -248,6 +255,8 @@ class ProgramCheck:
         key = getattr(self._function, "__code__", id(self._function)), hashlib.sha256(text.encode()).digest()
         found: list[tuple[int, Finding]] = []
         before, self._before = self._before, None
+        if before is not None:
+            self._compared, self._next_look = before, call + 1
         if not is_cheap:
             if before is not None:
                 logger.info(
@@ -258,10 +267,32 @@ class ProgramCheck:
                 )
         elif changes or key not in self._checked:
             self._checked.add(key)
+            self._compared = PythonState(self._function, self._arguments)
             found = self._look_ahead(before, call, step_seconds or 0.0, trace_again)
             if not found:
                 return
         self._report(found, changes, call)
+
+    def _look_again(self, call: int, step_seconds: float | None, trace_again: TraceAgain) -> None:
+        """Traces the step once more if a Python value has changed since it was last traced; reports a difference."""
+        if self._compared is None or call not in (self._next_look, self._num_steps):
+            return
+        self._next_look = call + max(1, call // 4)
+        now = PythonState(self._function, self._arguments)
+        if not any(change.certain for change in self._compared.changes(now)):
+            return
+        if self._spent + self._seconds > max(_budget(step_seconds), _MOST_OF_RUN * call * (step_seconds or 0.0)):
+            return
+        self._spent += self._seconds
+        assert self._trace is not None
+        kept = PythonState(self._function, self._arguments, keeps=True)
+        with random_state_kept(), random_counter.held(), _requirements_kept():
+            try:
+                found = findings(self._trace, _traced(trace_again), self._compared, now)
+            finally:
+                kept.restore()
+        self._compared = now
+        self._report([(call, finding) for finding in found], [], call)
 
     def check_objects(self, objects: ChangedObjects, trace_with: TraceAgain, trace_again: TraceAgain) -> bool:
         """Reports that a later batch's strings or other objects make another program of the step; returns whether.
@@ -295,6 +326,8 @@ class ProgramCheck:
         return True
 
     def _report(self, found: list[tuple[int, Finding]], changes: list[Change], call: int) -> None:
+        if found:
+            self._compared = None
         if changes:
             assert self._loop_values is not None
             self._loop_values.stop()
