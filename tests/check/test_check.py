@@ -177,12 +177,18 @@ def test_a_check_that_is_ended_leaves_no_process(number: signal.Signals, status:
 
 def test_script_that_fails_before_its_first_step(tmp_path: Path) -> None:
     script = tmp_path / "fails.py"
-    lines = ("import cerebras.pytorch as cstorch", 'backend = cstorch.backend("CSX")', 'raise ValueError("no data")')
+    lines = (
+        "import cerebras.pytorch as cstorch",
+        'backend = cstorch.backend("CSX")',
+        'raise ValueError("no data") from OSError("no disk")',
+    )
     script.write_text("\n".join(lines))
     status, verdict = printed(tmp_path, script.name)
     assert status == verdict["status"] == 2
     (answer,) = verdict["answers"]
-    assert answer["summary"] == "the script ended at fails.py:3 with ValueError: no data"
+    assert answer["summary"] == (
+        "the script ended at fails.py:3 with ValueError: no data; its cause is OSError: no disk"
+    )
 
 
 def test_script_without_a_step(tmp_path: Path) -> None:

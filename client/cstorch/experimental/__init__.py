@@ -29,7 +29,7 @@ class Compression:
     """
 
     def __init__(self, format: str, param_filter: Any) -> None:
-        raise UsageError(f"weights cannot be sent in the format {format!r}: leave the compression out")
+        raise UsageError(f"weights are sent in no compressed format, such as {format!r}: leave the compression out")
 
     def apply(self, module: Any) -> None:
         """Is never reached: there is no such object.

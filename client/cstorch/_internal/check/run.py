@@ -6,7 +6,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -157,18 +157,21 @@ class CheckedRun:
         self._show_warning(message, category, *arguments, **named)
 
     def _failed(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        """Records the error that ends the script."""
-        innermost = trace
+        """Records the error that ends the script: one of the client library, if the script's was raised from it."""
+        chain = list(_chain(error))
+        named = next((each for each in chain if isinstance(each, CstorchError)), error)
+        causes = chain[1:] if named is error else ()
+        innermost = named.__traceback__
         while innermost is not None and innermost.tb_next is not None:
             innermost = innermost.tb_next
         file = "" if innermost is None else innermost.tb_frame.f_code.co_filename
         self.add(
             RunFailed(
-                type=kind.__name__,
-                message=str(error),
-                line=line_of(error),
+                type=type(named).__name__,
+                message="; its cause is ".join([str(named), *(f"{type(each).__name__}: {each}" for each in causes)]),
+                line=line_of(named),
                 traceback="".join(traceback.format_exception(kind, error, trace)),
-                is_ours=file.startswith(_PACKAGE) or isinstance(error, CstorchError),
+                is_ours=file.startswith(_PACKAGE) or isinstance(named, CstorchError),
                 executions=self._ended,
                 in_step=self.in_step,
             )
@@ -217,3 +220,13 @@ def checked_run() -> CheckedRun | None:
     """Returns the checked run of this process; None in ordinary runs."""
     text = settings.CHECK.get()
     return CheckedRun(RunSettings.from_json(text)) if text else None
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yields an error, the one because of which it was raised, and so on."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)

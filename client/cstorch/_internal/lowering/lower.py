@@ -151,8 +151,8 @@ def _no_lowering(lowering: Lowering, func: OpOverload) -> CompileError:
         return lowering.unsupported(name, way_out)
     if name in ("`aten::histc`", "`aten::_grouped_mm`"):
         way_out = (
-            "To send tokens to experts, multiply with the chosen experts' weights as a batch: in transformers, "
-            'experts_implementation="batched_mm" in the configuration.'
+            "To send tokens to experts, multiply with the chosen experts' weights as a batch, as most mixtures of "
+            "transformers 5 do here."
         )
         return lowering.unsupported(name, way_out)
     if torch.Tag.nondeterministic_seeded in func.tags:

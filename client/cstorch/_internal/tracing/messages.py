@@ -59,8 +59,8 @@ def value_read(func: OpOverload, error: type[TraceError] = TraceError) -> TraceE
             f"At {user_line()} the shape of the result depends on the values of a traced tensor, but the step is "
             f"compiled for fixed shapes before it runs. Keep the shape: write torch.where(mask, x, 0) for x[mask], "
             f"weight a loss with the mask or give it ignore_index; or select in the input_fn. Instead of a loop over "
-            f"experts multiply with the chosen experts' weights as a batch (in transformers, "
-            f'experts_implementation="batched_mm").\n{_not_supported(func)}'
+            f"experts multiply with the chosen experts' weights as a batch, as most mixtures of transformers 5 do "
+            f"here.\n{_not_supported(func)}"
         )
     if (optimizer := _optimizer_of_torch()) is not None:
         return error(
