@@ -87,6 +87,17 @@ def _images() -> Batch:
     return {"pixel_values": torch.randn(ROWS, 3, PIXELS, PIXELS), "labels": torch.randint(0, 5, (ROWS,))}
 
 
+def _images_within_texts() -> Batch:
+    """Each text has a token for each of the four parts of its image."""
+    ids = torch.cat([torch.full((ROWS, 4), VOCABULARY - 1), torch.randint(3, VOCABULARY - 1, (ROWS, TOKENS))], 1)
+    return {
+        "pixel_values": torch.randn(ROWS, 3, PIXELS, PIXELS),
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "labels": ids.masked_fill(ids == VOCABULARY - 1, -100),
+    }
+
+
 def _images_with_texts() -> Batch:
     return {
         "input_ids": _tokens(),
@@ -182,6 +193,21 @@ MODELS: Mapping[str, HuggingFace] = {
             "projection_dim": 16,
         },
         _images_with_texts,
+    ),
+    "llava": HuggingFace(
+        "LlavaForConditionalGeneration",
+        {
+            "vision_config": {
+                **_CLIP_PART,
+                "model_type": "clip_vision_model",
+                "image_size": PIXELS,
+                "patch_size": 8,
+                "num_hidden_layers": 2,
+            },
+            "text_config": {**_SIZES, "model_type": "llama", "vocab_size": VOCABULARY, "num_key_value_heads": 2},
+            "image_token_index": VOCABULARY - 1,
+        },
+        _images_within_texts,
     ),
 }
 

@@ -32,7 +32,7 @@ def recorded(folder: Path, script: Callable[[], None]) -> RunFailed:
     try:
         script()
     except RuntimeError:
-        run._failed(*sys.exc_info())  # type: ignore[arg-type]
+        run._failed(*sys.exc_info())
     (event,) = read(folder)
     assert isinstance(event, RunFailed)
     return event

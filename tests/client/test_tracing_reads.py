@@ -2,6 +2,7 @@
 
 import math
 import pickle
+import sysconfig
 from collections.abc import Callable
 from typing import Any
 
@@ -265,6 +266,22 @@ def test_too_large_a_constant_is_not_computed(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(known_values, "COMPUTED_BYTES", 1000)
     with pytest.raises(TraceError):
         trace(lambda x: x * torch.ones(300, device=x.device).sum().item(), X)
+
+
+def test_packages_may_write_messages_and_check_values() -> None:
+    """As transformers do of the number of image tokens; a script's own text is refused."""
+    source = """
+def forward(t):
+    text = f"{t.sum()} elements"
+    torch._check_tensor_all(t == t, text)
+    return t * 2
+"""
+    module: dict[str, Any] = {"torch": torch}
+    exec(compile(source, f"{sysconfig.get_paths()['purelib']}/a_package/model.py", "exec"), module)
+    states, step = model_and_step(module["forward"])
+    trace(step, X, states)
+    with pytest.raises(RuntimeError, match="Expected cond to be True"):
+        torch._check_tensor_all(torch.zeros(1, dtype=torch.bool))  # type: ignore[no-untyped-call]
 
 
 def test_a_failed_trace_leaves_nothing_behind() -> None:

@@ -67,6 +67,11 @@ def is_user_file(filename: str) -> bool:
     return bool(filename) and _shown_name(filename) is not None
 
 
+def is_of_package(frame: FrameType) -> bool:
+    """Whether a frame runs the code of an installed package."""
+    return frame.f_code.co_filename.startswith(_SITE)
+
+
 def line_of(error: BaseException) -> str:
     """Returns the innermost line of the user in the traceback of an error, such as "train.py:53"."""
     found = "an unknown line"

@@ -1,5 +1,6 @@
 """LazyTensor: a tensor on the device as the script has it. Its value is in a Cell, or is a StepValue of a step."""
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn, TypeAlias, cast
@@ -12,6 +13,7 @@ from torch.utils import _pytree as pytree
 from cstorch._internal.tracing.cell import Cell
 from cstorch._internal.tracing.context import context, refuse
 from cstorch._internal.tracing.messages import shape_changed, text_read, value_read
+from cstorch._internal.tracing.provenance import is_of_package
 from cstorch.errors import TraceError, TraceTypeError
 
 # A tensor of the batch by its position, or a tensor of the trace, or a whole state.
@@ -190,7 +192,8 @@ class LazyTensor(torch.Tensor):
         return repr(self) if context.recorder is None else str(self._known(TraceError))
 
     def __format__(self, spec: str) -> str:
-        if not spec and context.recorder is None:
+        # Packages write messages of errors beforehand, which a script cannot change.
+        if not spec and (context.recorder is None or is_of_package(sys._getframe(1))):
             return repr(self)
         return format(self.item() if context.recorder is None else self._known(TraceError), spec)
 

@@ -128,6 +128,12 @@ def _total_norm(
     return original(tensors, norm_type, error_if_nonfinite, foreach)
 
 
+def _check_tensor_all(original: Function, error_type: Any, cond: torch.Tensor, message: Any = None) -> None:
+    """A check of values by torch or a package, such as the number of image tokens, is not made in a step."""
+    if not isinstance(cond, LazyTensor):
+        original(error_type, cond, message)
+
+
 def _has_foreach(original: Function, device: torch.device) -> bool:
     """True, since `foreach` traces operations on lists of tensors."""
     return True
@@ -154,6 +160,7 @@ _PATCHES: tuple[tuple[Any, str, Function], ...] = (
     (_VF, "_pack_padded_sequence", _pack),
     (type(constraints.positive_definite), "check", _is_positive_definite),
     (type(constraints.positive_semidefinite), "check", _is_positive_semidefinite),
+    (torch, "_check_tensor_all_with", _check_tensor_all),
     (torch.amp.GradScaler, "step", _step_of_scaler),
     (torch.amp.GradScaler, "unscale_", _step_of_scaler),
     (clip_grad, "_get_total_norm", _total_norm),
