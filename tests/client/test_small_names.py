@@ -19,15 +19,25 @@ from cerebras.pytorch.utils.kernel import kernel_annotater
 from cerebras.pytorch.utils.num_kv_groups import groups_annotater
 from cerebras_pytorch.saver import CerebrasStateDict, CheckpointReader, PyTorchH5Saver
 from fake_cluster import StartCluster, State
+from packaging.version import Version
 from torch import nn
 from torch.utils import _pytree as pytree
 
 import cerebras.pytorch as cstorch
 import cerebras_pytorch as older
+import waferbox
 from cerebras.framework.torch import amp as oldest_amp
 from cerebras.pytorch.experimental.listener import create_listener, register_traced_tensor_hook
 from cerebras_pytorch.workflow.python.cs_perf_analyzer import AssessBottlenecks, locate_csperf_log
 from cstorch.errors import ConfigurationError, UsageError
+
+
+@pytest.mark.parametrize(("module", "release"), [(cstorch, (2, 10)), (older, (2, 1))])
+def test_the_version_is_that_of_a_release_of_the_api(module: Any, release: tuple[int, int]) -> None:
+    """The Zoo compares it with that of a checkpoint, unless that has a local part."""
+    version = Version(module.__version__)
+    assert (version.major, version.minor) == release
+    assert version.local == f"waferbox.{waferbox.__version__}"
 
 
 def test_annotations_change_nothing() -> None:
