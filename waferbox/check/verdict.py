@@ -17,7 +17,7 @@ TITLES: Final = {
     Question.WAFERS: "For several wafers?",
     Question.MEMORY: "Does it fit?",
     Question.TIME: "How long is a step?",
-    Question.INPUT: "Is the input fast enough?",
+    Question.INPUT: "Is the input right, and fast enough?",
     Question.RESUME: "Will it resume?",
 }
 
