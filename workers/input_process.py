@@ -1,6 +1,8 @@
 """The worker's side of the process that runs the input_fn: its start, its messages, and its end."""
 
 import contextlib
+import io
+import json
 import os
 import pwd
 import select
@@ -21,6 +23,7 @@ from waferbox.input_process import foreign
 from waferbox.input_process.batch_digest import BATCH_DIGEST_BYTES, BatchDigest
 from waferbox.input_process.confinement import DROPPED_VARIABLES
 from waferbox.input_process.messages import (
+    ARGUMENTS_BYTES,
     DIGEST_BYTES,
     MESSAGE_BYTES,
     MOST_DIGESTS,
@@ -139,6 +142,7 @@ class InputProcess:
     def __init__(self, request: node_pb2.PrepareInput, on_defect: Callable[[Exception], None]) -> None:
         """Starts the process. on_defect(error) is called if the thread that reads its output ends with an error."""
         prepare, user = prepare_message(request), input_user()
+        script_arguments = _script_arguments(request.script_arguments)
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             # On another host, or in a container, the script's interpreter need not be there.
@@ -162,16 +166,17 @@ class InputProcess:
             self._poller = select.poll()
             self._poller.register(self._connection, select.POLLIN)
             self._poller.register(self._process.fileno(), select.POLLIN)
-            self._prepare(prepare, request.builder)
+            self._prepare(prepare, request.builder, script_arguments)
         except BaseException:
             self.close()
             raise
 
-    def _prepare(self, message: Prepare, builder: bytes) -> None:
-        with os.fdopen(os.memfd_create("builder", os.MFD_CLOEXEC), "r+b", buffering=0) as file:
-            file.write(builder)
-            file.seek(0)
-            self._send(message, [file.fileno()])
+    def _prepare(self, message: Prepare, builder: bytes, script_arguments: Sequence[str]) -> None:
+        with (
+            _memory_file("builder", builder) as recipe,
+            _memory_file("argv", json.dumps(script_arguments).encode()) as argv,
+        ):
+            self._send(message, [recipe.fileno(), argv.fileno()])
 
     def load(
         self,
@@ -195,9 +200,7 @@ class InputProcess:
         if not input_states:
             self._send(message, [ring])
             return
-        with os.fdopen(os.memfd_create("states", os.MFD_CLOEXEC), "r+b", buffering=0) as states:
-            states.write(b"[" + b",".join(input_states) + b"]")
-            states.seek(0)
+        with _memory_file("states", b"[" + b",".join(input_states) + b"]") as states:
             self._send(message, [ring, states.fileno()])
 
     def request_batch(self, slot: int, state_steps: Sequence[int], recovery_step: int = 0) -> None:
@@ -335,6 +338,18 @@ def prepare_message(request: node_pb2.PrepareInput) -> Prepare:
     )
 
 
+def _script_arguments(encoded: Sequence[bytes]) -> Sequence[str]:
+    """Returns sys.argv of the script; of one that sent none, that of a Python without a script. Raises JobFailure."""
+    size = sum(map(len, encoded))
+    if size > ARGUMENTS_BYTES:
+        raise JobFailure(
+            node_pb2.Failure.KIND_USER,
+            f"{size} bytes of sys.argv are too many for a worker, which takes {ARGUMENTS_BYTES}: write what the script "
+            "is given to a file, and give it the name of the file",
+        )
+    return [os.fsdecode(argument) for argument in encoded] or [""]
+
+
 def _half_name(request: node_pb2.PrepareInput) -> str:
     """Returns the name of the 16 bit format; empty if the request has none. Raises JobFailure for an unknown one."""
     if not request.half_type:
@@ -349,6 +364,14 @@ def _unexpected(message: object) -> JobFailure:
     """Returns the failure of a process that sent an unexpected message. KIND_INPUT, as it runs the user's code."""
     text = f"the process of the input_fn sent an unexpected message: {str(message)[:200]}"
     return JobFailure(node_pb2.Failure.KIND_INPUT, text)
+
+
+def _memory_file(name: str, content: bytes) -> io.FileIO:
+    """Returns a new file in memory, at whose begin it is read."""
+    file = io.FileIO(os.memfd_create(name, os.MFD_CLOEXEC), "r+")
+    file.write(content)
+    file.seek(0)
+    return file
 
 
 def _read_state(descriptors: Sequence[int]) -> bytes:

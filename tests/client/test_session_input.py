@@ -5,7 +5,10 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from cstorch._internal.session.execution.input import _own_paths
+import pytest
+
+from cstorch._internal.session.execution.input import _own_paths, prepared_input
+from cstorch.distributed.cluster_config import ClusterConfig
 
 
 def test_own_folders_keep_their_places_before_and_after_the_interpreter() -> None:
@@ -32,3 +35,9 @@ def test_a_folder_that_a_package_has_put_before_all_changes_no_order() -> None:
     before, after = _own_paths(paths)
     assert before == [str(Path(package).resolve()), "/usr/src/app"]
     assert after == ["/opt/appended"]
+
+
+def test_the_arguments_of_the_script_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", "--name", "f\u00fcr \udcff"])
+    request = prepared_input(b"", ClusterConfig(), tmp_path)
+    assert list(request.script_arguments) == [b"train.py", b"--name", b"f\xc3\xbcr \xff"]

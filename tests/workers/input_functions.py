@@ -238,6 +238,20 @@ def describing(path: str) -> Counting:
     return Counting(4, 3)
 
 
+def of_parsed_arguments(context: str) -> torch.utils.data.DataLoader[Any]:
+    """Imports a module that parses sys.argv, here and in a process of the loader."""
+    import parsed_arguments  # type: ignore[import-not-found]  # in the folder that the test makes
+
+    return torch.utils.data.DataLoader(
+        parsed_arguments.Samples(), parsed_arguments.ROWS, num_workers=1, multiprocessing_context=context
+    )
+
+
+def without_arguments(rows: int) -> Counting:
+    assert sys.argv == [""], sys.argv
+    return counting(rows)
+
+
 def describing_precision(path: str) -> Counting:
     """Writes the number formats that an input_fn can read to a file."""
     from cstorch import amp

@@ -298,6 +298,59 @@ def test_what_the_input_fn_sees(prepare: Prepare, tmp_path: Path) -> None:
     ]
 
 
+PARSED_ARGUMENTS = r"""
+import argparse
+import sys
+import torch
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--rows", type=int, required=True)
+parser.add_argument("name")
+ARGUMENTS = parser.parse_args()
+ROWS = ARGUMENTS.rows
+
+class Samples(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        assert sys.argv[0] == "train.py", sys.argv
+        assert ARGUMENTS.name.encode("utf-8", "surrogateescape") == b"f\xc3\xbcr \xff", ascii(ARGUMENTS.name)
+        return torch.full((3,), float(index)), index
+"""
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("is_foreign", [False, True])
+def test_a_module_that_parses_the_arguments_of_the_script(
+    prepare: Prepare, tmp_path: Path, context: str, is_foreign: bool
+) -> None:
+    (tmp_path / "parsed_arguments.py").write_text(PARSED_ARGUMENTS)
+    paths = [str(Path(__file__).parent), str(tmp_path)]
+    request = prepare(input_functions.of_parsed_arguments, context, python_paths=paths)
+    request.script_arguments.extend([b"train.py", b"--rows", b"4", b"f\xc3\xbcr \xff"])
+    if is_foreign:
+        interpreter = tmp_path / "python"
+        interpreter.symlink_to(Path(sys.executable).resolve())
+        request.interpreter = str(interpreter)
+        request.python_paths.append(str(Path(torch.__file__).parents[1]))
+    with running(request) as harness:
+        assert harness.batch() == [0, 1, 2, 3]
+
+
+def test_the_arguments_of_waferbox_are_hidden_from_an_input_fn_whose_client_sends_none(prepare: Prepare) -> None:
+    with running(prepare(input_functions.without_arguments, ROWS)) as harness:
+        harness.batch()
+
+
+def test_too_large_arguments_are_refused(prepare: Prepare) -> None:
+    request = prepare(input_functions.counting, ROWS)
+    request.script_arguments.append(b"x" * (messages.ARGUMENTS_BYTES + 1))
+    with pytest.raises(JobFailure, match=r"bytes of sys\.argv are too many for a worker") as caught:
+        InputProcess(request, raise_defect)
+    assert caught.value.kind == node_pb2.Failure.KIND_USER
+
+
 @pytest.mark.parametrize(
     ("half_type", "mixed_precision", "answers"),
     [

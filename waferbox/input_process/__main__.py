@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import json
 import os
 import socket
 import sys
@@ -18,7 +19,9 @@ from .temporary_folder import remove_abandoned_folders, use_own_folder
 
 def serve(channel: Channel) -> None:
     """Builds the loader, then fills slots without end. The next batch is made before it is requested."""
-    prepare, (builder_file,) = channel.receive(Prepare)
+    prepare, (builder_file, arguments_file) = channel.receive(Prepare)
+    with open(arguments_file, "rb") as file:
+        sys.argv = json.load(file)
     with open(builder_file, "rb") as file:
         loader, source = build(prepare, file.read())
     load, (ring_file, *states_files) = channel.receive(Load)

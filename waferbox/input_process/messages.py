@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 MESSAGE_BYTES = 128 * 1024
+ARGUMENTS_BYTES = 8 * 1024 * 1024  # the most of a script's sys.argv; Linux passes 6 MiB at most to a program
 STATE_BYTES = 4 * 1024 * 1024  # the most of a loader's state, as text
 DIGEST_BYTES = 16
 MOST_DIGESTS = 64  # the most of a batch
@@ -63,7 +64,7 @@ class InputSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepare:
-    """Make the loader. A file descriptor comes with it: the pickled builder.
+    """Make the loader. Two file descriptors come with it: the pickled builder, and sys.argv of the script, a JSON list.
 
     Attributes:
         settings: the settings of the job that the input_fn can read.

@@ -27,8 +27,8 @@ OTHER_FIRST_BATCH = (
     "cluster trains on other data. The input_fn runs in the processes of the workers, which import its modules anew: "
     "what the script sets in a module, a class or os.environ does not reach it there. Pass it as an argument, "
     "`cstorch.utils.data.DataLoader(input_fn, config)`, or put variables into "
-    "`cstorch.distributed.appliance_environ`. If the input_fn draws from a generator of its own, seed it: its batches "
-    "are others in each run"
+    "`cerebras.appliance.environment.appliance_environ`. If the input_fn draws from a generator of its own, seed it: "
+    "its batches are others in each run"
 )
 
 

@@ -3,6 +3,7 @@
 import base64
 import json
 import math
+import os
 import site
 import sys
 import sysconfig
@@ -27,7 +28,7 @@ def loader_name(artifact_dir: Path) -> str:
 
 
 def prepared_input(builder: bytes, config: ClusterConfig, artifact_dir: Path) -> node_pb2.PrepareInput:
-    """Returns the request to the workers: the input_fn, and the Python installation that it was written for.
+    """Returns the request to the workers: the input_fn, and the Python process that it was written for.
 
     Args:
         builder: The pickled function that calls the input_fn.
@@ -45,6 +46,7 @@ def prepared_input(builder: bytes, config: ClusterConfig, artifact_dir: Path) ->
         mount_dirs=_absolute(config.mount_dirs),
         half_type=half_type(),
         mixed_precision=mixed_precision(),
+        script_arguments=[os.fsencode(argument) for argument in sys.argv],
     )
 
 
