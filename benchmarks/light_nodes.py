@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import grpc
 
-from waferbox import __version__
 from waferbox.security.guard import bearer
 from waferbox.security.tokens import Kind, cluster_secret
+from waferbox.wire_version import WIRE_VERSION
 from wsc.v1 import (
     ingress_pb2,
     ingress_pb2_grpc,
@@ -55,7 +55,7 @@ class LightNodes:
             async with limit:
                 channel = self._channels[number % len(self._channels)]
                 call = _stub(channel).Register(metadata=_shown(Kind.NODE))
-                hello = management_pb2.RegisterRequest(role=role, host="here", version=__version__)
+                hello = management_pb2.RegisterRequest(role=role, host="here", version=WIRE_VERSION)
                 hello.address = address or f"127.0.0.1:{number + 1}"
                 await call.write(hello)
                 lease_seconds = (await call.read()).lease_seconds
@@ -168,7 +168,7 @@ class LightClient:
 
     async def create_jobs(self, count: int, num_wafers: int) -> None:
         """Ask for so many at once; returns when each has its coordinator."""
-        request = management_pb2.CreateJobRequest(version=__version__, num_csx=num_wafers, num_workers_per_csx=1)
+        request = management_pb2.CreateJobRequest(version=WIRE_VERSION, num_csx=num_wafers, num_workers_per_csx=1)
         await asyncio.gather(
             *(self.stub.CreateJob(request, wait_for_ready=True, metadata=_shown(Kind.ADMIN)) for _ in range(count))
         )

@@ -21,6 +21,7 @@ from waferbox.host.event_loop import Changes, Mailbox
 from waferbox.runtime.registration import REFUSALS
 from waferbox.security.guard import bearer
 from waferbox.security.tokens import Kind, cluster_secret
+from waferbox.wire_version import MISMATCH_REMEDY, WIRE_VERSION
 from wsc.v1 import management_pb2, management_pb2_grpc, observation_pb2
 
 CLOSE_STEP_SECONDS: Final = 0.5
@@ -131,6 +132,12 @@ class ManagementLink:
             raise ManagementLost("the management service does not answer") from error
         if first is None or first.WhichOneof("kind") != "job":
             raise ManagementLost("the management service did not answer hello")
+        if first.job.version != WIRE_VERSION:
+            # It was installed under the processes of a cluster that runs.
+            raise ManagementLost(
+                f"this coordinator is of Waferbox version {WIRE_VERSION}, and the management service of version "
+                f"{first.job.version or 'unknown'}: {MISMATCH_REMEDY}"
+            )
         self._request = first.job
         return first.job
 

@@ -15,13 +15,14 @@ from appliance.coordinator.settings import CoordinatorHome
 from appliance.ingress.coordinators import Coordinators, report_orphaned_jobs
 from appliance.ingress.gateway import Gateway
 from appliance.ingress.targets import Targets
-from waferbox import __version__, deadlines
+from waferbox import deadlines
 from waferbox.links.socket_names import host_id
 from waferbox.roles import INGRESS
 from waferbox.rpc.address import bind, split_address
 from waferbox.rpc.async_server import AsyncServer, make_async_channel
 from waferbox.rpc.server import LARGE_MESSAGE_BYTES
 from waferbox.runtime.registration import Registration
+from waferbox.wire_version import WIRE_VERSION
 from wsc.v1 import ingress_pb2_grpc, management_pb2, node_pb2
 
 
@@ -118,7 +119,7 @@ class Ingress:
             role=node_pb2.ROLE_INGRESS,
             address=self.address,
             host=host_id(),
-            version=__version__,
+            version=WIRE_VERSION,
             process_id=os.getpid(),
             metrics="" if self._metrics is None else self._metrics.address,
         )

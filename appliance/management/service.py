@@ -38,13 +38,14 @@ from appliance.management.requests import (
     shown,
 )
 from appliance.management.supervisor import ManagementSettings, Supervisor
-from waferbox import __version__, deadlines, roles
+from waferbox import deadlines, roles
 from waferbox.host.clock import Clock, SystemClock, seconds_since_1970
 from waferbox.host.event_loop import Mailbox
 from waferbox.rpc.async_server import Context, when_over
 from waferbox.rpc.server import INGRESS_KEY
 from waferbox.security.guard import caller_of
 from waferbox.security.tokens import Kind
+from waferbox.wire_version import MISMATCH_REMEDY, WIRE_VERSION
 from wsc.v1 import management_pb2, management_pb2_grpc, node_pb2
 
 STORE_SECONDS = 5.0  # for the jobs that end with the cluster
@@ -174,7 +175,7 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
     ) -> AsyncIterator[management_pb2.RegisterResponse]:
         hello = await _first(request_iterator, context)
         await _check(problem_of_node(hello), context)
-        if hello.version != __version__:
+        if hello.version != WIRE_VERSION:
             await _refuse_version(context, "this node", hello.version)
         try:
             node_id = self._registry.add(hello)
@@ -230,7 +231,7 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
     async def CreateJob(
         self, request: management_pb2.CreateJobRequest, context: Context
     ) -> management_pb2.CreateJobResponse:
-        if request.version != __version__:
+        if request.version != WIRE_VERSION:
             await _refuse_version(context, "this client", request.version)
         await self._check_job(request, context)
         caller = caller_of(context.invocation_metadata())
@@ -311,7 +312,7 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
 
     async def _check_hello(self, hello: management_pb2.CoordinatorHello, context: Context) -> None:
         """Checks the hello of a coordinator that has had an answer before."""
-        if hello.request.version != __version__:
+        if hello.request.version != WIRE_VERSION:
             await _refuse_version(context, "this coordinator", hello.request.version)
         await self._check_job(hello.request, context)
         await _check(problem_of_report(hello.report) or problem_of_nodes(hello.nodes), context)
@@ -384,7 +385,8 @@ async def _first(requests: AsyncIterator[_Request], context: Context) -> _Reques
 async def _refuse_version(context: Context, caller: str, version: str) -> NoReturn:
     await context.abort(
         grpc.StatusCode.FAILED_PRECONDITION,
-        f"{caller} is waferbox version {version[:32] or 'unknown'}, the management service is version {__version__}",
+        f"{caller} is of Waferbox version {shown(version) if version else 'unknown'}, and this cluster of version "
+        f"{WIRE_VERSION}: {MISMATCH_REMEDY}",
     )
 
 

@@ -25,12 +25,13 @@ from appliance.coordinator.settings import CUT_OFF_STATUS, CoordinatorHome, Coor
 from appliance.finished_jobs import FinishedJobs
 from appliance.management.service import ManagementService
 from appliance.management.supervisor import ManagementSettings
-from waferbox import __version__, roles
+from waferbox import roles
 from waferbox.host.clock import SystemClock
 from waferbox.rpc.address import bind
 from waferbox.rpc.async_server import AsyncServer, make_async_channel
 from waferbox.rpc.server import make_channel, through
 from waferbox.runtime.node import Node, NodeSettings
+from waferbox.wire_version import WIRE_VERSION
 from wsc.v1 import (
     coordinator_pb2,
     coordinator_pb2_grpc,
@@ -319,7 +320,7 @@ class Client:
 
     def __init__(self, cluster: ClusterInProcess, ingress: str = "", **settings: object) -> None:
         """ingress: the address through which the client reaches the cluster; empty: it reaches all of it."""
-        wanted: dict[str, Any] = {"version": __version__, "num_csx": 1, "num_workers_per_csx": 1, **settings}
+        wanted: dict[str, Any] = {"version": WIRE_VERSION, "num_csx": 1, "num_workers_per_csx": 1, **settings}
         request = management_pb2.CreateJobRequest(**wanted)
         self.cluster = cluster
         with make_channel(ingress or cluster.address) as channel:

@@ -20,10 +20,10 @@ from cstorch._internal.session import cluster_state
 from cstorch._internal.session.execution import cluster_execution, traced_step
 from cstorch._internal.session.transfer import Outgoing
 from cstorch._internal.tracing import Trace
-from waferbox import __version__
 from waferbox.cirh.execution import initialisation
 from waferbox.links.elements import torch_dtype
 from waferbox.rpc.server import INGRESS_KEY
+from waferbox.wire_version import WIRE_VERSION
 from wsc.v1 import coordinator_pb2, coordinator_pb2_grpc, management_pb2, management_pb2_grpc, node_pb2, plan_pb2
 
 ELEMENT_TYPES = {
@@ -154,7 +154,7 @@ class Management(management_pb2_grpc.ManagementServicer):
             context.abort(grpc.StatusCode.UNAVAILABLE, "no management service answers the ingress")
         if self._cluster.refuse_job is not None:
             context.abort(*self._cluster.refuse_job)
-        assert request.version == __version__
+        assert request.version == WIRE_VERSION
         self._cluster.created.append(request)
         self._cluster.live.clear()  # of the job before; the end of its session may come later
         name = f"job-{len(self._cluster.created)}"

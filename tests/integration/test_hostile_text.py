@@ -7,8 +7,8 @@ import psutil
 import pytest
 from cluster_rig import RunningCluster
 
-from waferbox import __version__
 from waferbox.rpc.server import make_channel
+from waferbox.wire_version import WIRE_VERSION
 from wsc.v1 import coordinator_pb2, coordinator_pb2_grpc, management_pb2, management_pb2_grpc
 
 pytestmark = pytest.mark.cluster
@@ -46,7 +46,7 @@ class Job:
 
     def __init__(self, cluster: RunningCluster) -> None:
         self._management = make_channel(cluster.management)
-        request = management_pb2.CreateJobRequest(version=__version__, num_csx=1, num_workers_per_csx=1)
+        request = management_pb2.CreateJobRequest(version=WIRE_VERSION, num_csx=1, num_workers_per_csx=1)
         created = management_pb2_grpc.ManagementStub(self._management).CreateJob(request, timeout=20)
         self._token = created.token
         self._channel = make_channel(created.coordinator, created.token)

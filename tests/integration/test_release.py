@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import cerebras.pytorch as cstorch
 from cstorch._internal.backend.interface import Backend
 from cstorch.errors import UsageError
-from waferbox import __version__
 from waferbox.rpc.server import make_channel
 from waferbox.settings import IDLE_SECONDS
+from waferbox.wire_version import WIRE_VERSION
 from wsc.v1 import management_pb2, management_pb2_grpc
 
 pytestmark = pytest.mark.cluster
@@ -114,7 +114,7 @@ def test_a_job_that_was_preempted_continues_as_if_it_had_not(role_server: RoleSe
     with running_cluster(tmp_path / "cluster", cache, server=role_server, variables=variables, **roles) as cluster:
         channel = make_channel(cluster.management)
         stub = management_pb2_grpc.ManagementStub(channel)
-        request = management_pb2.CreateJobRequest(version=__version__, num_csx=1, num_workers_per_csx=1, user="ada")
+        request = management_pb2.CreateJobRequest(version=WIRE_VERSION, num_csx=1, num_workers_per_csx=1, user="ada")
 
         def give_way(backend: Backend) -> None:
             """Waits until another job has nodes of this one, which is idle, and ends the other."""

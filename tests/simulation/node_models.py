@@ -9,7 +9,7 @@ from network import Channel, Network, Server
 from values import EVALUATE, NO_INPUT, TRAIN, States, after_step, bad_step_of, batch, metric, output_of
 from virtual_time import Process, World
 
-from waferbox import __version__, deadlines, roles
+from waferbox import deadlines, roles
 from waferbox.host.threads import CancellationToken
 from waferbox.links.link import LinkLost
 from waferbox.runtime.node_job import JobFailure
@@ -17,6 +17,7 @@ from waferbox.runtime.node_service import Emit, NodeService
 from waferbox.runtime.registration import Registration
 from waferbox.runtime.role_job import failure_of
 from waferbox.runtime.schedule import StepSchedule
+from waferbox.wire_version import WIRE_VERSION
 from wsc.v1 import management_pb2, node_pb2, node_pb2_grpc, observation_pb2, plan_pb2
 
 if TYPE_CHECKING:
@@ -458,7 +459,7 @@ class NodeModel:
             role=self.role,
             address=self.address,
             host=self.process.host,
-            version=__version__,
+            version=WIRE_VERSION,
             process_id=self.process.pid,
             job=self.service.attached_job.job,
             member=self.service.attached_job.node,

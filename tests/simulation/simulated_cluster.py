@@ -18,8 +18,9 @@ from appliance.coordinator.processes import CoordinatorProcess, IngressProcess
 from appliance.ingress.coordinators import Coordinators, report_orphaned_jobs
 from appliance.management.service import ManagementService
 from appliance.management.supervisor import ManagementSettings
-from waferbox import __version__, roles
+from waferbox import roles
 from waferbox.launch.spawn import SpawnError
+from waferbox.wire_version import WIRE_VERSION
 from wsc.v1 import ingress_pb2, ingress_pb2_grpc, management_pb2, management_pb2_grpc, node_pb2
 
 RECOVERY_SECONDS = "3"  # from one recovery point to the next; a setting of coordinators
@@ -190,7 +191,7 @@ class SimulatedCluster:
         for number in range(self.random.randint(1, 4)):
             num_csx = self.random.randint(1, wafers)
             request = management_pb2.CreateJobRequest(
-                version=__version__,
+                version=WIRE_VERSION,
                 num_csx=num_csx,
                 min_num_csx=self.random.choice([0, 1]),
                 num_workers_per_csx=1,
@@ -231,7 +232,7 @@ class SimulatedCluster:
 
         def hello() -> management_pb2.RegisterRequest:
             return management_pb2.RegisterRequest(
-                role=node_pb2.ROLE_INGRESS, address=INGRESS, host=process.host, version=__version__
+                role=node_pb2.ROLE_INGRESS, address=INGRESS, host=process.host, version=WIRE_VERSION
             )
 
         async def run() -> int:

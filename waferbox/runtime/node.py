@@ -14,7 +14,7 @@ from typing import Protocol
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 
-from waferbox import __version__, deadlines
+from waferbox import deadlines
 from waferbox.host.descriptors import raise_descriptor_limit
 from waferbox.launch.process import let_wafers_compute
 from waferbox.launch.stop_signals import on_stop_signal
@@ -31,6 +31,7 @@ from waferbox.runtime.node_job import JobContext, NodeJob
 from waferbox.runtime.node_service import Emit, NodeService
 from waferbox.runtime.registration import Registration
 from waferbox.runtime.threaded_job import ThreadedJob
+from waferbox.wire_version import WIRE_VERSION
 from wsc.v1 import management_pb2, node_pb2, node_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -197,7 +198,7 @@ class Node:
             role=self._role.number,
             address=self.address,
             host=host_id(),
-            version=__version__,
+            version=WIRE_VERSION,
             process_id=os.getpid(),
             job=attached_job.job,
             member=attached_job.node,

@@ -127,7 +127,7 @@ def test_a_defect_in_a_task_ends_the_job_with_its_traceback(
 def test_a_defect_in_the_timeout_of_the_session_ends_the_job(
     cluster: ClusterInProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from waferbox import __version__
+    from waferbox.wire_version import WIRE_VERSION
 
     def cancelled(job: CoordinatedJob, message: str) -> None:
         raise Defect("in the timeout")
@@ -136,7 +136,7 @@ def test_a_defect_in_the_timeout_of_the_session_ends_the_job(
     monkeypatch.setattr(deadlines, "JOB_CREATION", replace(deadlines.JOB_CREATION, session=1.0))
     cluster.add(**FULL)
     cluster.stub.CreateJob(
-        management_pb2.CreateJobRequest(version=__version__, num_csx=1, num_workers_per_csx=1), timeout=20
+        management_pb2.CreateJobRequest(version=WIRE_VERSION, num_csx=1, num_workers_per_csx=1), timeout=20
     )
     cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_FAILED, DEADLINE)
     assert "Defect: in the timeout" in cluster.jobs()[0].message
@@ -163,8 +163,8 @@ def test_a_defect_in_what_is_done_every_second_ends_the_job(
 def test_a_client_that_comes_after_the_end_hears_of_it(
     cluster: ClusterInProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from waferbox import __version__
     from waferbox.rpc.server import make_channel
+    from waferbox.wire_version import WIRE_VERSION
 
     ended = threading.Event()
     close = CoordinatedJob.close
@@ -178,7 +178,7 @@ def test_a_client_that_comes_after_the_end_hears_of_it(
     cluster.add(**FULL)
     monkeypatch.setattr(ManagementLink, "_keep_stream", defect_in("the stream"))
     created = cluster.stub.CreateJob(
-        management_pb2.CreateJobRequest(version=__version__, num_csx=1, num_workers_per_csx=1), timeout=20
+        management_pb2.CreateJobRequest(version=WIRE_VERSION, num_csx=1, num_workers_per_csx=1), timeout=20
     )
     assert ended.wait(DEADLINE)
     with make_channel(created.coordinator, created.token) as channel:

@@ -15,9 +15,10 @@ from appliance.coordinator import settings
 from appliance.ingress.process import Ingress, IngressSettings
 from appliance.management import supervision as job_supervision
 from appliance.management.supervision import CoordinatorState, Lost
-from waferbox import __version__, deadlines
+from waferbox import deadlines
 from waferbox.rpc.server import LARGE_MESSAGE_BYTES, SMALL_MESSAGE_BYTES, make_channel
 from waferbox.security.tokens import Kind
+from waferbox.wire_version import WIRE_VERSION
 from wsc.v1 import ingress_pb2, ingress_pb2_grpc, management_pb2, management_pb2_grpc, node_pb2
 
 ONE = {"memoryx": 1, "swarmx": 1, "wafer": 1, "workers": 1}
@@ -142,7 +143,7 @@ def test_a_coordinator_that_does_not_start_at_the_ingress_is_reported(
 def test_an_ingress_that_is_gone_is_named(
     cluster: ClusterInProcess, client: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gone = management_pb2.RegisterRequest(role=node_pb2.ROLE_INGRESS, address="127.0.0.1:1", version=__version__)
+    gone = management_pb2.RegisterRequest(role=node_pb2.ROLE_INGRESS, address="127.0.0.1:1", version=WIRE_VERSION)
     cluster.service._registry.add(gone)
     with pytest.raises(grpc.RpcError) as caught:
         client()
@@ -231,7 +232,7 @@ def test_coordinators_are_managements_to_start_and_to_end(
 
 
 def test_an_ingress_lends_nobody_its_own_token(ingress: Ingress, cluster: ClusterInProcess) -> None:
-    request = management_pb2.CreateJobRequest(version=__version__, num_csx=1, num_workers_per_csx=1)
+    request = management_pb2.CreateJobRequest(version=WIRE_VERSION, num_csx=1, num_workers_per_csx=1)
     with make_channel(ingress.address, "") as channel, pytest.raises(grpc.RpcError) as caught:
         management_pb2_grpc.ManagementStub(channel).CreateJob(request, timeout=10)
     assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED

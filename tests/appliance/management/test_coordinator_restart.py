@@ -13,10 +13,11 @@ from cluster_in_process import ClusterInProcess
 
 from appliance.coordinator import settings as coordinator_settings
 from appliance.coordinator.settings import CoordinatorSettings, read_settings
-from waferbox import __version__, deadlines
+from waferbox import deadlines
 from waferbox.launch.spawn import SpawnError
 from waferbox.rpc.server import make_channel
 from waferbox.security.tokens import Kind, cluster_secret
+from waferbox.wire_version import WIRE_VERSION
 from wsc.v1 import management_pb2, management_pb2_grpc
 
 WAIT_SECONDS = 30.0
@@ -113,7 +114,7 @@ def coordinators(cluster: ClusterInProcess, monkeypatch: pytest.MonkeyPatch) -> 
 
 def create(cluster: ClusterInProcess, max_num_restarts: int = 3) -> str:
     request = management_pb2.CreateJobRequest(
-        version=__version__, num_csx=1, num_workers_per_csx=1, max_num_restarts=max_num_restarts
+        version=WIRE_VERSION, num_csx=1, num_workers_per_csx=1, max_num_restarts=max_num_restarts
     )
     return str(cluster.stub.CreateJob(request, timeout=WAIT_SECONDS).job)
 

@@ -21,11 +21,12 @@ from appliance.management.nodes import registry
 from appliance.management.supervision import TRANSITIONS, CoordinatorState, Exited, Supervision
 from waferbox import __version__, deadlines
 from waferbox.security.tokens import Kind
+from waferbox.wire_version import MISMATCH_REMEDY, WIRE_VERSION
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2
 
 
 def hello(
-    role: int = node_pb2.ROLE_WAFER, version: str = __version__, address: str = "127.0.0.1:1"
+    role: int = node_pb2.ROLE_WAFER, version: str = WIRE_VERSION, address: str = "127.0.0.1:1"
 ) -> management_pb2.RegisterRequest:
     return management_pb2.RegisterRequest(role=role, address=address, host="h", version=version, process_id=7)  # type: ignore[arg-type]
 
@@ -84,16 +85,17 @@ def test_a_node_is_there_until_its_stream_ends(
 @pytest.mark.parametrize(
     ("first", "code", "text"),
     [
+        (hello(version=__version__), grpc.StatusCode.FAILED_PRECONDITION, __version__),
         (hello(version="0.0.7"), grpc.StatusCode.FAILED_PRECONDITION, "0.0.7"),
         (hello(version=""), grpc.StatusCode.FAILED_PRECONDITION, "unknown"),
         (hello(role=node_pb2.ROLE_COORDINATOR), grpc.StatusCode.INVALID_ARGUMENT, "role"),
         (
-            management_pb2.RegisterRequest(role=node_pb2.ROLE_WAFER, version=__version__),
+            management_pb2.RegisterRequest(role=node_pb2.ROLE_WAFER, version=WIRE_VERSION),
             grpc.StatusCode.INVALID_ARGUMENT,
             "address",
         ),
         (
-            management_pb2.RegisterRequest(role=node_pb2.ROLE_WAFER, version=__version__, address="a" * 257),
+            management_pb2.RegisterRequest(role=node_pb2.ROLE_WAFER, version=WIRE_VERSION, address="a" * 257),
             grpc.StatusCode.INVALID_ARGUMENT,
             "256 characters, not 257",
         ),
@@ -108,13 +110,15 @@ def test_foreign_nodes_are_refused(
     assert caught.value.code() == code
     assert text in str(caught.value.details())
     if code == grpc.StatusCode.FAILED_PRECONDITION:
-        assert __version__ in str(caught.value.details())
+        assert WIRE_VERSION in str(caught.value.details())
+        assert MISMATCH_REMEDY in str(caught.value.details())
     assert not nodes(cluster)
 
 
 @pytest.mark.parametrize(
     ("settings", "code", "text"),
     [
+        ({"version": __version__}, grpc.StatusCode.FAILED_PRECONDITION, "this client is of Waferbox version '0.1.0'"),
         ({"version": "9.9.9"}, grpc.StatusCode.FAILED_PRECONDITION, "9.9.9"),
         ({"num_csx": 0}, grpc.StatusCode.INVALID_ARGUMENT, "num_csx"),
         ({"num_csx": 100_000}, grpc.StatusCode.INVALID_ARGUMENT, "num_csx"),
@@ -271,7 +275,7 @@ def test_a_client_that_never_comes_does_not_keep_a_job(
     monkeypatch.setattr(deadlines, "JOB_CREATION", replace(deadlines.JOB_CREATION, session=0.2))
     cluster.add(memoryx=1, swarmx=1, wafer=1, workers=1)
     cluster.stub.CreateJob(
-        management_pb2.CreateJobRequest(version=__version__, num_csx=1, num_workers_per_csx=1), timeout=20
+        management_pb2.CreateJobRequest(version=WIRE_VERSION, num_csx=1, num_workers_per_csx=1), timeout=20
     )
     cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_CANCELLED)
     cluster.until(lambda: cluster.free_nodes() == 4)

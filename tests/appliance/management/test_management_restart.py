@@ -13,9 +13,10 @@ from cluster_in_process import Client, ClusterInProcess
 from tokens_shown import shown
 
 from appliance.management.nodes import registry
-from waferbox import __version__, deadlines
+from waferbox import deadlines
 from waferbox.host.clock import SystemClock
 from waferbox.security.tokens import Kind
+from waferbox.wire_version import WIRE_VERSION
 from wsc.v1 import ingress_pb2, management_pb2, node_pb2, observation_pb2
 
 TWO = {"memoryx": 2, "swarmx": 2, "wafer": 2, "workers": 2}
@@ -127,7 +128,7 @@ def test_a_coordinator_that_does_not_come_back_fails_its_job(
     cluster: ClusterInProcess, client: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deadlines, "COORDINATION", replace(deadlines.COORDINATION, coordinator_return=0.1))
-    request = management_pb2.CreateJobRequest(version=__version__, num_csx=1, num_workers_per_csx=1)
+    request = management_pb2.CreateJobRequest(version=WIRE_VERSION, num_csx=1, num_workers_per_csx=1)
     hello = management_pb2.CoordinatorHello(job="job-1", address="127.0.0.1:1", request=request)
     call = iter(
         cluster.stub.Coordinate(
@@ -168,7 +169,7 @@ def test_a_job_that_an_ingress_tells_of_has_another_coordinator(
 
     monkeypatch.setattr(cluster.processes, "start", start)
     request = management_pb2.CreateJobRequest(
-        version=__version__, num_csx=1, num_workers_per_csx=1, max_num_restarts=3, user="ada"
+        version=WIRE_VERSION, num_csx=1, num_workers_per_csx=1, max_num_restarts=3, user="ada"
     )
     hello = management_pb2.CoordinatorHello(
         job="job-1", address="127.0.0.1:1", request=request, ingress="127.0.0.1:2", created=1.0
@@ -219,7 +220,9 @@ def test_a_coordinator_that_hangs_when_it_is_started_again_is_replaced(
         return started[-1]
 
     monkeypatch.setattr(cluster.processes, "start", start)
-    request = management_pb2.CreateJobRequest(version=__version__, num_csx=1, num_workers_per_csx=1, max_num_restarts=3)
+    request = management_pb2.CreateJobRequest(
+        version=WIRE_VERSION, num_csx=1, num_workers_per_csx=1, max_num_restarts=3
+    )
     hello = management_pb2.CoordinatorHello(job="job-1", address="127.0.0.1:1", request=request)
     cluster.stub.AdoptJob(management_pb2.AdoptJobRequest(hello=hello), metadata=shown(Kind.COORDINATOR, "job-1"))
     cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_FAILED)
@@ -228,9 +231,9 @@ def test_a_coordinator_that_hangs_when_it_is_started_again_is_replaced(
 
 
 def test_a_job_is_not_taken_over_from_who_has_no_token_for_it(cluster: ClusterInProcess) -> None:
-    request = management_pb2.CreateJobRequest(version=__version__, num_csx=1, num_workers_per_csx=1)
+    request = management_pb2.CreateJobRequest(version=WIRE_VERSION, num_csx=1, num_workers_per_csx=1)
     for job, version, code in (
-        ("job-2", __version__, grpc.StatusCode.UNAUTHENTICATED),
+        ("job-2", WIRE_VERSION, grpc.StatusCode.UNAUTHENTICATED),
         ("job-1", "0.0.7", grpc.StatusCode.FAILED_PRECONDITION),
     ):
         request.version = version

@@ -12,9 +12,9 @@ from tokens_shown import shown
 
 from benchmarks.light_nodes import LightClient, LightCoordinators, LightNodes
 from benchmarks.nodes import NUM_JOBS, NUM_NODES, NUM_WAFERS, SHARES, management, usage
-from waferbox import __version__
 from waferbox.rpc.server import SMALL_MESSAGE_BYTES, make_channel
 from waferbox.security.tokens import Kind
+from waferbox.wire_version import WIRE_VERSION
 from wsc.v1 import (
     management_pb2,
     management_pb2_grpc,
@@ -37,13 +37,13 @@ HUGE_BYTES = 200 * 1024 * 1024
 ONE_NODE = """
 import sys
 from waferbox.rpc.server import make_channel
-from waferbox import __version__
+from waferbox.wire_version import WIRE_VERSION
 from waferbox.security.tokens import cluster_secret
 from waferbox.security.tokens import Kind
 from wsc.v1 import management_pb2, management_pb2_grpc, node_pb2
 import queue
 channel = make_channel(sys.argv[1], cluster_secret().token(Kind.NODE))
-hello = management_pb2.RegisterRequest(role=node_pb2.ROLE_WAFER, address="127.0.0.1:1", version=__version__)
+hello = management_pb2.RegisterRequest(role=node_pb2.ROLE_WAFER, address="127.0.0.1:1", version=WIRE_VERSION)
 requests = queue.SimpleQueue()
 requests.put(hello)
 for response in management_pb2_grpc.ManagementStub(channel).Register(iter(requests.get, None)):
@@ -111,7 +111,7 @@ def test_messages_that_are_too_large_are_refused_unread() -> None:
         stub = management_pb2_grpc.ManagementStub(channel)
         stub.ListJobs(management_pb2.ListJobsRequest(), timeout=20)
         before = usage(pid).resident_bytes
-        request = management_pb2.CreateJobRequest(version=__version__, user="u" * HUGE_BYTES)
+        request = management_pb2.CreateJobRequest(version=WIRE_VERSION, user="u" * HUGE_BYTES)
         for _ in range(4):
             with pytest.raises(grpc.RpcError) as caught:
                 stub.CreateJob(request, timeout=60)

@@ -24,11 +24,12 @@ from appliance.coordinator.settings import CoordinatorSettings
 from appliance.management.nodes import replacements
 from appliance.management.nodes.job_queue import Waiting
 from appliance.management.nodes.registry import NodeRegistry
-from waferbox import __version__, deadlines
+from waferbox import deadlines
 from waferbox.host.clock import SystemClock
 from waferbox.rpc.async_server import make_async_channel
 from waferbox.rpc.server import make_channel
 from waferbox.security.tokens import Kind
+from waferbox.wire_version import WIRE_VERSION
 from wsc.v1 import management_pb2, node_pb2, node_pb2_grpc
 
 WAFER, WORKER = node_pb2.ROLE_WAFER, node_pb2.ROLE_WORKER
@@ -432,7 +433,7 @@ class Linked:
 
     def __init__(self, cluster: ClusterInProcess, tmp_path: Path) -> None:
         supervisor = cluster.service._supervisor
-        request = management_pb2.CreateJobRequest(version=__version__, num_csx=1, num_workers_per_csx=1, priority=2)
+        request = management_pb2.CreateJobRequest(version=WIRE_VERSION, num_csx=1, num_workers_per_csx=1, priority=2)
         job = supervisor.jobs.create("job-1", request, token(Kind.JOB, "job-1"))
         supervisor.registry.open(job.name)
         cluster.call(lambda: supervisor._supervise(job, "").take(None))

@@ -9,9 +9,9 @@ import pytest
 from cluster_in_process import Client, ClusterInProcess
 from tokens_shown import shown, token
 
-from waferbox import __version__
 from waferbox.rpc.server import make_channel
 from waferbox.security.tokens import Kind
+from waferbox.wire_version import WIRE_VERSION
 from wsc.v1 import (
     coordinator_pb2,
     coordinator_pb2_grpc,
@@ -42,11 +42,11 @@ def refused(call: Callable[[], object]) -> grpc.StatusCode:
 
 
 def hello(role: "node_pb2.Role.ValueType", **fields: Any) -> management_pb2.RegisterRequest:
-    return management_pb2.RegisterRequest(role=role, address="127.0.0.1:1", version=__version__, **fields)
+    return management_pb2.RegisterRequest(role=role, address="127.0.0.1:1", version=WIRE_VERSION, **fields)
 
 
 def test_a_stranger_gets_no_job(cluster: ClusterInProcess) -> None:
-    request = management_pb2.CreateJobRequest(version=__version__, num_csx=1, num_workers_per_csx=1)
+    request = management_pb2.CreateJobRequest(version=WIRE_VERSION, num_csx=1, num_workers_per_csx=1)
     with make_channel(cluster.address, "") as channel:
         refused(lambda: management_pb2_grpc.ManagementStub(channel).CreateJob(request, timeout=SECONDS))
     assert not cluster.jobs()
@@ -163,7 +163,7 @@ def test_a_job_is_its_users_alone(
 
 def test_its_user_may_do_with_a_job_what_he_likes(cluster: ClusterInProcess, client: Callable[..., Client]) -> None:
     cluster.add(**ONE)
-    request = management_pb2.CreateJobRequest(version=__version__, num_csx=1, num_workers_per_csx=1, user="bob")
+    request = management_pb2.CreateJobRequest(version=WIRE_VERSION, num_csx=1, num_workers_per_csx=1, user="bob")
     with make_channel(cluster.address, token(Kind.USER, "ada")) as channel:
         management = management_pb2_grpc.ManagementStub(channel)
         created = management.CreateJob(request, timeout=SECONDS)

@@ -11,7 +11,7 @@ import torch
 from role_rig import AttachedNode, FakeManagement, SmallJob, StateClient, Topology
 from small_plan import INNER, OUTER, SmallPlan
 
-from waferbox import __version__
+from waferbox.wire_version import WIRE_VERSION
 from wsc.v1 import management_pb2, node_pb2
 
 ROLES = {"memoryx": node_pb2.ROLE_MEMORYX, "swarmx": node_pb2.ROLE_SWARMX, "wafer": node_pb2.ROLE_WAFER}
@@ -53,7 +53,7 @@ def processes() -> Iterator[Processes]:
 def test_processes_train_and_a_death_is_noticed(processes: Processes, lane: "node_pb2.Lane.ValueType") -> None:
     for package in ROLES:
         registered = processes.start(package)
-        assert registered.version == __version__
+        assert registered.version == WIRE_VERSION
         assert registered.process_id == processes.started[package].pid
     nodes = [AttachedNode(processes.registrations[p].address, f"{p}-0", 0, lane) for p in ROLES]
     memoryx, swarmx, wafer = nodes

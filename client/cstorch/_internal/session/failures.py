@@ -18,6 +18,7 @@ from cstorch.errors import (
 )
 from waferbox.links.link import LinkLost
 from waferbox.rpc.server import is_from_ingress, status_of
+from waferbox.wire_version import MISMATCH_REMEDY, WIRE_VERSION
 from wsc.v1 import node_pb2
 
 
@@ -82,7 +83,7 @@ def is_management_away(error: grpc.RpcError) -> bool:
     return status_of(error).code() == grpc.StatusCode.UNAVAILABLE and is_from_ingress(error)
 
 
-def from_create_job_error(error: grpc.RpcError, management: str, version: str) -> CstorchError:
+def from_create_job_error(error: grpc.RpcError, management: str) -> CstorchError:
     """Returns the exception for a failed CreateJob call."""
     status = status_of(error)
     code, details = status.code(), status.details() or ""
@@ -96,7 +97,9 @@ def from_create_job_error(error: grpc.RpcError, management: str, version: str) -
     if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
         return ConfigurationError(f"{management} refuses a job to this script: {details}")
     if code == grpc.StatusCode.FAILED_PRECONDITION and "version" in details:
-        return VersionMismatchError(details if version in details else f"{details} (this client is version {version})")
+        # A management service of an earlier version may not say all.
+        versions = details if WIRE_VERSION in details else f"{details} (this client is version {WIRE_VERSION})"
+        return VersionMismatchError(versions if MISMATCH_REMEDY in versions else f"{versions}: {MISMATCH_REMEDY}")
     return from_rpc_error(error, "asking for a job")
 
 

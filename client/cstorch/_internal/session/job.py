@@ -16,7 +16,7 @@ from cstorch._internal.session.job_session import JobSession, create_job
 from cstorch.distributed.cluster_config import LANES, ClusterConfig
 from cstorch.distributed.run_settings import max_num_restarts, min_num_csx
 from cstorch.errors import CstorchError, JobCancelledError, UsageError
-from waferbox import __version__, deadlines
+from waferbox import deadlines
 from waferbox.host.threads import SerialThread
 from waferbox.launch.local_clusters import cluster_at
 from waferbox.launch.spawn import process_started
@@ -24,6 +24,7 @@ from waferbox.links.socket_names import host_id
 from waferbox.rpc.loop_channel import LoopChannel
 from waferbox.rpc.loop_thread import LoopThread
 from waferbox.security.tokens import user_name, user_token
+from waferbox.wire_version import WIRE_VERSION
 from wsc.v1 import coordinator_pb2, management_pb2, management_pb2_grpc, node_pb2, plan_pb2
 
 _Result = TypeVar("_Result")
@@ -86,7 +87,7 @@ class ClientJob:
 
     def _request(self, compile_dir: str, command: Sequence[str]) -> management_pb2.CreateJobRequest:
         return management_pb2.CreateJobRequest(
-            version=__version__,
+            version=WIRE_VERSION,
             num_csx=self.config.num_csx,
             num_workers_per_csx=self.config.num_workers_per_csx,
             max_wgt_servers=self.config.max_wgt_servers,

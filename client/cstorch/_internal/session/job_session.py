@@ -416,7 +416,7 @@ async def create_job(
         except grpc.RpcError as error:
             # Behind an ingress, management has the time to start that `connect` gives it without one.
             if not failures.is_management_away(error) or loop.time() >= give_up:
-                raise failures.from_create_job_error(error, address, request.version) from None
+                raise failures.from_create_job_error(error, address) from None
         await asyncio.sleep(RETRY_SECONDS)
 
 
