@@ -2,6 +2,7 @@
 
 import asyncio
 import queue
+import re
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
@@ -14,6 +15,7 @@ import pytest
 from cluster_in_process import Client, ClusterInProcess
 from tokens_shown import shown, token
 
+from appliance.coordinator import management_link
 from appliance.coordinator.management_link import (
     ManagementCallbacks,
     ManagementLink,
@@ -518,6 +520,13 @@ def test_the_link_waits_for_a_node_that_comes_later(cluster: ClusterInProcess, l
     assert of(nodes, "wafer-0").address == cluster.nodes[-1][1].address
     cluster.until(lambda: not linked.listening.statuses[-1].waiting_for)
     assert {node.member for node in nodes} == {node.member for node in linked.nodes}
+
+
+def test_a_coordinator_of_another_version_says_so(linked: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was installed while the cluster ran."""
+    monkeypatch.setattr(management_link, "WIRE_VERSION", "0.1.0+new")
+    with pytest.raises(ManagementLost, match=rf"0\.1\.0\+new, and .*{re.escape(WIRE_VERSION)}: install the same"):
+        linked.run(linked._open(None)).result(WAIT_SECONDS)
 
 
 def test_a_successor_gets_the_nodes_from_a_management_service_that_was_started_before_it_had_them(
