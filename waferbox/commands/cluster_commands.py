@@ -25,6 +25,7 @@ from waferbox.commands.connection import (
     find_cluster,
 )
 from waferbox.commands.script_command import ModuleOption, NoScript, ScriptArgument, ScriptArguments, command_of
+from waferbox.commands.vendor_python import vendor_python
 from waferbox.host.folders import cache_root
 from waferbox.host.memory import parse_size
 from waferbox.launch.installation import user_environment
@@ -227,9 +228,7 @@ def up(
     if name != Starter.UP and with_name(local_clusters(), name):  # the default name gets a number
         fail(f"a cluster with the name {name} runs already: `waferbox get clusters` shows it")
     if vendor_client is not None:
-        if not os.access(vendor_client, os.X_OK):
-            raise typer.BadParameter(f"--vendor-client: {vendor_client} is not executable")
-        settings = dataclasses.replace(settings, vendor_python=os.path.abspath(vendor_client))
+        settings = dataclasses.replace(settings, vendor_python=vendor_python(vendor_client))
     if compile_root is not None:
         settings = dataclasses.replace(settings, compile_root=str(compile_root.absolute()))
     if tls:
