@@ -66,9 +66,10 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--next-free",
         action="store_true",
-        help="if a port of --listen or --page is taken, take the next one that is free",
+        help="if the port of --listen is taken, take the next one that is free",
     )
     parser.add_argument("--page", metavar="HOST:PORT", help="serve a page to look at there; port 0: any; default: none")
+    parser.add_argument("--page-next-free", action="store_true", help="the same for the port of --page")
     parser.add_argument(
         "--metrics-port", type=int, metavar="N", help="serve figures for Prometheus; 0: at any port; default: at none"
     )
@@ -130,7 +131,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         host = split_address(options.listen, any_port=True)[0]
         try:
             address = listen(partial(bind, server.server), options.listen, next_free=options.next_free)
-            page = None if options.page is None else listen(PageServer, options.page, next_free=options.next_free)
+            page = None
+            if options.page is not None:
+                page = listen(PageServer, options.page, next_free=options.page_next_free)
         except OSError as error:
             logger.error("%s", error)
             return 1

@@ -119,8 +119,20 @@ def test_the_version_is_shown(environment: dict[str, str]) -> None:
     assert __version__ in waferbox(environment, "--version").stdout
 
 
+@pytest.fixture
+def taken_page() -> Iterator[None]:
+    """The usual port of a page, which another process may use already."""
+    with contextlib.ExitStack() as closing:
+        with contextlib.suppress(OSError):
+            closing.enter_context(socket.create_server(("127.0.0.1", 9080)))
+        yield
+
+
+@pytest.mark.usefixtures("taken_page")
 def test_up_in_the_background_status_and_down(environment: dict[str, str], forked: Run) -> None:
-    done = waferbox(environment, "up", "--wafers", "2", "--memoryx", "2", "--page", "--background")
+    """The page is at the next free port, though that of management is given."""
+    options = ["--wafers", "2", "--memoryx", "2", "--listen", "127.0.0.1:0", "--page", "--background"]
+    done = waferbox(environment, "up", *options)
     assert done.returncode == 0, done.stderr
     found = re.search(r"export WAFERBOX_MANAGEMENT=(\S+)", done.stdout)
     assert found is not None

@@ -209,6 +209,7 @@ class Cluster:
                 listen=settings.listen,
                 page=settings.page,
                 next_free=settings.next_free,
+                page_next_free=settings.page_next_free,
                 metrics_port=0 if settings.metrics else None,
                 cache_root=settings.cache_root,
                 compile_root=settings.compile_root,

@@ -31,7 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--memory-limit", metavar="SIZE", help="of each shard of MemoryX, such as 8g")
     parser.add_argument("--listen", default=defaults.listen, metavar="HOST:PORT")
     parser.add_argument("--page", metavar="HOST:PORT", help="where management serves a page; default: nowhere")
-    parser.add_argument("--next-free", action="store_true", help="take the next free port where one of these is taken")
+    parser.add_argument("--next-free", action="store_true", help="take the next free port if that of --listen is taken")
+    parser.add_argument("--page-next-free", action="store_true", help="the same for --page")
     parser.add_argument("--metrics", action="store_true", help="every process serves metrics for Prometheus")
     parser.add_argument("--cache-root", metavar="DIR")
     parser.add_argument("--vendor-python", metavar="PATH", help="serve the vendor's client, whose interpreter this is")
@@ -61,7 +62,11 @@ def arguments(settings: ClusterSettings) -> list[str]:
         "--vendor-python": settings.vendor_python,
     }
     words = [word for option, value in given.items() if value is not None for word in (option, str(value))]
-    switches = {"--metrics": settings.metrics, "--next-free": settings.next_free}
+    switches = {
+        "--metrics": settings.metrics,
+        "--next-free": settings.next_free,
+        "--page-next-free": settings.page_next_free,
+    }
     return [*words, *(option for option, is_on in switches.items() if is_on)]
 
 

@@ -23,7 +23,8 @@ class ClusterSettings:
     swarmx: int | None = None  # None: as many as a tree over the wafers has
     listen: str = "127.0.0.1:0"  # address of the management service
     page: str | None = None  # address of management's page, as host:port; None: no page
-    next_free: bool = False  # if one of these two ports is taken, the next one that is free is used
+    next_free: bool = False  # if the port of `listen` is taken, the next one that is free is used
+    page_next_free: bool = False  # the same of the port of `page`
     metrics: bool = False  # whether every process serves metrics for Prometheus, at any port
     threads: int | None = None  # of each wafer; None: its share of the cores
     state_dir: str | None = None  # folder for weights and optimizer state of MemoryX; None: they are in memory

@@ -57,7 +57,8 @@ class ManagementSettings:
 
     listen: str
     page: str | None  # host:port; None: nowhere
-    next_free: bool  # if one of these two ports is taken, the next one that is free is used
+    next_free: bool  # if the port of `listen` is taken, the next one that is free is used
+    page_next_free: bool  # the same of the port of `page`
     metrics_port: int | None  # None: nowhere
     cache_root: str | None
     compile_root: str | None
@@ -71,7 +72,8 @@ class ManagementSettings:
             "--compile-root": self.compile_root,
         }
         words = [word for option, value in given.items() if value is not None for word in (option, str(value))]
-        return [*words, "--next-free"] if self.next_free else words
+        switches = {"--next-free": self.next_free, "--page-next-free": self.page_next_free}
+        return [*words, *(option for option, is_on in switches.items() if is_on)]
 
 
 class ManagementProcess:
@@ -150,6 +152,7 @@ class ManagementProcess:
             listen=_with_port(old.listen, address),
             page=None if old.page is None else _with_port(old.page, urlsplit(page).netloc),
             next_free=False,
+            page_next_free=False,
             metrics_port=split_address(metrics)[1] if metrics else None,
         )
 

@@ -221,6 +221,7 @@ def up(
         listen=DEFAULT_LISTEN if listen is None else checked_address(listen, any_port=True),
         page=DEFAULT_PAGE if page else None,
         next_free=listen is None,
+        page_next_free=page,
         metrics=metrics,
     )
     if not NAME.fullmatch(name):
@@ -361,7 +362,7 @@ def run(
     except NoScript as error:
         fail(str(error), Status.USAGE)
     settings = _settings(wafers, memoryx, workers, swarmx, threads, state_dir, memory_limit, cache_root)
-    settings = dataclasses.replace(settings, page=DEFAULT_PAGE if page else None, next_free=True)
+    settings = dataclasses.replace(settings, page=DEFAULT_PAGE if page else None, page_next_free=page)
     try:
         with errors.status("starting the cluster"):
             process, management, url, _ = start_embedded(settings, Starter.RUN, name_of_script(script))
