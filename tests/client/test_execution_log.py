@@ -1,5 +1,6 @@
 """What a user sees of an execution, in the order of the real system."""
 
+import itertools
 import logging
 import re
 import threading
@@ -11,11 +12,12 @@ from halved_weight import Setup
 
 import cstorch
 from cstorch._internal import log
+from cstorch._internal.session.execution import cluster_execution
 from cstorch.utils.progress import Progress
 
 LINES = [
     "The model is on the device: Linear, 3 parameters",
-    r"Execution 1, train: step \(.*halved_weight.py:\d+\) of Linear, 2 steps of 4 rows from input_fn .*",
+    r"Execution 1 \(executors/000003\), train: step \(.*halved_weight.py:\d+\) of Linear, 2 steps of 4 rows from .*",
     r"Compiled in \S+ s, for job-1",
     "Beginning the run on 1 CSX",
     r"\| Eval Device=CSX, Step=1, Loss=1.00000, Rate=.* samples/sec, GlobalRate=.* samples/sec",
@@ -27,10 +29,13 @@ LINES = [
 def test_the_lines_and_their_order(
     cluster: FakeCluster,
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "cstorch")
+    monkeypatch.setattr(cluster_execution, "_numbers", itertools.count(1))
     setup = Setup(cluster, tmp_path)
+    (setup.backend.artifact_dir / "executors" / "000002").mkdir(parents=True)  # of an earlier run
     setup.model.eval()
     executor = setup.executor(2)
     progress = Progress("Eval", executor)

@@ -1,5 +1,6 @@
 """Executions on the cluster: the first step is compiled and started; closures run when its outputs arrive."""
 
+import itertools
 import logging
 import time
 from abc import abstractmethod
@@ -58,6 +59,8 @@ LEFT_EARLY = (
     "On a Cerebras system a loop must run to its last step, and the states would be lost now: run several executions "
     "in a row, and decide between them whether to go on (docs/patterns.md)"
 )
+
+_numbers = itertools.count(1)  # of the script's executions
 
 
 class ClusterExecution(Execution):
@@ -147,7 +150,8 @@ class ClusterExecution(Execution):
         with writes_in(folder):
             path.write_text(self._step.text)
             record.write(folder)
-        logger.info("Execution %s, %s", folder.name.lstrip("0"), record)
+        # Runs before this one may have left folders beside it.
+        logger.info("Execution %d (%s/%s), %s", next(_numbers), folder.parent.name, folder.name, record)
         if self._target.session is None:
             verify(module)
             logger.info("The step is valid. With validate_only nothing is compiled or run. CIRH: %s", path)
