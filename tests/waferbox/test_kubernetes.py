@@ -151,12 +151,27 @@ def test_options_say_how_many_and_where() -> None:
         (["--scale", "wafers=2"], "the roles are ingress, management"),
         (["--scale", "wafer=many"], "must look like ROLE=N"),
         (["--data", "digits"], "must look like CLAIM:/FOLDER"),
+        (["--data", "Digits:/data"], "'Digits' is no name for Kubernetes"),
+        (["--data", "digits..a:/data"], "'digits..a' is no name for Kubernetes"),
+        (["--namespace", "Bad NS"], "'Bad NS' is no name for Kubernetes"),
+        (["--namespace", ""], "'' is no name for Kubernetes"),
+        (["--namespace", "-team"], "no dash at an end"),
+        (["--namespace", "team.a"], "at most 63 small letters"),
+        (["--namespace", "t" * 64], "at most 63 small letters"),
+        (["--storage-class", "fast_disk"], "'fast_disk' is no name for Kubernetes"),
+        (["--storage", "20 GB"], "'20 GB' is no size for Kubernetes"),
+        (["--tag", "my tag"], "'my tag' is no tag"),
     ],
 )
 def test_options_that_are_wrong_are_refused(options: list[str], message: str) -> None:
     done = CliRunner().invoke(app, ["kubernetes", str(COMPOSE), *options])
     assert done.exit_code == 2
     assert message in done.output
+
+
+def test_the_longest_and_the_dotted_names_are_taken() -> None:
+    options = ["--namespace", "t" * 63, "--storage-class", "fast.disks.example", "--data", "a.b:/data"]
+    assert f"namespace: {'t' * 63}" in rendered(*options, "--storage", "1.5Ti", "--tag", "v1.2-rc_3")
 
 
 def test_memory_and_variables_are_read_as_compose_reads_them() -> None:

@@ -2,12 +2,22 @@
 
 import dataclasses
 import os
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from waferbox.output.console import fail, print_text
+
+# Names of Kubernetes, by RFC 1123: those of namespaces are labels, others consist of labels between dots.
+_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_MOST_OF_LABEL: Final = 63
+_MOST_OF_NAME: Final = 253
+_LABEL_RULE: Final = f"at most {_MOST_OF_LABEL} small letters, digits and dashes, no dash at an end"
+_NAME_RULE: Final = f"at most {_MOST_OF_NAME} small letters, digits, dashes and dots, none of the last two at an end"
+_SIZE: Final = re.compile(r"\d+(\.\d+)?([KMGTPE]i|[kMGTPE])?")
+_TAG: Final = re.compile(r"\w[\w.-]{0,127}", re.ASCII)
 
 
 def kubernetes(
@@ -58,6 +68,15 @@ def kubernetes(
     claim, _, folder = data.partition(":")
     if data and not (claim and folder.startswith("/")):
         raise typer.BadParameter(f"--data: {data!r} must look like CLAIM:/FOLDER")
+    if len(namespace) > _MOST_OF_LABEL or not _LABEL.fullmatch(namespace):
+        raise typer.BadParameter(f"--namespace: {namespace!r} is no name for Kubernetes: {_LABEL_RULE}")
+    for option, name in (("--data", claim), ("--storage-class", storage_class)):
+        if name and (len(name) > _MOST_OF_NAME or not all(map(_LABEL.fullmatch, name.split(".")))):
+            raise typer.BadParameter(f"{option}: {name!r} is no name for Kubernetes: {_NAME_RULE}")
+    if not _SIZE.fullmatch(storage):
+        raise typer.BadParameter(f"--storage: {storage!r} is no size for Kubernetes, such as 20Gi or 500M")
+    if not _TAG.fullmatch(tag):
+        raise typer.BadParameter(f"--tag: {tag!r} is no tag of an image: letters, digits, dots, dashes, underscores")
     options = ClusterOptions(
         namespace=namespace,
         images=images,
