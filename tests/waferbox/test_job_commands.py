@@ -1,10 +1,12 @@
 """The commands for jobs, against a management service of our own."""
 
+import http.server
 import io
 import json
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -224,6 +226,20 @@ def test_a_management_service_that_is_dead(fake: FakeManagement) -> None:
     result = call("cancel", "1a2b", "--management", "127.0.0.1:1")
     assert result.exit_code == 1
     assert "no management service answers at 127.0.0.1:1" in result.stderr
+
+
+def test_another_server_is_no_management_service(fake: FakeManagement) -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler) as page:
+        thread = threading.Thread(target=page.serve_forever, args=(0.01,))
+        thread.start()
+        address = f"127.0.0.1:{page.server_port}"
+        result = call("get", "jobs", "--management", address)
+        page.shutdown()
+        thread.join()
+    assert result.exit_code == 1
+    expected = f"what listens at {address} does not answer as a management service does: check the port, which"
+    assert expected in result.stderr
+    assert "the page has another" in result.stderr
 
 
 def test_changes_are_told_in_one_line(fake: FakeManagement) -> None:

@@ -22,6 +22,7 @@ from waferbox.launch.local_clusters import (
 from waferbox.output.console import Status, fail, warn
 from waferbox.output.tables import phase_text
 from waferbox.rpc.address import split_address
+from waferbox.rpc.listening import other_listener
 from waferbox.rpc.server import is_from_ingress, make_channel
 from waferbox.security.tokens import Kind, command_token, own_clusters_token
 from wsc.v1 import management_pb2, management_pb2_grpc, observation_pb2_grpc
@@ -178,6 +179,8 @@ def _fail_for(address: str, error: grpc.RpcError) -> Never:
         fail(f"the server at {address} is not a management service of this version")
     if is_from_ingress(error):
         fail(error.details() or error.code().name)
+    if other := other_listener(address, "management service"):
+        fail(other)
     tls = f"does {settings.TLS_DIR.name} name its certificates, if it uses TLS"
     question = f"is the cluster up, is this its address, and {tls}?"
     fail(f"no management service answers at {address}; {question}{_failure_text(address)}")

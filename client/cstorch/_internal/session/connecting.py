@@ -1,13 +1,13 @@
 """Channels to servers of the cluster that answer."""
 
 import logging
-import socket
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cstorch.errors import ClusterUnreachableError
-from waferbox import deadlines, settings
+from waferbox import deadlines
+from waferbox.rpc.listening import open_connection, other_listener
 from waferbox.rpc.server import make_channel
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # which each server of HTTP/2 answers at once
@@ -40,12 +40,8 @@ def connect(address: str, what: str, token: str, *, silent_seconds: float = 0.0)
         raise
     if not answered:
         channel.close()
-        if _listens(address):
-            raise ClusterUnreachableError(
-                f"what listens at {address} does not answer as a {what} does: check the port, which `waferbox up` "
-                f"printed (the page has another); if the cluster uses TLS, {settings.TLS_DIR.name} must name a "
-                "folder with its certificates, and else none"
-            )
+        if other := other_listener(address, what):
+            raise ClusterUnreachableError(other)
         raise ClusterUnreachableError(
             f"no {what} answers at {address} within {deadlines.JOB_CREATION.connect:g} s: check the address, and that "
             "the cluster is up (`waferbox status`, `waferbox up`)"
@@ -63,19 +59,10 @@ def _answers(channel: grpc.Channel, seconds: float) -> bool:
     return True
 
 
-def _listens(address: str) -> bool:
-    """Whether any process accepts connections at host:port."""
-    try:
-        _open(address).close()
-    except OSError:
-        return False
-    return True
-
-
 def _is_silent(address: str) -> bool:
     """Whether a process accepts connections at host:port, and says nothing, as one that is stopped."""
     try:
-        with _open(address) as connection:
+        with open_connection(address) as connection:
             connection.sendall(_PREFACE)
             connection.settimeout(_PREFACE_SECONDS)
             connection.recv(1)
@@ -84,8 +71,3 @@ def _is_silent(address: str) -> bool:
     except OSError:
         pass
     return False
-
-
-def _open(address: str) -> socket.socket:
-    host, _, port = address.rpartition(":")
-    return socket.create_connection((host.strip("[]"), int(port)), deadlines.JOB_CREATION.connect)
