@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from waferbox.commands.cli import app
 from waferbox.commands.script_command import NoScript, command_of
 
 
@@ -40,6 +42,32 @@ def test_a_program_runs_itself(program: str, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_script_beside_a_program_of_its_name_is_the_script(folder: Path) -> None:
     (folder / "python3").write_text("print(1)")
     assert command_of("python3", []) == [sys.executable, "python3"]
+
+
+def test_a_folder_with_a_main_module_is_run_by_this_python(folder: Path) -> None:
+    (folder / "package").mkdir()
+    with pytest.raises(NoScript, match=r"package is a folder without __main__\.py, the script that runs it"):
+        command_of("package", [])
+    (folder / "package" / "__main__.py").touch()
+    assert command_of("package", ["--lr", "1"]) == [sys.executable, "package", "--lr", "1"]
+    assert command_of("package/", []) == [sys.executable, "package/"]
+
+
+def test_a_program_with_the_name_of_a_folder_is_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "python3").mkdir()
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    assert command_of("python3", []) == [shutil.which("python3")]
+
+
+def test_standard_input_is_run_by_this_python() -> None:
+    assert command_of("-", ["--lr", "1"]) == [sys.executable, "-", "--lr", "1"]
+
+
+def test_standard_input_is_not_read_twice() -> None:
+    for command in (["run", "--restarts", "1", "-"], ["check", "-"]):
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 2
+        assert "standard input" in done.stderr
 
 
 @pytest.mark.parametrize(("name", "words"), [("train.ipynb", "nbconvert"), ("train.py", "there is no script train.py")])

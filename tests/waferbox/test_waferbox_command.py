@@ -229,6 +229,17 @@ def test_run_gives_the_script_a_cluster_and_exits_as_it_does(
     assert re.fullmatch(r"127\.0\.0\.1:\d+", address)
 
 
+@pytest.mark.parametrize("kind", ["folder", "standard input"])
+def test_run_takes_what_python_takes(environment: dict[str, str], tmp_path: Path, kind: str) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__main__.py").write_text(SCRIPT)
+    command = [sys.executable, *COMMAND[1:], "run", str(package) if kind == "folder" else "-", "--lr", "1"]
+    done = subprocess.run(command, env=environment, input=SCRIPT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 7, done.stderr
+    assert json.loads(done.stdout)[0] == ["--lr", "1"]
+
+
 def test_run_starts_a_script_again_that_died(environment: dict[str, str], forked: Run, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

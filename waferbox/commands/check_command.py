@@ -9,7 +9,14 @@ import typer
 
 from waferbox.commands.html_option import HtmlOption, write_page
 from waferbox.commands.machine_option import MachineName, MachineOption, find_machine
-from waferbox.commands.script_command import ModuleOption, NoScript, ScriptArgument, ScriptArguments, command_of
+from waferbox.commands.script_command import (
+    STANDARD_INPUT,
+    ModuleOption,
+    NoScript,
+    ScriptArgument,
+    ScriptArguments,
+    command_of,
+)
 from waferbox.launch.stop_signals import ending_in_order
 from waferbox.output.console import Status, errors, fail, output, print_text
 
@@ -48,6 +55,10 @@ def check(
         raise typer.BadParameter(f"--wafers: {wafers!r} is no list of numbers such as 1,2,16") from None
     if not counts or min(counts) < 1 or max(counts) > 1 << 16:
         raise typer.BadParameter("--wafers: each number is from 1 to 65536")
+    if script == STANDARD_INPUT:
+        fail(
+            "a check runs the script several times, and can read standard input once: write it to a file", Status.USAGE
+        )
     try:
         command = command_of(script, arguments or [], is_module=module)
     except NoScript as error:

@@ -24,7 +24,14 @@ from waferbox.commands.connection import (
     connect,
     find_cluster,
 )
-from waferbox.commands.script_command import ModuleOption, NoScript, ScriptArgument, ScriptArguments, command_of
+from waferbox.commands.script_command import (
+    STANDARD_INPUT,
+    ModuleOption,
+    NoScript,
+    ScriptArgument,
+    ScriptArguments,
+    command_of,
+)
 from waferbox.commands.vendor_python import vendor_python
 from waferbox.host.folders import cache_root
 from waferbox.host.memory import parse_size
@@ -357,6 +364,8 @@ def run(
     With --restarts a script that was killed, or ended with an error, is started again. WAFERBOX_RESTART has the number
     of the restart, 0 at first. A script continues from its last checkpoint if it loads that.
     """
+    if restarts and script == STANDARD_INPUT:
+        raise typer.BadParameter("--restarts: standard input can be read once: write the script to a file")
     try:
         command = command_of(script, arguments or [], is_module=module)
     except NoScript as error:

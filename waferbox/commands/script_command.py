@@ -4,12 +4,12 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import typer
 
 ScriptArgument: TypeAlias = Annotated[
-    str, typer.Argument(metavar="SCRIPT", help="A Python script, or a program such as cszoo.")
+    str, typer.Argument(metavar="SCRIPT", help="A Python script, a folder with __main__.py, or a program like cszoo.")
 ]
 ScriptArguments: TypeAlias = Annotated[
     list[str] | None, typer.Argument(metavar="ARGS", help="What the script is given.")
@@ -18,7 +18,9 @@ ModuleOption: TypeAlias = Annotated[
     bool, typer.Option("-m", "--module", metavar="", help="SCRIPT is a module, as in `python -m`.")
 ]
 
-_ELF = b"\x7fELF"
+STANDARD_INPUT: Final = "-"
+
+_ELF: Final = b"\x7fELF"
 
 
 class NoScript(ValueError):
@@ -29,7 +31,8 @@ def command_of(script: str, arguments: Sequence[str], *, is_module: bool = False
     """Returns the command that runs a script, a module, or a program.
 
     Args:
-        script: The path of a script or a program, the name of a program, or that of a module.
+        script: The path of a script, of a folder with `__main__.py` or of a program; "-" for standard input; the name
+            of a program, or that of a module.
         arguments: Those of the script.
         is_module: Whether it is a module, as in `python -m`.
 
@@ -40,9 +43,12 @@ def command_of(script: str, arguments: Sequence[str], *, is_module: bool = False
         return [sys.executable, "-m", script, *arguments]
     if Path(script).suffix == ".ipynb":
         raise NoScript(f"{script} is a notebook: export its code first (jupyter nbconvert --to script {script})")
-    if Path(script).is_file() and not _is_program(script):
+    is_script = Path(script).is_file() and not _is_program(script)
+    if is_script or script == STANDARD_INPUT or (Path(script) / "__main__.py").is_file():
         return [sys.executable, script, *arguments]
     program = shutil.which(script)
+    if program is None and Path(script).is_dir():
+        raise NoScript(f"{script} is a folder without __main__.py, the script that runs it: name the script itself")
     if program is None:
         raise NoScript(f"there is no script {script}, and no program of this name")
     return [program, *arguments]

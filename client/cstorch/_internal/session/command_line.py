@@ -10,8 +10,9 @@ MAX_CHARACTERS: Final = 4000
 HIDDEN: Final = "***"
 CUT: Final = "..."
 
-# The paths in sys.argv of a process that runs no script: an interactive one, `python -c`, and a notebook's kernel.
-_NO_SCRIPT: Final = ("", "-c", "ipykernel_launcher.py", "colab_kernel_launcher.py")
+# The paths in sys.argv of a process that runs no script file: an interactive one, `python -c`, `python -`, and a
+# notebook's kernel.
+_NO_SCRIPT: Final = ("", "-", "-c", "ipykernel_launcher.py", "colab_kernel_launcher.py")
 _SECRET_NAME: Final = re.compile(
     r"(token|password|passwd|passphrase|credentials?|secret|(api|access|auth|account|private|secret)[-_.]?key)$",
     re.IGNORECASE,  # at the end: --hf_token, and neither --tokenizer nor --max_tokens
