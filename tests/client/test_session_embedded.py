@@ -1,8 +1,11 @@
 """The embedded cluster's process, with a stand-in for the cluster."""
 
+import errno
 import itertools
 import logging
 import os
+import signal
+import subprocess
 import threading
 import time
 from dataclasses import replace
@@ -48,6 +51,23 @@ def test_one_that_dies_shows_the_end_of_its_log(monkeypatch: pytest.MonkeyPatch,
     with pytest.raises(ClusterError, match=r"ended while it started(?s:.*)no memory left"):
         cluster.management()
     cluster.stop()
+
+
+def test_one_that_is_killed_names_the_signal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    cluster = start(monkeypatch, tmp_path, "silent")
+    os.kill(cluster.process_id, signal.SIGABRT)
+    with pytest.raises(ClusterError, match="ended while it started, by SIGABRT; its log"):
+        cluster.management()
+    cluster.stop()
+
+
+def test_one_that_cannot_be_started_names_the_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", refuse)
+    with pytest.raises(ClusterError, match=r"could not be started: no more threads .*`ulimit -u`.*pids\.max"):
+        start(monkeypatch, tmp_path, "works")
 
 
 def test_the_end_of_the_log_is_that_of_this_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

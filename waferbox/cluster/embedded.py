@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from waferbox.cluster.launcher import ClusterSettings, ForkingLauncher
+from waferbox.host.process_limits import failed_start, thread_shortage
 from waferbox.launch.local_clusters import ClusterError, Starter, recorded
 from waferbox.launch.stop_signals import StopSignals
 from waferbox.roles import WORKER
@@ -84,10 +85,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         stop_requests.append(os.pidfd_open(owner))
     elif starter is not Starter.UP:
         stop_requests.append(sys.stdin.fileno())
-    launcher = ForkingLauncher()  # its fork server imports torch while this process imports gRPC
-    from waferbox.cluster.cluster import Cluster
-
     try:
+        launcher = ForkingLauncher()  # its fork server imports torch while this process imports gRPC
+        from waferbox.cluster.cluster import Cluster
+
         settings = ClusterSettings(**options)
         with (
             Cluster(settings, launcher, stop_requests) as cluster,
@@ -108,8 +109,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             }
             print(json.dumps(described), flush=True)
             cluster.supervise(on_given_up)
-    except (ClusterError, OSError) as error:
-        print(f"waferbox: {error}", file=sys.stderr, flush=True)
+    except (ClusterError, OSError, RuntimeError) as error:
+        if not (isinstance(error, (ClusterError, OSError)) or thread_shortage(error)):
+            raise
+        reason = failed_start(error) if isinstance(error, OSError) else thread_shortage(error) or error
+        print(f"waferbox: {reason}", file=sys.stderr, flush=True)
         return 1
     return 0
 

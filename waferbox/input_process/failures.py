@@ -68,7 +68,12 @@ def summary(error: BaseException) -> str:
             "BdbQuit: a debugger, as of breakpoint(), has no terminal in this process; it has one with "
             'cstorch.backend("CPU"), where the input_fn runs in the script'
         )
-    return traceback.format_exception_only(type(error), error)[-1].strip()
+    line = traceback.format_exception_only(type(error), error)[-1].strip()
+    if isinstance(error, BlockingIOError) or "can't start new thread" in str(error):
+        line += (
+            "; is it the limit of processes and threads (`ulimit -u`, pids.max)? A loader needs some for each worker"
+        )
+    return line
 
 
 def user_traceback(error: BaseException) -> str:

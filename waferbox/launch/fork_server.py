@@ -33,6 +33,7 @@ from dataclasses import dataclass
 
 from waferbox import deadlines
 from waferbox.host.descriptors import SHORTAGES
+from waferbox.host.process_limits import failed_start
 from waferbox.launch.process import MODULES, enter, run_module
 from waferbox.launch.spawn import MAX_FDS, MAX_MESSAGE_BYTES
 from waferbox.launch.stop_signals import StopSignals
@@ -183,6 +184,8 @@ class ForkServer:
             pid = os.fork()
             if pid == 0:
                 os._exit(self._run_child(server, connection, module, argv, fds))
+        except OSError as error:
+            raise OSError(failed_start(error)) from error
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         try:

@@ -17,6 +17,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
+from waferbox.host.process_limits import thread_shortage
 from waferbox.launch.installation import begin_user_code
 from waferbox.roles import ROLES
 
@@ -95,8 +96,11 @@ def run_module(module: str, argv: Sequence[str]) -> int:
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except Exception:  # noqa: BLE001 - the last frame of a process: report, as the interpreter would
-        traceback.print_exc()
+    except Exception as error:  # noqa: BLE001 - the last frame of a process: report, as the interpreter would
+        if shortage := thread_shortage(error):
+            print(f"{module.removesuffix('.__main__')}: {shortage}", file=sys.stderr)
+        else:
+            traceback.print_exc()
         return 1
 
 

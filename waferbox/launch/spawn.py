@@ -21,6 +21,7 @@ from typing import Protocol
 
 from waferbox import deadlines, settings
 from waferbox.host.descriptors import readable
+from waferbox.host.process_limits import failed_start
 from waferbox.launch.fork_server_process import own_fork_server_name, own_is_ending
 from waferbox.launch.installation import python_command
 from waferbox.launch.process import MODULES
@@ -326,5 +327,5 @@ def spawn_python(module: str, argv: Sequence[str], fds: Sequence[int] = (), *, o
     try:
         process = _starter.submit(start).result()
     except OSError as error:
-        raise SpawnError(f"{module} could not be started: {error}") from error
+        raise SpawnError(f"{module} could not be started: {failed_start(error)}") from error
     return Child(module, process.pid, os.pidfd_open(process.pid), PopenStatus(process))

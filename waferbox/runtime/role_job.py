@@ -12,6 +12,7 @@ from typing import Protocol
 
 from waferbox import deadlines, settings
 from waferbox.host.memory import is_refused_memory
+from waferbox.host.process_limits import thread_shortage
 from waferbox.host.threads import CancellationToken, GuardedThread
 from waferbox.links.hub import Hub, Stopped
 from waferbox.links.link import Link, LinkLost
@@ -121,6 +122,8 @@ def failure_of(node: str, error: Exception) -> node_pb2.Failure:
         case OSError(errno=errno.EMFILE | errno.ENFILE):
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             message = f"{error.strerror}: a process may have {limit}. Raise that, with `ulimit -n`, and start again"
+            failure = node_pb2.Failure(kind=node_pb2.Failure.KIND_USER, message=message)
+        case RuntimeError() if message := thread_shortage(error):
             failure = node_pb2.Failure(kind=node_pb2.Failure.KIND_USER, message=message)
         case _:
             message, is_unfit = f"{type(error).__name__}: {error}", is_refused_memory(error)

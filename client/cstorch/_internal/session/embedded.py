@@ -15,6 +15,7 @@ from cstorch.distributed.cluster_config import ClusterConfig, check_address
 from cstorch.errors import ClusterError
 from waferbox import deadlines, settings
 from waferbox.host.descriptors import readable
+from waferbox.host.process_limits import failed_start
 from waferbox.launch.installation import python_command
 from waferbox.launch.local_clusters import name_of_script
 
@@ -49,6 +50,7 @@ class EmbeddedCluster:
         log: The file that gets the cluster's log.
 
     Raises:
+        ClusterError: The process could not be started.
         SettingError: An environment variable has a wrong text.
     """
 
@@ -70,14 +72,17 @@ class EmbeddedCluster:
         environment = {name: value for name, value in os.environ.items() if name != settings.CHECK.name}
         with log.open("ab") as errors:
             self._log_begin = errors.tell()  # clusters of earlier scripts have written to it
-            self._process = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                start_new_session=True,
-            )
+            try:
+                self._process = subprocess.Popen(
+                    command,
+                    env=environment,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise ClusterError(f"the embedded cluster could not be started: {failed_start(error)}") from error
 
     @property
     def process_id(self) -> int:
@@ -114,9 +119,17 @@ class EmbeddedCluster:
                 )
             some = os.read(output, _LINE_BYTES)
             if not some:
-                raise ClusterError(f"the embedded cluster ended while it started{self._log_tail()}")
+                raise ClusterError(f"the embedded cluster ended while it started{self._signal()}{self._log_tail()}")
             line += some
         return line
+
+    def _signal(self) -> str:
+        """Returns the signal that has ended the process, which its log does not have; empty: none has."""
+        try:
+            status = self._process.wait(deadlines.END.embedded)
+        except subprocess.TimeoutExpired:
+            return ""
+        return f", by {signal.Signals(-status).name}" if status < 0 else ""
 
     def _log_tail(self) -> str:
         tail = self.log.read_bytes()[self._log_begin :][-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
