@@ -35,6 +35,7 @@ from appliance.coordinator.settings import CoordinatorSettings
 from waferbox import deadlines, roles
 from waferbox.host.clock import Clock
 from waferbox.host.event_loop import Changes
+from waferbox.host.oom_kills import OomWatch
 from waferbox.runtime.progress import IDLE_PARTS
 from waferbox.settings import HANG_SECONDS
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, observation_pb2, plan_pb2, record_pb2
@@ -45,6 +46,12 @@ logger = logging.getLogger(__name__)
 PREEMPTED = (
     "Other jobs waited while this one was idle: its nodes work for them. Its states are kept, and it takes nodes again "
     "when it needs some. WAFERBOX_IDLE_SECONDS of the cluster is the time after which this happens"
+)
+
+
+OUT_OF_MEMORY = (
+    "the kernel's out-of-memory killer has just killed a process of this host, probably this one. Keep the states on a "
+    "disk (`waferbox up --state-dir`), make the model or the batch smaller, or start fewer processes"
 )
 
 
@@ -68,6 +75,9 @@ class JobHost(Protocol):
 
     async def is_listening(self, address: str) -> bool:
         """Whether a process of this host accepts connections at an address."""
+
+    def oom_kills(self) -> int:
+        """Returns how many processes of this host the kernel has killed for want of memory."""
 
     def is_running(self, process_id: int, process_started: int) -> bool:
         """Whether a process of this host runs; process_started: as of `waferbox.launch.spawn.process_started`."""
@@ -130,6 +140,7 @@ class CoordinatedJob:
             management.send, self._nodes.send_all, self._send_advice, host.clock, host.process_report
         )
         self._silence = SilenceWatch(HANG_SECONDS.get() / IDLE_PARTS)
+        self._oom_watch = OomWatch(host.oom_kills)
         self._executions = ExecutionSlot(self._make_execution, record)
         self._points = JobPoints(
             self._nodes, record, self.observation.pace, lambda: self._executions.current, host.clock
@@ -190,6 +201,7 @@ class CoordinatedJob:
         """Does periodic work; to be called once a second."""
         self._watch_script()
         self.observation.tick()
+        self._oom_watch.tick()
         self._record.touch()
         if (status := self._recovery.long_wait()) is not None:
             self.session.send(coordinator_pb2.SessionResponse(queue=status))
@@ -593,4 +605,6 @@ class CoordinatedJob:
 
     def _node_lost(self, member: Member, reason: str) -> None:
         if self._nodes.has(member):
+            if member.node.host == self._host.identity.host and self._oom_watch.has_killed():
+                reason = f"{reason}; {OUT_OF_MEMORY}"
             self.died(member.name, f"{self._nodes.describe(member.name)} died or was cut off: {reason}")

@@ -12,6 +12,7 @@ from appliance.coordinator.settings import CoordinatorSettings
 from waferbox import deadlines
 from waferbox.host.clock import Clock
 from waferbox.host.event_loop import from_any_thread
+from waferbox.host.oom_kills import oom_kills
 from waferbox.launch.spawn import is_running
 from waferbox.launch.spawn import process_started as started_at
 from waferbox.links.listener import LinkListener
@@ -44,6 +45,7 @@ class ProcessHost:
         self.links: OutputLinks = ListenedLinks(self._listener)
 
     process_report = staticmethod(process_report)
+    oom_kills = staticmethod(oom_kills)
 
     @staticmethod
     async def is_listening(address: str) -> bool:

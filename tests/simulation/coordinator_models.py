@@ -295,6 +295,9 @@ class SimulatedCoordinator:
     def process_report(self, node: str) -> observation_pb2.NodeReport:
         return observation_pb2.NodeReport(node=node, time=self.clock.time_ns() / 1e9)
 
+    def oom_kills(self) -> int:
+        return 0
+
     async def is_listening(self, address: str) -> bool:
         await asyncio.sleep(self._network.latency())
         server = self._network.servers.get(address)

@@ -97,7 +97,7 @@ class EmbeddedCluster:
         """
         with self._reading:
             if self._process.poll() is not None and self._management is not None:
-                raise ClusterError(f"the embedded cluster has ended{self._log_tail()}")
+                raise ClusterError(f"the embedded cluster has ended{self._signal()}{self._log_tail()}")
             if self._management is None:
                 try:
                     described = json.loads(self._first_line())
