@@ -9,6 +9,7 @@ from torch import nn
 from traced_steps import trace_behind_linear
 
 from cstorch._internal.lowering import lower
+from cstorch._internal.tracing import move_module
 from cstorch._internal.tracing.context import context
 from cstorch._internal.tracing.device import registration
 from cstorch.errors import CompileError, TraceError
@@ -64,6 +65,57 @@ def test_all_lowerings_are_reported(lines: list[int]) -> None:
 def test_the_first_line_says_what_to_change(step: Callable[[torch.Tensor], Any], way_out: str) -> None:
     with pytest.raises(TraceError, match=way_out):
         trace_behind_linear(step)
+
+
+class Labelled(torch.Tensor):
+    pass
+
+
+INDICES: Any = [[0, 1], [1, 0]]
+OTHER_KINDS: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
+    "sparse by coordinates": (
+        lambda y: torch.sparse.mm(torch.sparse_coo_tensor(y.new_tensor(INDICES).long(), y[0, :2], (3, 3)), y.T),
+        "needs a sparse tensor.*Keep it dense",
+    ),
+    "sparse of constants": (
+        lambda y: torch.sparse_coo_tensor(INDICES, [1.0, 2.0], (2, 2), device=y.device) @ y,
+        "needs a sparse tensor",
+    ),
+    "sparse by rows": (
+        lambda y: torch.sparse_csr_tensor(y.new_tensor([0, 1, 2]).long(), y.new_tensor([0, 1]).long(), y[0, :2]),
+        "needs a sparse tensor",
+    ),
+    "sparse zeros": (
+        lambda y: torch.zeros(2, 2, layout=torch.sparse_coo, device=y.device) @ y,
+        "needs a sparse tensor",
+    ),
+    "sparse of the CPU": (lambda y: torch.eye(2).to_sparse() @ y, "needs a sparse tensor"),
+    "jagged": (
+        lambda y: torch.nested.as_nested_tensor([y[:1], y[1:]], layout=torch.jagged).sum(),
+        "needs a nested tensor.*Pad the parts",
+    ),
+    "nested": (lambda y: torch.nested.as_nested_tensor([y[:1], y[1:]]).sum(), "needs a nested tensor.*Pad the parts"),
+    "a subclass": (lambda y: y.as_subclass(Labelled).sum(), "test_refused_operations.py:.*Keep the tensor as it is"),
+    "a subclass by its constructor": (lambda y: Labelled(y).sum(), "test_refused_operations.py:.*Keep the tensor"),
+    "a subclass of the CPU": (lambda y: torch.tensor(2.0).as_subclass(Labelled) * y, "Keep the tensor as it is"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*(Sparse|nested tensors):UserWarning")
+@pytest.mark.parametrize("kind", OTHER_KINDS)
+def test_tensors_of_other_kinds(kind: str) -> None:
+    step, way_out = OTHER_KINDS[kind]
+    with pytest.raises(TraceError, match=way_out):
+        trace_behind_linear(step)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
+def test_a_sparse_buffer() -> None:
+    for sparse in (torch.eye(2).to_sparse(), torch.eye(2).to_sparse_csr()):
+        model = nn.Module()
+        model.register_buffer("adjacent", sparse)
+        with pytest.raises(TraceError, match=r"sparse tensor moves to the Cerebras device.*Keep it dense"):
+            move_module(model)
 
 
 def test_autocast_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:

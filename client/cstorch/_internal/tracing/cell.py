@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from cstorch._internal.tracing.initialisation import Initialisation
+from cstorch._internal.tracing.messages import sparse_value
 
 _PAGE = mmap.ALLOCATIONGRANULARITY
 
@@ -196,7 +197,9 @@ class Cell:
         return self.data().clone()
 
     def write(self, value: torch.Tensor) -> None:
-        """Replaces the value by that of a CPU tensor of the same shape and type."""
+        """Replaces the value by that of a CPU tensor of the same shape and type, which is not sparse."""
+        if value.layout is not torch.strided:
+            raise sparse_value()
         checked = self._checked(value)
         self.forget()
         self._local().copy_(checked)

@@ -125,12 +125,28 @@ def stale(tensor: Any) -> TraceError:
     )
 
 
-def unsupported(func: OpOverload, reason: str) -> TraceError:
-    if "sparse" in func._schema.name or "_coalesce" in func._schema.name:
+def other_layout(name: str, layout: torch.layout) -> TraceError:
+    """Returns the error for an operation on sparse or nested tensors."""
+    if layout is torch.jagged:
         return TraceError(
-            f"At {user_line()} `{func._schema.name}` needs a sparse tensor, which the Cerebras backend does not "
-            "support. Keep it dense, with zeros or a mask, or select in the input_fn."
+            f"At {user_line()} `{name}` needs a nested tensor, which the Cerebras backend does not "
+            "support. Pad the parts to one length in the input_fn, and leave the padding out by a mask."
         )
+    return TraceError(
+        f"At {user_line()} `{name}` needs a sparse tensor, which the Cerebras backend does not "
+        "support. Keep it dense, with zeros or a mask, or select in the input_fn."
+    )
+
+
+def sparse_value() -> TraceError:
+    return TraceError(
+        f"At {user_line()} a sparse tensor moves to the Cerebras device, which does not support it. Keep it dense "
+        f"(`tensor.to_dense()`); or keep its indices and values as two tensors, and multiply by "
+        f"`torch.zeros_like(x).index_add(0, rows, values[:, None] * x[columns])`."
+    )
+
+
+def unsupported(func: OpOverload, reason: str) -> TraceError:
     if torch.Tag.nondeterministic_seeded in func.tags:
         return TraceError(
             f"At {user_line()} `{func._schema.name}` is not supported by the Cerebras backend. {OTHER_DRAWS}"
@@ -138,6 +154,45 @@ def unsupported(func: OpOverload, reason: str) -> TraceError:
     return TraceError(
         f"The Cerebras backend does not yet support `{func._schema}`: {reason} (At {user_line()}.) Write it with other "
         f"torch operations, or compute it in the input_fn or in a step closure."
+    )
+
+
+def higher_order(name: str) -> TraceError:
+    return TraceError(
+        f"At {user_line()} `{name}` is given Python functions, which the Cerebras backend traces only for torch.cond, "
+        f"torch.while_loop, scan and map. Call the functions yourself, on whole tensors or in a Python loop."
+    )
+
+
+def while_loop() -> TraceError:
+    return TraceError(
+        f"At {user_line()} torch.while_loop ends by the value of a traced tensor, but the step is traced before it "
+        f"runs. Write a Python loop with a fixed number of turns, in which torch.where keeps the results of turns "
+        f"after the end: `x = torch.where(is_running, body(x), x)`."
+    )
+
+
+def flex_attention() -> TraceError:
+    return TraceError(
+        f"At {user_line()} flex_attention is not supported by the Cerebras backend. Write it with "
+        f"torch.nn.functional.scaled_dot_product_attention, and its score_mod or block_mask as attn_mask: a tensor "
+        f"that is added to the scores, -inf for pairs that are left out."
+    )
+
+
+def exported() -> TraceError:
+    return TraceError(
+        f"At {user_line()} torch.export or torch.fx makes a graph of a tensor on the Cerebras device, which has no "
+        f"values. Export the model before, on the CPU: outside of `with backend.device:`, of the traced step, and "
+        f"before cstorch.compile."
+    )
+
+
+def subclass(line: str) -> TraceError:
+    return TraceError(
+        f"At {line} a tensor on the Cerebras device becomes one of a subclass of torch.Tensor, but it has a class of "
+        f"its own. Keep the tensor as it is: hold it in an attribute of an object, and write what the subclass adds as "
+        f"functions."
     )
 
 

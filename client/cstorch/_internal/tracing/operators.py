@@ -34,6 +34,7 @@ class Operator:
     views: Whether a result aliases an argument.
     reshapes: Whether it changes the shape of an argument in place (t_, unsqueeze_).
     random: Whether it may draw random numbers.
+    layout: The layout of the tensors that it is for; torch.strided for plain ones.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Operator:
     views: bool
     reshapes: bool
     random: bool
+    layout: torch.layout
 
 
 @functools.cache
@@ -64,7 +66,17 @@ def operator(func: OpOverload) -> Operator:
         views=any(result.alias_info is not None and not result.alias_info.is_write for result in schema.returns),
         reshapes=torch.Tag.inplace_view in tags,
         random=torch.Tag.nondeterministic_seeded in tags,
+        layout=_layout(schema.name),
     )
+
+
+def _layout(name: str) -> torch.layout:
+    if name.startswith("aten::"):
+        if "nested" in name or "jagged" in name:
+            return torch.jagged
+        if "sparse" in name or "_coalesce" in name:
+            return torch.sparse_coo
+    return torch.strided
 
 
 def draws_numbers(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

@@ -12,8 +12,8 @@ from torch.utils import _pytree as pytree
 
 from cstorch._internal.tracing.cell import Cell
 from cstorch._internal.tracing.context import context, refuse
-from cstorch._internal.tracing.messages import shape_changed, text_read, value_read
-from cstorch._internal.tracing.provenance import is_of_package
+from cstorch._internal.tracing.messages import shape_changed, subclass, text_read, value_read
+from cstorch._internal.tracing.provenance import is_of_package, user_line
 from cstorch.errors import TraceError, TraceTypeError
 
 # A tensor of the batch by its position, or a tensor of the trace, or a whole state.
@@ -224,6 +224,11 @@ class LazyTensor(torch.Tensor):
     def storage(self) -> NoReturn:
         # Not a RuntimeError: what asks for the pointers of storages goes on without, as safetensors does.
         raise NotImplementedError("a tensor on the Cerebras device has no storage; use tensor.cpu() outside the step")
+
+    def as_subclass(self, cls: type[torch.Tensor]) -> Any:
+        if isinstance(self, cls):
+            return self
+        raise subclass(user_line())
 
     def backward(self, *args: Any, **kwargs: Any) -> None:
         if context.recorder is None and self._handle.deferred is not None:

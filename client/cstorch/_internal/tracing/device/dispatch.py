@@ -34,6 +34,9 @@ def dispatch(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any])
         func, args = aten.copy_.default, (tensor, torch.polygamma(order, tensor))
     if func in _STORAGE:
         return _other_storage(func, args)
+    op = operator(func)
+    if op.layout is not torch.strided:
+        raise messages.other_layout(op.name, op.layout)
     if foreach.applies(func):
         return foreach.run(func, args, kwargs)
     recorder = context.recorder
@@ -43,7 +46,7 @@ def dispatch(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any])
         return torch.tensor(True)  # torch uses it only to check the arguments of a distribution
     if func is aten._linalg_check_errors.default:
         return recorder.check_errors_of(args[0])
-    if operator(func).reads_values or moves_to_host(func, args, kwargs):
+    if op.reads_values or moves_to_host(func, args, kwargs):
         return known_values.run(func, args, kwargs, recorder)
     if func in known_values.INDEXED:
         args = known_values.without_masks(func, args, recorder)

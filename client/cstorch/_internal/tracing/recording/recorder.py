@@ -274,6 +274,8 @@ class Recorder:
             tensors.append(argument)
             return Ref(self.value_of(argument))
         if isinstance(argument, torch.Tensor):
+        if meta.layout is not torch.strided:
+            raise messages.other_layout(source.op, meta.layout)
             if argument.dim() and func not in TAKES_CPU_TENSORS:
                 refuse(messages.mixed_devices(func, argument.device.type), source.place)
             return Ref(self._constant(argument))
@@ -292,6 +294,8 @@ class Recorder:
             0 if tensor.is_inference() else tensor._version,
         )  # a write of the step makes another constant
         known = self._constants.get(key)
+            if argument.layout is not torch.strided:
+                raise messages.other_layout(source.op, argument.layout)
         if known is None:
             if (drawn := self._host_random.line_of(tensor)) is not None:
                 refuse(messages.drawn_on_host(drawn))

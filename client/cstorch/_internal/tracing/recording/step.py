@@ -18,7 +18,7 @@ from cstorch._internal.tracing.cell import Cell
 from cstorch._internal.tracing.context import context
 from cstorch._internal.tracing.device.dispatch import captured, device_modes
 from cstorch._internal.tracing.operators import is_whole
-from cstorch._internal.tracing.provenance import Scopes
+from cstorch._internal.tracing.provenance import Scopes, line_of
 from cstorch._internal.tracing.recording.functional import functionalize
 from cstorch._internal.tracing.recording.known_values import keep_recipes
 from cstorch._internal.tracing.recording.lost_state import check_unregistered_state, kept_gradients
@@ -57,6 +57,10 @@ def trace_step(
     recording = OpenTrace(batch, states, modules)
     try:
         return recording.finish(function(recording.batch), collect_outputs)
+    except RuntimeError as error:
+        if "Creating a new Tensor subclass" in str(error):
+            raise messages.subclass(line_of(error)) from error
+        raise
     finally:
         recording.close()
 
