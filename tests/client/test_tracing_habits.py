@@ -1,6 +1,7 @@
 """What people do around a model, each traced for some steps and compared with plain PyTorch."""
 
 import copy
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 from traced_steps import Runner, states_of, trace
@@ -179,6 +181,24 @@ def test_models(make: Make) -> None:
     check(make)
 
 
+def test_a_compiled_model_warns_of_hooks_of_the_script_alone() -> None:
+    def call(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            result: torch.Tensor = model(x)
+        found.append(any("global hooks" in str(warning.message) for warning in caught))
+        return result
+
+    found: list[bool] = []
+    with device_scope():
+        model = compiled()
+    trace(lambda x: call(model, x), X, states_of(model=model), model)
+    handle = register_module_forward_hook(lambda module, given, output: None)
+    trace(lambda x: call(model, x), X, states_of(model=model), model)
+    handle.remove()
+    assert found == [False, True]
+
+
 @torch.compile
 def compiled_tanh(x: torch.Tensor) -> torch.Tensor:
     return x.tanh() * 2
@@ -203,7 +223,32 @@ def in_checkpointed_parts(model: nn.Sequential, x: torch.Tensor) -> torch.Tensor
     return checkpoint_sequential(model, 2, x, use_reentrant=False)  # type: ignore[no-untyped-call]  # likewise
 
 
+def saved_on_the_cpu(model: nn.Sequential, x: torch.Tensor) -> torch.Tensor:
+    with torch.autograd.graph.save_on_cpu(pin_memory=False):
+        return model(x)
+
+
+def saved_in_a_half(model: nn.Sequential, x: torch.Tensor) -> torch.Tensor:
+    kept: list[torch.Tensor] = []
+
+    def pack(tensor: torch.Tensor) -> int:
+        rounded = tensor.detach().bfloat16()
+        rounded[rounded > 0.5] = 0.5
+        kept.append(rounded)
+        return len(kept) - 1
+
+    def unpack(place: int) -> torch.Tensor:
+        restored = kept[place].float()
+        restored[restored < -0.5] = -0.5
+        return restored
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        return model(x)
+
+
 FORWARDS: dict[str, Forward] = {
+    "saved on the CPU": saved_on_the_cpu,
+    "saved in another form": saved_in_a_half,
     "compiled function": lambda model, x: compiled_tanh(model(x)),
     "compiled in the step": lambda model, x: torch.compile(model)(x),
     "functional call": lambda model, x: torch.func.functional_call(

@@ -121,7 +121,17 @@ def gradients(function: Function) -> Function:
     return step
 
 
+def chosen(pred: torch.Tensor, *branches_and_operands: Any) -> Any:
+    """torch.cond, which plain torch would compile."""
+    if pred.device.type != "cpu":
+        return torch.cond(pred, *branches_and_operands)
+    return branches_and_operands[0 if pred else 1](*branches_and_operands[2])
+
+
 DIFFERENTIABLE: dict[str, Function] = {
+    "a branch": lambda m, x, i: chosen(x.sum() > 0, lambda y: y.pow(2), lambda y: y.abs() + m.bias, (m(x),)),
+    "the other branch": lambda m, x, i: chosen(x.sum() < 0, lambda y: y.pow(2), lambda y: y.abs() + m.bias, (m(x),)),
+    "a branch without operands": lambda m, x, i: chosen(m.bias.sum() < 9, lambda: m(x), lambda: -m(x), ()),
     "a mask that chooses": lambda m, x, i: assigned(m(x), x[:, :3] > 0, m.bias.sum()),
     "distances": lambda m, x, i: torch.cdist(x + m.bias.sum(), m.weight, 3),
     "windows": lambda m, x, i: m(x).unfold(1, 2, 1),

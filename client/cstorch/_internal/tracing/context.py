@@ -46,6 +46,12 @@ class StepRecorder(Protocol):
     def check_errors_of(self, info: Any) -> None:
         """Makes the operation that computed `info` check it, in place of torch's check, which needs the value."""
 
+    def place(self) -> int:
+        """Returns the number of calls that are recorded."""
+
+    def first_write_since(self, place: int) -> str | None:
+        """Returns the line of the first call since a place that writes to a tensor from before it; None: no call."""
+
     def record_host_call(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
         """Records a call that had no device tensor, and has run."""
 

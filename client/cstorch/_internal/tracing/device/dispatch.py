@@ -7,7 +7,7 @@ from types import FunctionType
 from typing import Any, Final
 
 import torch
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -16,7 +16,7 @@ from cstorch._internal.tracing.context import context
 from cstorch._internal.tracing.device import known_values
 from cstorch._internal.tracing.eager import run as run_eagerly
 from cstorch._internal.tracing.operators import aten, moves_to_host, operator
-from cstorch._internal.tracing.rewrites import decompositions, foreach
+from cstorch._internal.tracing.rewrites import control_flow, decompositions, foreach
 from cstorch._internal.tracing.rewrites.composites import recorded_function
 from cstorch._internal.tracing.tensor import DEVICE, LazyTensor, is_device
 
@@ -158,6 +158,9 @@ class FunctionMode(TorchFunctionMode):
         context.functions.append(func)
         try:
             kwargs = kwargs or {}
+            if isinstance(func, HigherOrderOperator) and context.recorder is not None:
+                with _in_function_mode():
+                    return control_flow.run(func, args, kwargs)
             return recorded_function(func, [*args, *kwargs.values()])(*args, **kwargs)
         finally:
             context.functions.pop()
@@ -167,12 +170,30 @@ _autograd: Any = torch.autograd
 _run_engine = _autograd._engine_run_backward
 
 
+_hooks: Any = torch._C._autograd
+_push_hooks = torch._C._autograd._push_saved_tensors_default_hooks
+
+
+def _in_function_mode() -> contextlib.AbstractContextManager[Any]:
+    """The context for functions of the script that a function of torch calls, for which torch disables the mode."""
+    is_active = any(isinstance(mode, FunctionMode) for mode in _get_current_function_mode_stack())  # type: ignore[no-untyped-call]
+    return contextlib.nullcontext() if is_active else FunctionMode()
+
+
 def _run_backward(*args: Any, **kwargs: Any) -> Any:
     """Runs the backward pass in FunctionMode, for the functions of the script in it (hooks, autograd.Function)."""
-    # torch calls `backward` and `grad` as functions of the mode, and disables the mode meanwhile.
-    is_active = any(isinstance(mode, FunctionMode) for mode in _get_current_function_mode_stack())  # type: ignore[no-untyped-call]
-    with contextlib.nullcontext() if is_active else FunctionMode():
+    with _in_function_mode():
         return _run_engine(*args, **kwargs)
+
+
+def _push_saved_tensors_hooks(pack: Callable[[torch.Tensor], Any], unpack: Callable[[Any], torch.Tensor]) -> None:
+    """Enters torch.autograd.graph.saved_tensors_hooks, whose `pack` is called within functions of torch."""
+
+    def packed(tensor: torch.Tensor) -> Any:
+        with _in_function_mode():
+            return pack(tensor)
+
+    _push_hooks(packed, unpack)
 
 
 @contextlib.contextmanager
@@ -180,14 +201,17 @@ def device_modes() -> Iterator[None]:
     """Context in which calls that name the device, or mix in CPU tensors, reach `dispatch`."""
     # With it torch.tensor(x, device=...) makes a CPU tensor and copies it, and the mode gets the copy.
     before = torch._C._only_lift_cpu_tensors(), _autograd._engine_run_backward
+    pushed = _hooks._push_saved_tensors_default_hooks
     torch._C._set_only_lift_cpu_tensors(True)
     _autograd._engine_run_backward = _run_backward
+    _hooks._push_saved_tensors_default_hooks = _push_saved_tensors_hooks
     try:
         with FunctionMode(), DeviceMode():  # type: ignore[no-untyped-call]
             yield
     finally:
         torch._C._set_only_lift_cpu_tensors(before[0])
         _autograd._engine_run_backward = before[1]
+        _hooks._push_saved_tensors_default_hooks = pushed
 
 
 @contextlib.contextmanager

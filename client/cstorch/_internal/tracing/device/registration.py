@@ -12,8 +12,10 @@ from typing import Any, Final
 import torch
 from torch._decomp import meta_table
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorConverter, UnsupportedFakeTensorException
 from torch.overrides import TorchFunctionMode
 
+from cstorch._internal.tracing import messages
 from cstorch._internal.tracing.context import context, is_tracing
 from cstorch._internal.tracing.device.dispatch import dispatch
 from cstorch._internal.tracing.operators import aten
@@ -22,6 +24,7 @@ from cstorch._internal.tracing.rewrites.attention import attention
 from cstorch._internal.tracing.step_values import check_known, outside_backward
 from cstorch._internal.tracing.tensor import DEVICE, LazyTensor
 from cstorch._internal.tracing.truncated_normal import replace_initialiser
+from cstorch.errors import TraceError
 
 logger = logging.getLogger("cstorch")
 
@@ -183,11 +186,29 @@ def _register_autocast() -> None:
     torch.is_autocast_enabled = is_enabled  # type: ignore[assignment]
 
 
+class ExportError(TraceError, UnsupportedFakeTensorException):
+    """The error of a graph of device tensors; torch.compile takes it as the reason to run what it compiles as it is."""
+
+
+def _refuse_fake_tensors() -> None:
+    """Makes torch.export and torch.fx refuse device tensors by a message of Waferbox."""
+    make_fake: Callable[..., Any] = FakeTensorConverter.from_real_tensor
+
+    @functools.wraps(make_fake)
+    def from_real_tensor(self: Any, mode: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(tensor, LazyTensor):
+            raise ExportError(str(messages.exported()))
+        return make_fake(self, mode, tensor, *args, **kwargs)
+
+    FakeTensorConverter.from_real_tensor = from_real_tensor  # type: ignore[method-assign, assignment]
+
+
 def register() -> None:
     """Registers the device with torch; called once per process, at import."""
     _register_autocast()
     import_dynamo_late()
     replace_initialiser()
+    _refuse_fake_tensors()
     LazyTensor._dispatch = staticmethod(dispatch)
     LazyTensor._check_known = staticmethod(check_known)
     LazyTensor._outside_backward = staticmethod(outside_backward)

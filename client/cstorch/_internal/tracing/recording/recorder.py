@@ -8,7 +8,7 @@ import itertools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch._ops import OpOverload
@@ -31,7 +31,7 @@ from cstorch._internal.tracing.provenance import Scopes, user_line
 from cstorch._internal.tracing.random_counter import COUNTER, random_counter
 from cstorch._internal.tracing.recording.known_values import KnownValues, Recipe
 from cstorch._internal.tracing.recording.operation_checks import HostRandom, check_alias
-from cstorch._internal.tracing.recording.trace import Argument, Call, Made, Ref, UnannouncedTensor
+from cstorch._internal.tracing.recording.trace import Argument, Call, Made, Ref, UnannouncedTensor, refs
 from cstorch._internal.tracing.shape_inference import run_on_meta
 from cstorch._internal.tracing.step_values import settle
 from cstorch._internal.tracing.tensor import META, Base, Handle, LazyTensor, cell_of, follow_meta
@@ -44,6 +44,8 @@ CONSTANT_ELEMENTS = 1024
 _STAND_IN_BYTES = 1 << 28
 
 _numbers = itertools.count(1)
+
+_Argument = TypeVar("_Argument")
 
 
 class Recorder:
@@ -198,7 +200,7 @@ class Recorder:
                 raise
             refusal = messages.unsupported(func, "its result depends on values, which are not known yet.")
             out = _stand_in(func, metas, meta_kwargs, refusal, error)
-        for tensor in _written(op.written, op.written_names, args, kwargs):
+        for tensor in _written(op.written, op.written_names, args, kwargs, LazyTensor):
             if tensor._handle.cell is None and tensor._handle.trace != self.number:
                 raise messages.stale(tensor)
             if tensor._handle.base is not None:
@@ -242,6 +244,22 @@ class Recorder:
         self.draws += 1
         return self.draws - 1
 
+    def place(self) -> int:
+        """Returns the number of calls that are recorded."""
+        return len(self.calls)
+
+    def first_write_since(self, place: int) -> str | None:
+        """Returns the line of the first call since a place that writes to a tensor from before it; None: no call."""
+        own: set[int] = set()  # values in storages that were made since
+        for call in self.calls[place:]:
+            op = operator(call.func)
+            written = _written(op.written, op.written_names, call.args, call.kwargs, Ref)
+            if any(ref.value not in own for ref in written):
+                return call.source.place
+            if not op.views or all(ref.value in own for ref in refs(call.args[:1])):
+                own.update(value for value in call.results if value is not None)
+        return None
+
     def record_host_call(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
         """Records a call that had no device tensor, and has run."""
         self._host_random.add_call(func, args, kwargs, result)
@@ -256,6 +274,8 @@ class Recorder:
         if not isinstance(meta, torch.Tensor):
             results.append(None)
             return meta
+        if meta.layout is not torch.strided:
+            raise messages.other_layout(source.op, meta.layout)
         if meta.is_complex():
             refuse(messages.complex_numbers(source.op), source.place)
         for tensor in tensors:
@@ -274,8 +294,8 @@ class Recorder:
             tensors.append(argument)
             return Ref(self.value_of(argument))
         if isinstance(argument, torch.Tensor):
-        if meta.layout is not torch.strided:
-            raise messages.other_layout(source.op, meta.layout)
+            if argument.layout is not torch.strided:
+                raise messages.other_layout(source.op, argument.layout)
             if argument.dim() and func not in TAKES_CPU_TENSORS:
                 refuse(messages.mixed_devices(func, argument.device.type), source.place)
             return Ref(self._constant(argument))
@@ -294,8 +314,6 @@ class Recorder:
             0 if tensor.is_inference() else tensor._version,
         )  # a write of the step makes another constant
         known = self._constants.get(key)
-            if argument.layout is not torch.strided:
-                raise messages.other_layout(source.op, argument.layout)
         if known is None:
             if (drawn := self._host_random.line_of(tensor)) is not None:
                 refuse(messages.drawn_on_host(drawn))
@@ -374,11 +392,15 @@ def _results(out: Any) -> Iterator[Any]:
 
 
 def _written(
-    positions: tuple[int, ...], names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Iterator[LazyTensor]:
-    """Yields the device tensors that a call writes to."""
+    positions: tuple[int, ...],
+    names: tuple[str, ...],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    kind: type[_Argument],
+) -> Iterator[_Argument]:
+    """Yields the arguments of a kind that a call writes to: its device tensors, or the values in its record."""
     for position, name in zip(positions, names, strict=True):
         argument = args[position] if position < len(args) else kwargs.get(name)
         for item in argument if isinstance(argument, (list, tuple)) else (argument,):
-            if isinstance(item, LazyTensor):
+            if isinstance(item, kind):
                 yield item

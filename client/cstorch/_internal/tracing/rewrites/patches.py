@@ -9,7 +9,11 @@ from typing import Any
 
 import torch
 from torch import _VF, nn
+from torch._higher_order_ops import utils as higher_order
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.distributions import constraints
+from torch.nn.attention import flex_attention
+from torch.nn.modules import module as nn_module
 from torch.nn.modules import transformer
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import clip_grad
@@ -17,6 +21,7 @@ from torch.optim.swa_utils import AveragedModel, get_swa_avg_fn
 
 from cstorch._internal.tracing import messages
 from cstorch._internal.tracing.context import is_tracing
+from cstorch._internal.tracing.rewrites import control_flow
 from cstorch._internal.tracing.tensor import LazyTensor
 
 Function = Callable[..., Any]
@@ -139,6 +144,33 @@ def _has_foreach(original: Function, device: torch.device) -> bool:
     return True
 
 
+def _cond(original: Function, *args: Any, **kwargs: Any) -> Any:
+    """torch's form imports dynamo, and warns of a predicate that is a Python value."""
+    return control_flow.cond(*args, **kwargs)
+
+
+def _uncompiled(original: Function, function: Function, args: Any, kwargs: Any = None) -> Any:
+    """Operators that take functions run as they are; torch would compile them."""
+    return function(*args, **(kwargs or {}))
+
+
+def _validate_device(original: Function, query: torch.Tensor, *others: torch.Tensor) -> Any:
+    if isinstance(query, LazyTensor):
+        raise messages.flex_attention()
+    return original(query, *others)
+
+
+def _save_on_device(original: Function, self: save_on_cpu, *args: Any, **kwargs: Any) -> None:
+    """The compiler decides where values are kept for the backward pass."""
+    saved_tensors_hooks.__init__(self, lambda tensor: tensor, lambda tensor: tensor)
+
+
+def _has_hooks_of_script(original: Function) -> bool:
+    """Whether there are hooks on all modules besides the two of Scopes, of which a compiled module would warn."""
+    forward = len(nn_module._global_forward_pre_hooks) + len(nn_module._global_forward_hooks)
+    return forward + len(nn_module._global_backward_pre_hooks) + len(nn_module._global_backward_hooks) > 2
+
+
 def _of_transformers() -> Iterator[tuple[Any, str, Function]]:
     """Mixtures of experts of transformers, if imported: the shapes in its other forms depend on values."""
     experts: Any = sys.modules.get("transformers.integrations.moe")
@@ -166,5 +198,10 @@ _PATCHES: tuple[tuple[Any, str, Function], ...] = (
     (clip_grad, "_get_total_norm", _total_norm),
     (nn.utils, "get_total_norm", _total_norm),
     (clip_grad, "_device_has_foreach_support", _has_foreach),
+    (torch, "cond", _cond),
+    (higher_order, "_hop_compile_and_call", _uncompiled),
+    (flex_attention, "_validate_device", _validate_device),
+    (nn_module, "_has_any_global_hook", _has_hooks_of_script),
+    (save_on_cpu, "__init__", _save_on_device),
     (transformer, "_detect_is_causal_mask", _is_causal_mask),
 )
