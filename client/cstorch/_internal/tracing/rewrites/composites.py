@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from cstorch._internal.tracing.provenance import user_line
-from cstorch._internal.tracing.rewrites import distributions, foreach, halves, losses, masked_writes
+from cstorch._internal.tracing.rewrites import distributions, foreach, halves, losses, masked_writes, quantization
 from cstorch._internal.tracing.tensor import LazyTensor
 from cstorch.errors import TraceError
 
@@ -115,6 +115,7 @@ _COMPOSITES: Mapping[Callable[..., Any], Callable[..., Any]] = {
     torch.multinomial: _multinomial,
     torch.Tensor.multinomial: _multinomial,
     **distributions.FORMS,
+    **quantization.FORMS,
     **masked_writes.FORMS,
     **halves.FORMS,
     **foreach.FORMS,

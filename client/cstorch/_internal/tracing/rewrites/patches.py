@@ -31,7 +31,7 @@ Function = Callable[..., Any]
 def patched() -> Iterator[None]:
     """Context that replaces the methods; only threads that trace call the replacements."""
     with contextlib.ExitStack() as stack:
-        for owner, name, replacement in (*_PATCHES, *_of_transformers()):
+        for owner, name, replacement in (*_PATCHES, *_of_quantization(), *_of_transformers()):
             original = getattr(owner, name)
             stack.callback(setattr, owner, name, original)
             setattr(owner, name, _while_tracing(replacement, original))
@@ -169,6 +169,36 @@ def _has_hooks_of_script(original: Function) -> bool:
     """Whether there are hooks on all modules besides the two of Scopes, of which a compiled module would warn."""
     forward = len(nn_module._global_forward_pre_hooks) + len(nn_module._global_forward_hooks)
     return forward + len(nn_module._global_backward_pre_hooks) + len(nn_module._global_backward_hooks) > 2
+
+
+def _is_observed(original: Function, smallest: torch.Tensor, largest: torch.Tensor) -> bool:
+    """torch's form compares the values, too."""
+    return smallest.numel() > 0 and largest.numel() > 0
+
+
+def _observe(original: Function, self: Any, x_orig: torch.Tensor) -> torch.Tensor:
+    """An observer of quantization: the first batch begins the moving average."""
+    if x_orig.numel() > 0:
+        x = x_orig.detach().to(self.min_val.dtype)
+        is_first = self.min_val.isinf() & self.max_val.isinf()
+        for running, of_batch in ((self.min_val, x.amin()), (self.max_val, x.amax())):
+            moved = running + self.averaging_constant * (of_batch - running)
+            running.copy_(torch.where(is_first, of_batch, moved))
+    return x_orig
+
+
+def _scale_of_observer(original: Function, self: Any, smallest: torch.Tensor, largest: torch.Tensor) -> Any:
+    """torch reads a scale without dimensions, to give it one."""
+    return original(self, torch.atleast_1d(smallest), torch.atleast_1d(largest))  # type: ignore[no-untyped-call]
+
+
+def _of_quantization() -> Iterator[tuple[Any, str, Function]]:
+    """The observers of torch.ao.quantization, if imported."""
+    observer: Any = sys.modules.get("torch.ao.quantization.observer")
+    if hasattr(observer, "MovingAverageMinMaxObserver"):
+        yield observer, "check_min_max_valid", _is_observed
+        yield observer.MovingAverageMinMaxObserver, "forward", _observe
+        yield observer.UniformQuantizationObserverBase, "_calculate_qparams", _scale_of_observer
 
 
 def _of_transformers() -> Iterator[tuple[Any, str, Function]]:
