@@ -43,6 +43,7 @@ PRIVATE_NAMES: Final = (
     "torch._foreach_lerp_",
     "torch._from_functional_tensor",
     "torch._higher_order_ops.utils",
+    "torch._library.custom_ops.OPDEFS",
     "torch._ops.HigherOrderOperator",
     "torch._ops.OpOverload",
     "torch._ops.OpOverloadPacket",

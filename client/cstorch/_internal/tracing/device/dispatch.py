@@ -52,6 +52,9 @@ def dispatch(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any])
         args = known_values.without_masks(func, args, recorder)
     if decompositions.applies(func):
         return decompositions.run(func, args, kwargs)
+    if (function := decompositions.function_of_script(func)) is not None:
+        with _in_function_mode(), DeviceMode():  # type: ignore[no-untyped-call]
+            return function(*args, **kwargs)
     return recorder.record(func, args, kwargs)
 
 
@@ -83,7 +86,11 @@ def _other_storage(func: OpOverload, args: tuple[Any, ...]) -> torch.Tensor:
     if func is aten.set_.source_Tensor:
         tensor.data = other
     elif tuple(other.shape if isinstance(other, torch.Tensor) else other) != tuple(tensor.shape):
-        raise messages.unsupported(func, "tensors on the device keep their sizes.")
+        raise messages.unsupported(
+            func,
+            "tensors on the device keep their sizes. What gets its size from the first call, such as the statistics of "
+            "an observer, gets it from a call of the model on the CPU before cstorch.compile.",
+        )
     return tensor
 
 
