@@ -11,6 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import nn
 from torch.jit._script import RecursiveScriptModule
+from torch.nn.parameter import is_lazy
 
 from cstorch import backends
 from cstorch._internal import state
@@ -94,7 +95,7 @@ def compile(model: nn.Module, backend: str | Backend | None = None) -> CompiledM
     Raises:
         TypeError: `model` is not a module.
         UsageError: The backend is not that of this process, the model is made by torch.jit.script, or a loop is
-            running.
+            running, or parameters of the model have no shape yet.
 
     Example:
         ::
@@ -117,6 +118,11 @@ def compile(model: nn.Module, backend: str | Backend | None = None) -> CompiledM
                 "a module of torch.jit.script runs in an interpreter of its own, in which a step cannot be traced: "
                 "compile the module that was given to torch.jit.script, and script a copy of it for other uses; a "
                 "class that derives from torch.jit.ScriptModule must derive from torch.nn.Module"
+            )
+        if any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
+            raise UsageError(
+                "the model has parameters whose shapes a first call sets (nn.LazyLinear): call it once with a batch of "
+                "zeros, `model(torch.zeros(2, 6))`, before cstorch.compile and before an optimizer gets its parameters"
             )
         move_module(model)
         if backends.csx.debug.log_initialization:

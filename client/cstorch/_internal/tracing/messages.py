@@ -196,6 +196,13 @@ def subclass(line: str) -> TraceError:
     )
 
 
+def uninitialised() -> TraceError:
+    return TraceError(
+        f"At {user_line()} a parameter gets its shape in a traced step. Call the model once before, with a batch of "
+        f"zeros (`model(torch.zeros(2, 6))`), and give it to cstorch.compile and to the optimizer afterwards."
+    )
+
+
 def complex_numbers(name: str) -> TraceError:
     return TraceError(
         f"At {user_line()} `{name}` makes complex numbers, which the Cerebras backend does not support. Compute with "

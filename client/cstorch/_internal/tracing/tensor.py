@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NoReturn, TypeAlias, cast
 import torch
 from torch import nn
 from torch._ops import OpOverload
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from cstorch._internal.tracing.cell import Cell
@@ -340,11 +341,11 @@ def follow_meta(tensor: LazyTensor) -> None:
 
 
 def move_module(model: nn.Module) -> None:
-    """Moves all parameters and buffers of a model to the device.
+    """Moves all parameters and buffers of a model to the device, except those without a shape.
 
     Each Parameter stays the same object if possible, for the optimizers and tied modules that have it.
     """
-    _move(model, lambda tensor: not isinstance(tensor, LazyTensor), from_cpu)
+    _move(model, lambda tensor: not isinstance(tensor, LazyTensor) and not is_lazy(tensor), from_cpu)
 
 
 def _move(
@@ -362,22 +363,23 @@ def _move(
                 if tensor in replaced:
                     tensors[name] = replaced[tensor]
                     continue
-                moved = _moved(tensor, move)
+                other = moved(tensor, move)
                 try:
-                    torch.utils.swap_tensors(tensor, moved)  # type: ignore[no-untyped-call]
+                    torch.utils.swap_tensors(tensor, other)  # type: ignore[no-untyped-call]
                 except RuntimeError:  # there is a weak reference to the tensor
-                    tensors[name] = replaced[tensor] = moved
+                    tensors[name] = replaced[tensor] = other
         if isinstance(module, nn.RNNBase):
             module._init_flat_weights()
 
 
-def _moved(tensor: torch.Tensor, move: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    moved: torch.Tensor = move(tensor.detach())
+def moved(tensor: torch.Tensor, move: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Returns a tensor moved by `move`: a Parameter with its gradient, if it is one."""
+    other: torch.Tensor = move(tensor.detach())
     if isinstance(tensor, nn.Parameter):
-        moved = nn.Parameter(moved, tensor.requires_grad)
+        other = nn.Parameter(other, tensor.requires_grad)
         if tensor.grad is not None:
-            moved.grad = move(tensor.grad)
-    return moved
+            other.grad = move(tensor.grad)
+    return other
 
 
 _module_to = nn.Module.to

@@ -24,6 +24,7 @@ from cstorch._internal.tracing.rewrites.attention import attention
 from cstorch._internal.tracing.step_values import check_known, outside_backward
 from cstorch._internal.tracing.tensor import DEVICE, LazyTensor
 from cstorch._internal.tracing.truncated_normal import replace_initialiser
+from cstorch._internal.tracing.uninitialised import allow_on_device
 from cstorch.errors import TraceError
 
 logger = logging.getLogger("cstorch")
@@ -209,6 +210,7 @@ def register() -> None:
     import_dynamo_late()
     replace_initialiser()
     _refuse_fake_tensors()
+    allow_on_device()
     LazyTensor._dispatch = staticmethod(dispatch)
     LazyTensor._check_known = staticmethod(check_known)
     LazyTensor._outside_backward = staticmethod(outside_backward)
