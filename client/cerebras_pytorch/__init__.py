@@ -13,12 +13,12 @@ import torch
 
 from cerebras_pytorch import amp, metrics, optim, utils
 from cerebras_pytorch.late_backend import backend
+from cstorch import __version__ as _newest_version
 from cstorch._internal.generations import inherit
-from waferbox import __version__ as _waferbox_version
 
 __all__ = ["amp", "backend", "enable_debug_name_scope", "manual_seed", "metrics", "optim", "utils"]
 
-__version__ = f"2.1.1+waferbox.{_waferbox_version}"
+__version__ = f"2.1.1+{_newest_version.partition('+')[2]}"
 
 _LATE = frozenset({"core", "experimental"})  # packages of its own
 _OLDER = frozenset({"Session", "data", "dataloader", "env", "initialize", "module", "optimizer", "state"})

@@ -9,6 +9,7 @@ import torch
 from torch import distributions
 
 from cstorch._internal.tracing.rewrites import distributions as forms
+from cstorch._internal.tracing.truncated_normal import truncated_normal_
 
 COUNT = 200_000
 
@@ -123,6 +124,6 @@ def test_geometric_needs_a_probability() -> None:
 
 @pytest.mark.parametrize("bounds", [(-2, 2), (-1, 9), (1.5, 2), (6, 30), (-30, -8)])
 def test_truncated_normal(bounds: tuple[float, float]) -> None:
-    numbers = forms.truncated_normal_(filled(0), 0.5, 1.5, *bounds)
+    numbers = truncated_normal_(filled(0), 0.5, 1.5, *bounds)
     assert bounds[0] <= float(numbers.min()) <= float(numbers.max()) <= bounds[1]
     check_quantiles(numbers, torch.nn.init.trunc_normal_(filled(0), 0.5, 1.5, *bounds))

@@ -16,6 +16,7 @@ from appliance.compiler.core.target import Half, Precision
 from appliance.compiler.pipeline import Target, compile_module
 from cstorch._internal.tracing import COUNTER, random_counter
 from cstorch._internal.tracing.rewrites import distributions
+from cstorch._internal.tracing.truncated_normal import truncated_normal_
 from waferbox.cirh.modules.builder import WAFERS
 
 pytestmark = pytest.mark.parity
@@ -126,7 +127,7 @@ def test_numbers_of_distributions(name: str) -> None:
 
 def test_truncated_normal_numbers_of_a_step() -> None:
     traced = RandomTraced(lambda m: lambda x: nn.init.trunc_normal_(torch.empty_like(x), 1, 2, 2, 9), nn.Identity(), X)
-    traced.build = lambda m: lambda x: distributions.truncated_normal_(torch.empty_like(x), 1, 2, 2, 9)
+    traced.build = lambda m: lambda x: truncated_normal_(torch.empty_like(x), 1, 2, 2, 9)
     traced.check([X, X])
 
 

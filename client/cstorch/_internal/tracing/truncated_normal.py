@@ -14,7 +14,6 @@ import torch
 from torch.nn import init
 
 from cstorch._internal.tracing.context import context, purpose
-from cstorch._internal.tracing.rewrites.distributions import truncated_normal_
 from cstorch._internal.tracing.tensor import LazyTensor
 from waferbox.cirh.execution.truncated_normal import TRUNCATED_NORMAL, draws_normal
 
@@ -39,6 +38,19 @@ def replace_initialiser() -> None:
         return made
 
     init._no_grad_trunc_normal_ = initialise
+
+
+@torch.no_grad()
+def truncated_normal_(
+    tensor: torch.Tensor, mean: float, std: float, a: float, b: float, generator: torch.Generator | None = None
+) -> torch.Tensor:
+    """nn.init.trunc_normal_: the normal numbers of random probabilities between those of the bounds."""
+    low, high = (a - mean) / std, (b - mean) / std
+    sign = -1 if low > 0 else 1  # the lower tail has probabilities near 0, which float64 tells apart
+    low, high = sorted((sign * low, sign * high))
+    below_low, below_high = (math.erfc(-bound / math.sqrt(2)) / 2 for bound in (low, high))
+    chances = torch.empty_like(tensor, dtype=torch.float64).uniform_(below_low, below_high, generator=generator)
+    return tensor.copy_(mean + sign * std * torch.special.ndtri(chances).clamp(low, high))
 
 
 def state_after(meta: torch.Tensor, args: tuple[Any, ...], generator: torch.Generator) -> torch.Tensor:

@@ -131,19 +131,6 @@ def log_normal_(
     return self.copy_(torch.empty_like(self).normal_(mean, std, generator=generator).exp())
 
 
-@torch.no_grad()
-def truncated_normal_(
-    tensor: torch.Tensor, mean: float, std: float, a: float, b: float, generator: torch.Generator | None = None
-) -> torch.Tensor:
-    """nn.init.trunc_normal_: the normal numbers of random probabilities between those of the bounds."""
-    low, high = (a - mean) / std, (b - mean) / std
-    sign = -1 if low > 0 else 1  # the lower tail has probabilities near 0, which float64 tells apart
-    low, high = sorted((sign * low, sign * high))
-    below_low, below_high = (math.erfc(-bound / math.sqrt(2)) / 2 for bound in (low, high))
-    chances = torch.empty_like(tensor, dtype=torch.float64).uniform_(below_low, below_high, generator=generator)
-    return tensor.copy_(mean + sign * std * torch.special.ndtri(chances).clamp(low, high))
-
-
 def _numbers(of: torch.Tensor, attempts: int) -> torch.Tensor:
     return of.new_empty((*of.shape[:-1], attempts))
 
