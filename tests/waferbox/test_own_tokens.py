@@ -20,7 +20,9 @@ from waferbox.security.tokens import (
     Kind,
     cluster_secret,
     command_token,
+    fix_secret_file,
     known_secret,
+    own_clusters_token,
     user_name,
     user_token,
     without_tokens,
@@ -82,10 +84,10 @@ def test_where_the_cache_takes_nothing_it_lies_among_temporary_files(cache: Path
     cache.write_text("no folder")
     first = cluster_secret().token(Kind.NODE)
     assert (cache.parent / f"waferbox-{os.getuid()}" / SECRET_FILE).stat().st_mode & 0o777 == 0o600
-    tokens._kept_key.cache_clear()  # as in another process
+    tokens._kept.cache_clear()  # as in another process
     assert cluster_secret().token(Kind.NODE) == first
     cache.unlink()  # there is room now: what is in use stays
-    tokens._kept_key.cache_clear()
+    tokens._kept.cache_clear()
     assert cluster_secret().token(Kind.NODE) == first
 
 
@@ -131,6 +133,25 @@ def test_a_token_that_cannot_be_one_is_refused(cache: Path, monkeypatch: pytest.
     monkeypatch.setenv(settings.TOKEN.name, "ü")
     with pytest.raises(SettingError, match=f"{settings.TOKEN.name} is no token: `waferbox token` prints one"):
         command_token(HERE)
+
+
+def test_a_cluster_keeps_its_secret_file(cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A script with another folder for temporary files finds no secret there, and another may make one meanwhile."""
+    temporary = tmp_path / f"waferbox-{os.getuid()}" / SECRET_FILE
+    key = secret_key(temporary)
+    fix_secret_file()
+    assert os.environ[settings.SECRET_FILE.name] == str(temporary)
+    token = cluster_secret().token(Kind.ADMIN)
+    secret_key(cache / SECRET_FILE)
+    assert cluster_secret().token(Kind.ADMIN) == token
+    # Those who find the cluster by its record have other variables.
+    monkeypatch.setenv(settings.SECRET_FILE.name, str(tmp_path / "absent"))
+    assert own_clusters_token(Kind.ADMIN, str(temporary)) == ClusterSecret(key).token(Kind.ADMIN)
+    assert own_clusters_token(Kind.USER, str(temporary)) == ClusterSecret(key).token(Kind.USER, user_name())
+    assert not (tmp_path / "absent").exists()
+    temporary.unlink()
+    with pytest.raises(SettingError, match="has not the cluster's secret any more"):
+        own_clusters_token(Kind.USER, str(temporary))
 
 
 def test_a_secret_that_cannot_be_made_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def taken_page() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("taken_page")
-def test_up_in_the_background_status_and_down(environment: dict[str, str], forked: Run) -> None:
+def test_up_in_the_background_status_and_down(environment: dict[str, str], forked: Run, tmp_path: Path) -> None:
     """The page is at the next free port, though that of management is given."""
     options = ["--wafers", "2", "--memoryx", "2", "--listen", "127.0.0.1:0", "--page", "--background"]
     done = waferbox(environment, "up", *options)
@@ -149,9 +149,11 @@ def test_up_in_the_background_status_and_down(environment: dict[str, str], forke
     again = forked({**environment, "WAFERBOX_MANAGEMENT": found[1]}, "status")
     assert again.returncode == 0
     begin = time.monotonic()
-    down = waferbox(environment, "down")
+    # The record of the cluster names its secret, whatever a later command has in its environment.
+    down = waferbox({**environment, "WAFERBOX_SECRET_FILE": str(tmp_path / "absent")}, "down")
     assert down.returncode == 0, down.stderr
     assert time.monotonic() - begin < 20
+    assert not (tmp_path / "absent").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

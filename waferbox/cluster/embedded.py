@@ -18,6 +18,8 @@ from waferbox.host.process_limits import failed_start, thread_shortage
 from waferbox.launch.local_clusters import ClusterError, Starter, recorded
 from waferbox.launch.stop_signals import StopSignals
 from waferbox.roles import WORKER
+from waferbox.security.tokens import fix_secret_file
+from waferbox.settings import SettingError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,6 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif starter is not Starter.UP:
         stop_requests.append(sys.stdin.fileno())
     try:
+        fix_secret_file()
         launcher = ForkingLauncher()  # its fork server imports torch while this process imports gRPC
         from waferbox.cluster.cluster import Cluster
 
@@ -109,8 +112,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             }
             print(json.dumps(described), flush=True)
             cluster.supervise(on_given_up)
-    except (ClusterError, OSError, RuntimeError) as error:
-        if not (isinstance(error, (ClusterError, OSError)) or thread_shortage(error)):
+    except (ClusterError, SettingError, OSError, RuntimeError) as error:
+        if not (isinstance(error, (ClusterError, SettingError, OSError)) or thread_shortage(error)):
             raise
         reason = failed_start(error) if isinstance(error, OSError) else thread_shortage(error) or error
         print(f"waferbox: {reason}", file=sys.stderr, flush=True)

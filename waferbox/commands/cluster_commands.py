@@ -55,7 +55,7 @@ from waferbox.output.tables import cluster_table
 from waferbox.roles import WORKER
 from waferbox.rpc.address import is_loopback, split_address
 from waferbox.security.tls import tls_folder
-from waferbox.security.tokens import Kind, cluster_secret, own_clusters_token
+from waferbox.security.tokens import Kind, cluster_secret, fix_secret_file, own_clusters_token
 from waferbox.settings import MANAGEMENT, RESTART, TLS_DIR, TOKEN
 from wsc.v1 import management_pb2
 
@@ -283,6 +283,7 @@ def _ray_settings(address: str, resources: Sequence[str], runtime_env: Path | No
 
 
 def _up_in_foreground(settings: ClusterSettings, name: str, on_ray: "RaySettings | None") -> None:
+    fix_secret_file()
     signals = StopSignals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     launcher: Launcher
     with errors.status("starting the cluster"):

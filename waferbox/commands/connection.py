@@ -100,7 +100,11 @@ def connect(management: str | None) -> Iterator[Connection]:
     """
     address, own = find_cluster(management)
     # As in scripts, an address gets the token of the environment, and a cluster that is found by its record its own.
-    token = command_token(address) if own is None or _is_address(management) else own_clusters_token(Kind.ADMIN)
+    secret_file = "" if own is None else own.secret
+    if own is None or _is_address(management):
+        token = command_token(address, secret_file)
+    else:
+        token = own_clusters_token(Kind.ADMIN, secret_file)
     with make_channel(address, token) as channel:
         try:
             yield Connection(address, channel, token)

@@ -54,6 +54,7 @@ class LocalCluster:
         started: start time of that process, as an id may be used again; in ticks since the boot, which no clock moves.
         created: when the record was made, in seconds since 1970.
         tls: the folder of its certificates; empty: it uses no TLS.
+        secret: the file with its secret; empty: that of the clusters that this process starts.
         log: the file of its log that is removed with the record; empty: there is none.
         given_up: messages about processes that are not restarted any more.
     """
@@ -68,6 +69,7 @@ class LocalCluster:
     started: int
     created: float
     tls: str = ""
+    secret: str = ""
     log: str = ""
     given_up: Sequence[str] = ()
 
@@ -173,6 +175,7 @@ def recorded(
         started=process_started(os.getpid()),
         created=time.time(),
         tls=os.environ.get(settings.TLS_DIR.name, ""),
+        secret=os.environ.get(settings.SECRET_FILE.name, ""),
         log="" if log is None else str(log),
     )
     try:

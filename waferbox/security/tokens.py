@@ -96,7 +96,15 @@ def cluster_secret() -> ClusterSecret:
 
 def cluster_secret_key() -> bytes:
     """The bytes of that secret, to be copied to other hosts. Raises OSError."""
-    return _kept_key(_secret_files())
+    return _kept(_secret_files())[1]
+
+
+def fix_secret_file() -> None:
+    """Makes this process, which owns a cluster, and those that it starts use one file, whatever files there are later.
+
+    Raises OSError.
+    """
+    os.environ[settings.SECRET_FILE.name] = str(_kept(_secret_files())[0].absolute())
 
 
 def known_secret() -> ClusterSecret | None:
@@ -119,23 +127,44 @@ def user_name() -> str:
         return str(os.getuid())
 
 
-def user_token(address: str) -> str:
-    """The token of a script for the cluster at host:port; empty if it has none."""
-    return _own_token(address, Kind.USER, user_name())
+def user_token(address: str, secret_file: str = "") -> str:
+    """The token of a script for the cluster at host:port, whose secret may be known; empty if it has none."""
+    return _token_of_environment() or _own_token(address, secret_file, Kind.USER)
 
 
-def command_token(address: str) -> str:
-    """The token of a command for the cluster at host:port, the owner's if possible; empty if it has none."""
-    return _own_token(address, Kind.ADMIN)
+def command_token(address: str, secret_file: str = "") -> str:
+    """The same for a command: the owner's if possible."""
+    return _token_of_environment() or _own_token(address, secret_file, Kind.ADMIN)
 
 
-def own_clusters_token(kind: Kind) -> str:
-    """A token for a cluster that this user has started on this machine, whatever token the environment has."""
-    return cluster_secret().token(kind, *((user_name(),) if kind is Kind.USER else ()))
+def own_clusters_token(kind: Kind, secret_file: str = "") -> str:
+    """A token for a cluster that this user has started on this machine, whatever token the environment has.
+
+    Args:
+        kind: of the bearer, USER or ADMIN.
+        secret_file: the file with the cluster's secret; empty: that of the clusters that this process starts.
+
+    Raises:
+        SettingError: the file has no secret.
+    """
+    if not secret_file:
+        secret = cluster_secret()
+    elif (key := read_secret_key(Path(secret_file))) is not None:
+        secret = ClusterSecret(key)
+    else:
+        raise SettingError(
+            f"{secret_file} has not the cluster's secret any more, without which the cluster can only be killed: start "
+            "another"
+        )
+    return _token(secret, kind)
 
 
-def _own_token(address: str, kind: Kind, *names: str) -> str:
-    """The token in the environment of this process, or else one for a cluster of this machine."""
+def _token(secret: ClusterSecret, kind: Kind) -> str:
+    return secret.token(kind, *((user_name(),) if kind is Kind.USER else ()))
+
+
+def _token_of_environment() -> str:
+    """The token that the environment of this process has, or names; empty if there is none."""
     if token := settings.TOKEN.get():
         if not token.isascii():
             raise SettingError(f"{settings.TOKEN.name} is no token: `waferbox token` prints one")
@@ -145,9 +174,16 @@ def _own_token(address: str, kind: Kind, *names: str) -> str:
             return file.read_text(encoding="ascii").strip()
         except (OSError, UnicodeDecodeError) as error:
             raise SettingError(f"{settings.TOKEN_FILE.name} names {file}, which has no token: {error}") from error
+    return ""
+
+
+def _own_token(address: str, secret_file: str, kind: Kind) -> str:
+    """The token for a cluster of this user on this machine; empty if the address is of another machine."""
+    if secret_file:
+        return own_clusters_token(kind, secret_file)
     # No other machine gets a token of the clusters here, whatever address a script was given.
     secret = known_secret() if is_here(address.rpartition(":")[0].strip("[]")) else None
-    return "" if secret is None else secret.token(kind, *names)
+    return "" if secret is None else _token(secret, kind)
 
 
 def is_here(host: str) -> bool:
@@ -164,16 +200,16 @@ def is_here(host: str) -> bool:
 
 
 @functools.lru_cache(maxsize=8)
-def _kept_key(paths: Sequence[Path]) -> bytes:
-    """The key of the first file that has one, or else a new one in the first file that can be written."""
+def _kept(paths: Sequence[Path]) -> tuple[Path, bytes]:
+    """The first file that has a key, or else the first that can be written, with a new one; and the key."""
     for path in paths:
         if (key := read_secret_key(path)) is not None:
-            return key
+            return path, key
     for path in paths[:-1]:
         with contextlib.suppress(OSError):
-            return secret_key(path)
+            return path, secret_key(path)
     try:
-        return secret_key(paths[-1])
+        return paths[-1], secret_key(paths[-1])
     except OSError as error:
         raise SettingError(
             f"no secret of the cluster can be made in {paths[-1]}: {error.strerror or error}; "

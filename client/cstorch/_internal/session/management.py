@@ -22,16 +22,20 @@ class Management:
     Args:
         address: `host:port`.
         source: The place that the address comes from, for messages.
-        is_own: Whether this account has started the cluster, on this machine.
+        is_own: Whether it was found as a cluster of this account on this machine, and not by its address.
+        secret_file: The file with the secret of a cluster of this account; empty: that of this script's clusters.
     """
 
     address: str
     source: str
     is_own: bool
+    secret_file: str = ""
 
     def token(self) -> str:
         """Returns the script's token for the cluster; for an own one whatever token the environment has."""
-        return own_clusters_token(Kind.USER) if self.is_own else user_token(self.address)
+        if self.is_own:
+            return own_clusters_token(Kind.USER, self.secret_file)
+        return user_token(self.address, self.secret_file)
 
 
 def find_management(config: ClusterConfig) -> Management | None:
@@ -49,7 +53,8 @@ def find_management(config: ClusterConfig) -> Management | None:
     if named == EMBEDDED:
         return None
     if named and is_address(named):
-        return Management(address=named, source=source, is_own=False)
+        secret_file = next((cluster.secret for cluster in _running() if cluster.management == named), "")
+        return Management(address=named, source=source, is_own=False, secret_file=secret_file)
     known = _running()
     chosen = with_name(known, named) if named else _large_enough(known, config)
     if named and not chosen:
@@ -68,7 +73,7 @@ def find_management(config: ClusterConfig) -> Management | None:
     if not named:
         logger.info("Using the cluster %r of `waferbox up` at %s (%s)", cluster.name, cluster.management, _OWN)
         source = f"the record of the cluster {cluster.name!r} of `waferbox up`; {_OWN}"
-    return Management(address=cluster.management, source=source, is_own=True)
+    return Management(address=cluster.management, source=source, is_own=True, secret_file=cluster.secret)
 
 
 def _large_enough(known: Sequence[LocalCluster], config: ClusterConfig) -> list[LocalCluster]:
