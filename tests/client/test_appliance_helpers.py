@@ -29,6 +29,7 @@ from cerebras.appliance.utils.file import create_symlink
 from cerebras.appliance.utils.units import bytes_to_human, convert_byte_unit
 
 import cstorch
+import waferbox
 from cerebras.appliance import log
 from cstorch import backends
 from cstorch.errors import ConfigurationError, UsageError
@@ -143,7 +144,7 @@ def test_storage_of_a_file(tmp_path: Path) -> None:
     assert reader.exists()
     assert reader.fstat.st_size == path.stat().st_size
     assert reader.stats.st_mtime == path.stat().st_mtime
-    assert reader.global_metadata[cstorch.storage.constants.__CSTORCH_VERSION__] == cstorch.__version__
+    assert reader.global_metadata[cstorch.storage.constants.__CSTORCH_VERSION__] == waferbox.__version__
     assert reader.read("a")[0].tolist() == [1, 1, 1]
     with pytest.raises(FileExistsError, match="never overwritten"):
         StorageWriter.get(path)

@@ -33,7 +33,6 @@ PRIVATE_NAMES: Final = (
     "torch._C._only_lift_cpu_tensors",
     "torch._C._set_only_lift_cpu_tensors",
     "torch._VF",
-    "torch._check_tensor_all_with",
     "torch._debug_has_internal_overlap",
     "torch._decomp.decomposition_table",
     "torch._decomp.meta_table",
