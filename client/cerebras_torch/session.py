@@ -95,7 +95,7 @@ class Session:
 def _counted(executor: DataExecutor) -> Generator[Any]:
     run = current_run()
     run.executor = executor
-    with closing(iter(executor)) as batches:  # type: ignore[type-var]  # a generator
+    with closing(iter(executor)) as batches:
         for batch in batches:
             run.steps += 1
             yield batch

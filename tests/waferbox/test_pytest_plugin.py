@@ -120,6 +120,40 @@ def test_processes_share_a_cluster_and_each_test_has_a_job(tmp_path: Path) -> No
     assert not (tmp_path / "waferbox").exists()
 
 
+KEPT = """
+
+kept = []
+
+
+def test_that_fails_in_a_loop(csx_backend):
+    cstorch.compile(torch.nn.Linear(4, 1), csx_backend)
+    batches = iter(cstorch.utils.data.DataExecutor(cstorch.utils.data.DataLoader(input_fn), num_steps=5))
+    (rows,) = next(batches)
+    assert rows.shape == (1, 1)
+
+
+def test_that_keeps_its_loop(csx_backend):
+    cstorch.compile(torch.nn.Linear(4, 1), csx_backend)
+    kept.append(iter(cstorch.utils.data.DataExecutor(cstorch.utils.data.DataLoader(input_fn), num_steps=5)))
+    next(kept[0])
+
+
+def test_after_them(csx_backend):
+    assert len(train(csx_backend)) == 5
+"""
+
+
+def test_a_loop_that_a_test_leaves_open_ends_with_it(tmp_path: Path) -> None:
+    (tmp_path / "test_steps.py").write_text(TESTS.format(count=0, wafers=1) + KEPT)
+    with start(tmp_path) as run:
+        assert run.stdout is not None
+        output = run.stdout.read()
+    assert "1 failed, 4 passed, 1 skipped" in output, output
+    assert "FAILED test_steps.py::test_that_fails_in_a_loop" in output
+    assert "error" not in output.splitlines()[-1]
+    assert "Exception ignored" not in output
+
+
 def test_the_cluster_ends_with_a_run_that_is_killed(tmp_path: Path) -> None:
     text = TESTS.format(count=1, wafers=1).replace("losses = train(csx_backend)", "print('READY', flush=True); input()")
     (tmp_path / "test_steps.py").write_text(text)

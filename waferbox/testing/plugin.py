@@ -154,12 +154,19 @@ def _own_job(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def begin_anew() -> None:
-    """Closes the backend, and sets everything in the client library to its default, as in a new process."""
+    """Closes the backend, and sets everything in the client library to its default, as in a new process.
+
+    A loop that is still open ends: pytest keeps the frame of a test that has failed, and so the iterator in it.
+    """
     from cstorch import amp, backends
     from cstorch._internal import state
+    from cstorch._internal.execution import leave_loop
     from cstorch.backend import close_backend
 
-    close_backend()
+    try:
+        leave_loop(completes_step=False)
+    finally:
+        close_backend()
     state.clear()  # also what was registered without a backend
     backends.reset()
     amp.enable_mixed_precision(False)

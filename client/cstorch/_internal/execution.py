@@ -1,6 +1,8 @@
 """The interface of executions, each the run of one DataExecutor, and the current one."""
 
+import inspect
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -96,7 +98,12 @@ class Closure:
 
 
 class Execution(ABC):
-    """The run of one DataExecutor, from its first batch to its last closure."""
+    """The run of one DataExecutor, from its first batch to its last closure.
+
+    completes_left_step: Whether a step whose function was called is completed when the script leaves its loop there.
+    """
+
+    completes_left_step = True
 
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
@@ -143,10 +150,13 @@ from its first step to its last. To evaluate every `n` steps of training, let th
         for batch in cstorch.utils.data.DataExecutor(evaluation_loader, num_steps=m):
             note_evaluation(evaluation_step(batch))
 
-Weights and the state of the optimizer go on from one execution to the next; docs/patterns.md has the whole script."""
+Weights and the state of the optimizer go on from one execution to the next; docs/patterns.md has the whole script"""
+
+_KEPT = ". An iterator that the script keeps, as in `batches = iter(executor)`, is in its loop until `batches.close()`"
 
 _current: Execution | None = None
 _thread = 0  # that of the current one
+_loops: weakref.WeakSet[Generator[Any]] = weakref.WeakSet()  # all iterators of executors; at most one is in its loop
 
 
 def current_execution() -> Execution | None:
@@ -169,7 +179,16 @@ def check_outside_of_loops(otherwise: str) -> None:
             "begin when that has ended, or use another process (multiprocessing.get_context('spawn'))"
         )
     if _current is not None:
-        raise UsageError(otherwise)
+        raise UsageError(otherwise + _KEPT)
+
+
+def check_not_nested() -> None:
+    """Checks that the loop of an executor can begin.
+
+    Raises:
+        UsageError: The script is in the loop of another executor.
+    """
+    check_outside_of_loops(_NESTED)
 
 
 @contextmanager
@@ -180,12 +199,33 @@ def enter(execution: Execution) -> Iterator[None]:
         UsageError: The script is in the loop of another executor.
     """
     global _current, _thread
-    check_outside_of_loops(_NESTED)
+    check_not_nested()
     _current, _thread = execution, threading.get_ident()
     try:
         yield
     finally:
         _current = None
+
+
+def record_loop(loop: Generator[Any]) -> None:
+    """Records the iterator of an executor, for `leave_loop`."""
+    _loops.add(loop)
+
+
+def leave_loop(*, completes_step: bool) -> None:
+    """Leaves the loop of an executor whose iterator the script keeps. No effect while another thread is in a loop.
+
+    Args:
+        completes_step: Whether a step whose function was called is completed, as where the script leaves its loop.
+    """
+    if _current is None:
+        return
+    if _thread != threading.get_ident() and _thread in {thread.ident for thread in threading.enumerate()}:
+        return
+    _current.completes_left_step = completes_step
+    for loop in list(_loops):
+        if inspect.getgeneratorstate(loop) == inspect.GEN_SUSPENDED:
+            loop.close()
 
 
 def current_executor() -> Executor:

@@ -15,7 +15,7 @@ from cstorch._internal import log, state
 from cstorch._internal.backend.cpu import CpuBackend
 from cstorch._internal.backend.csx import CsxBackend
 from cstorch._internal.backend.interface import Backend, BackendType, Device
-from cstorch._internal.execution import check_outside_of_loops
+from cstorch._internal.execution import check_outside_of_loops, leave_loop
 from cstorch._internal.tracing import random_counter
 from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.distributed.streaming import is_streamer
@@ -245,7 +245,11 @@ def _close_at_exit() -> None:
     if closing is not None and _made_in == os.getpid():  # a forked process has not made it
         # A second Ctrl-C leaves no processes: they end when this process closes its end of their pipe.
         with contextlib.suppress(KeyboardInterrupt):
-            closing.close()
+            try:
+                # Here, since Python would end the iterator when modules are torn down.
+                leave_loop(completes_step=False)
+            finally:
+                closing.close()
 
 
 atexit.register(_close_at_exit)

@@ -14,7 +14,7 @@ from typing import Any, Self
 import torch
 
 from cstorch import backends
-from cstorch._internal.execution import Execution, Executor
+from cstorch._internal.execution import Execution, Executor, current_execution, leave_loop
 from cstorch._internal.tracing import DEVICE, alias_rule, device_scope, is_in_body, is_tracing
 from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import ConfigurationError
@@ -217,6 +217,7 @@ class Backend(ABC):
         self.artifact_dir = artifact_dir
         self.device = Device(self.backend_type)
         self.on_exit: Callable[[], None] = self.close  # at the end of a `with` block
+        self._around: Execution | None = None  # the execution whose loop has the `with` block
 
     @property
     def artifact_dir(self) -> Path:
@@ -305,10 +306,15 @@ class Backend(ABC):
 
     def __enter__(self) -> Self:
         """Returns the backend; the end of the block closes it, as `cstorch.close_backend` does. (Waferbox only.)"""
+        self._around = current_execution()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.on_exit()
+        try:
+            if current_execution() is not self._around:  # the script keeps an iterator of the block
+                leave_loop(completes_step=exception[0] is None)
+        finally:
+            self.on_exit()
 
     @abstractmethod
     def close(self) -> None:

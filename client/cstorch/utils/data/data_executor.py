@@ -3,7 +3,7 @@
 import copy
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from itertools import takewhile
 from pathlib import Path
@@ -14,7 +14,7 @@ from cstorch._internal import state
 from cstorch._internal.artifacts import make_artifact_dir
 from cstorch._internal.batch import num_samples
 from cstorch._internal.check.run import checked_run
-from cstorch._internal.execution import Execution, enter
+from cstorch._internal.execution import Execution, check_not_nested, enter, record_loop
 from cstorch._internal.notebook import inline_report
 from cstorch.backend import Backend, CsxBackend, current_backend
 from cstorch.backends.csx_flags import MicroBatchSize as MbsSetting
@@ -104,7 +104,13 @@ class DataExecutor:
     def __len__(self) -> int:
         return self.num_steps
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Generator[Any]:
+        loop = self._loop()
+        record_loop(loop)
+        return loop
+
+    def _loop(self) -> Generator[Any]:
+        check_not_nested()  # before anything changes that belongs to the open loop
         self._artifact_dir = new_artifact_dir(self.backend.artifact_dir).absolute()  # the script may change its folder
         self._profiler = Profiler(self._artifact_dir, self._activities)
         for optimizer in state.registered("optimizer"):

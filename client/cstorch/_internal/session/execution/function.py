@@ -347,7 +347,7 @@ class FunctionExecution(ClusterExecution):
                 try:
                     yield self._function.begin(batch)
                 except GeneratorExit:
-                    if self._function.was_called:
+                    if self._function.was_called and self.completes_left_step:
                         self._complete_left(step)
                     raise
                 if not self._function.was_called:
