@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
+from waferbox.limits import MAX_RESTARTS, MAX_RUN_AHEAD_STEPS, MAX_WAFERS
+
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -96,18 +98,15 @@ def _one_of(*names: str) -> Form[str]:
     return Form(text=f"{', '.join(names[:-1])} or {names[-1]}", parse=parse)
 
 
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not seconds >= 0:  # The comparison is false for NaN too.
-        raise ValueError(text)
-    return seconds
+def _seconds(most: int, *, is_positive: bool = False) -> Form[float]:
+    def parse(text: str) -> float:
+        seconds = float(text)
+        if not 0 <= seconds <= most or (is_positive and not seconds):  # The comparison is false for NaN too.
+            raise ValueError(text)
+        return seconds
 
-
-def _positive_seconds(text: str) -> float:
-    seconds = _seconds(text)
-    if not seconds:
-        raise ValueError(text)
-    return seconds
+    limits = f"greater than 0 and at most {most}" if is_positive else f"from 0 to {most}"
+    return Form(text=f"a number of seconds {limits}", parse=parse)
 
 
 def _log_level(text: str) -> int:
@@ -117,8 +116,10 @@ def _log_level(text: str) -> int:
     return level
 
 
-_SECONDS: Final = Form(text="a number of seconds", parse=_seconds)
-_POSITIVE_SECONDS: Final = Form(text="a number of seconds greater than 0", parse=_positive_seconds)
+# Some waits of Python and of the system raise OverflowError for longer times. This one is some 30 years.
+_MAX_SECONDS: Final = 1_000_000_000
+# gRPC takes milliseconds in 32 bits, and waits 5/3 of the time for an answer.
+_MAX_KEEPALIVE_SECONDS: Final = 1_000_000
 _FOLDER: Final = Form(text="the path of a folder", parse=lambda text: Path(text).absolute())
 _PATH: Final = Form(text="a path", parse=Path)
 # Every text is a token, so that no error message has one.
@@ -214,7 +215,7 @@ LOG_LEVEL: Final[Variable[int]] = Variable(
 )
 HANG_SECONDS: Final[Variable[float]] = Variable(
     name="WAFERBOX_HANG_SECONDS",
-    form=_POSITIVE_SECONDS,
+    form=_seconds(_MAX_SECONDS, is_positive=True),
     default=60.0,
     meaning="How long a node may be busy with one kernel, copy or send before its execution is taken to hang; a third "
     "of it where the process computes nothing meanwhile.",
@@ -222,7 +223,7 @@ HANG_SECONDS: Final[Variable[float]] = Variable(
 )
 KEEPALIVE_SECONDS: Final[Variable[float]] = Variable(
     name="WAFERBOX_KEEPALIVE_SECONDS",
-    form=_POSITIVE_SECONDS,
+    form=_seconds(_MAX_KEEPALIVE_SECONDS, is_positive=True),
     default=3.0,
     meaning="A gRPC peer that is silent for so long gets a ping, and is given up when it does not answer within 5/3 of "
     "this time.",
@@ -230,14 +231,14 @@ KEEPALIVE_SECONDS: Final[Variable[float]] = Variable(
 )
 RECOVERY_SECONDS: Final[Variable[float]] = Variable(
     name="WAFERBOX_RECOVERY_SECONDS",
-    form=_SECONDS,
+    form=_seconds(_MAX_SECONDS),
     default=30.0,
     meaning="The time from one recovery point of a job to the next.",
     readers="coordinators",
 )
 REPLACEMENT_SECONDS: Final[Variable[float]] = Variable(
     name="WAFERBOX_REPLACEMENT_SECONDS",
-    form=_SECONDS,
+    form=_seconds(_MAX_SECONDS),
     default=60.0,
     default_text="60; 180 with `waferbox up --engine ray`",
     meaning="How long a job waits for nodes in place of those that died, before it continues with fewer wafers, or "
@@ -246,7 +247,7 @@ REPLACEMENT_SECONDS: Final[Variable[float]] = Variable(
 )
 IDLE_SECONDS: Final[Variable[float]] = Variable(
     name="WAFERBOX_IDLE_SECONDS",
-    form=_SECONDS,
+    form=_seconds(_MAX_SECONDS),
     default=300.0,
     meaning="How long a job may be without an execution and keep its nodes while other jobs wait for them. It gets "
     "nodes again when it needs some.",
@@ -273,7 +274,7 @@ LANE: Final[Variable[str]] = Variable(
 )
 RUN_AHEAD_STEPS: Final[Variable[int]] = Variable(
     name="WAFERBOX_RUN_AHEAD_STEPS",
-    form=_whole_number(1),
+    form=_whole_number(1, MAX_RUN_AHEAD_STEPS),
     default=16,
     meaning="The default of `ClusterConfig.run_ahead_steps`: how many steps with outputs may wait for the script.",
     readers="scripts",
@@ -296,7 +297,7 @@ STRICT_SHARDING: Final[Variable[bool]] = Variable(
 )
 MAX_NUM_RESTARTS: Final[Variable[int]] = Variable(
     name="WAFERBOX_MAX_NUM_RESTARTS",
-    form=_whole_number(0, 1_000_000),
+    form=_whole_number(0, MAX_RESTARTS),
     default=3,
     meaning="The default of `cstorch.backends.csx.cluster.max_num_restarts`: deaths in a row, without a new recovery "
     "point, after which a job continues. With 0 the first death ends it.",
@@ -304,7 +305,7 @@ MAX_NUM_RESTARTS: Final[Variable[int]] = Variable(
 )
 MIN_NUM_CSX: Final[Variable[int | None]] = Variable(
     name="WAFERBOX_MIN_NUM_CSX",
-    form=_whole_number(1),
+    form=_whole_number(1, MAX_WAFERS),
     default=None,
     default_text="`num_csx`",
     meaning="The default of `cstorch.backends.csx.cluster.min_num_csx`: the number of wafers with which a job still "

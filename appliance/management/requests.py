@@ -6,11 +6,9 @@ from collections.abc import Iterable, Sequence
 from appliance.coordinator.reporting import MAX_RESTARTS
 from appliance.management.nodes.job_queue import DEFAULT_PRIORITY, FIRST_PRIORITY, LAST_PRIORITY
 from waferbox import roles
+from waferbox.limits import MAX_RUN_AHEAD_STEPS, MAX_WAFERS, MAX_WORKERS_PER_WAFER
 from wsc.v1 import management_pb2, plan_pb2
 
-MAX_WAFERS = 1024
-MAX_WORKERS_PER_WAFER = 256
-MAX_RUN_AHEAD_STEPS = 100_000
 DEFAULT_RUN_AHEAD_STEPS = 16
 MAX_JOB_NODES = 16_384
 MAX_LABELS = 64

@@ -77,7 +77,12 @@ def test_compile_refuses_what_is_no_module_and_another_backend(tmp_path: Path) -
     ("settings", "message"),
     [
         ({"num_csx": 0}, "num_csx must be at least 1"),
+        ({"num_csx": 1025}, "num_csx must be at most 1024"),
         ({"num_workers_per_csx": -1}, "num_workers_per_csx"),
+        ({"num_workers_per_csx": 257}, "num_workers_per_csx must be at most 256"),
+        ({"run_ahead_steps": 2**70}, "run_ahead_steps must be at most 65536"),
+        ({"max_wgt_servers": 2**32}, "max_wgt_servers must be at most 4294967295"),
+        ({"job_time_sec": 2**32}, "job_time_sec must be at most 4294967295"),
         ({"max_wgt_servers": -1}, "max_wgt_servers"),
         ({"mgmt_address": "no where"}, "host:port"),
         ({"mgmt_address": "host:99999"}, "host:port"),

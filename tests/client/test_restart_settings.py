@@ -20,7 +20,7 @@ def test_the_flag_comes_before_the_environment(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("number", ["0", "-1", "two"])
 def test_a_number_that_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch, number: str) -> None:
     monkeypatch.setenv("WAFERBOX_MIN_NUM_CSX", number)
-    with pytest.raises(ConfigurationError, match="WAFERBOX_MIN_NUM_CSX must be a number of at least 1"):
+    with pytest.raises(ConfigurationError, match="WAFERBOX_MIN_NUM_CSX must be a number from 1 to 1024"):
         min_num_csx(4)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from waferbox import settings
 from waferbox.input_process.confinement import DROPPED_VARIABLES
+from waferbox.rpc.server import make_server
 
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("appliance", "client", "memoryx", "swarmx", "vendor_gateway", "wafer", "waferbox", "workers")
@@ -59,6 +60,15 @@ def test_without_a_text_a_variable_has_its_default(
         (settings.LOG_LEVEL, "loud"),
         (settings.LANE, "pigeon"),
         (settings.RUN_AHEAD_STEPS, "1.5"),
+        (settings.RUN_AHEAD_STEPS, "65537"),
+        (settings.RUN_AHEAD_STEPS, "9" * 5000),
+        (settings.KEEPALIVE_SECONDS, "inf"),
+        (settings.KEEPALIVE_SECONDS, "1000001"),
+        (settings.HANG_SECONDS, "inf"),
+        (settings.IDLE_SECONDS, "1e300"),
+        (settings.REPLACEMENT_SECONDS, "inf"),
+        (settings.RECOVERY_SECONDS, "inf"),
+        (settings.MIN_NUM_CSX, "1025"),
         (settings.EXECUTION_STRATEGY, "fast"),
         (settings.MAX_NUM_RESTARTS, "1000001"),
         (settings.MIN_NUM_CSX, "0"),
@@ -77,6 +87,26 @@ def test_all_variables_are_checked_before_processes_start(monkeypatch: pytest.Mo
     monkeypatch.setenv(settings.HANG_SECONDS.name, "0")
     with pytest.raises(settings.SettingError, match=f"{settings.HANG_SECONDS.name} must be .*, not '0'"):
         settings.check()
+
+
+NUMBERS = [each for each in settings.VARIABLES if type(each.default) in (int, float) and not each.is_internal]
+
+
+@pytest.mark.parametrize("variable", NUMBERS, ids=lambda variable: variable.name)
+def test_every_number_has_a_limit(variable: settings.Variable[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages and waits of the system have one."""
+    monkeypatch.setenv(variable.name, str(2**63))
+    with pytest.raises(settings.SettingError, match=f"{variable.name} must be "):
+        variable.get()
+
+
+@pytest.mark.parametrize("seconds", ["1000000", "0.001"])
+def test_grpc_takes_every_time_of_keepalive(monkeypatch: pytest.MonkeyPatch, seconds: str) -> None:
+    monkeypatch.setenv(settings.KEEPALIVE_SECONDS.name, seconds)
+    server = make_server()
+    server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    server.stop(None).wait()
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from waferbox.limits import MAX_RUN_AHEAD_STEPS
 from waferbox.links.elements import tensor_bytes
 from wsc.v1 import node_pb2, plan_pb2
 
 # The limits of one execution: a request far beyond any use is a mistake or an attack.
 MAX_STEPS: Final = 1 << 40
 MAX_CHECKPOINTS: Final = 1 << 20
-MAX_RUN_AHEAD_STEPS: Final = 1 << 16
 MAX_GROUPS: Final = 1 << 20
 
 

@@ -9,12 +9,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import cycle, islice
 from typing import Final
 
+from waferbox.limits import MAX_RUN_AHEAD_STEPS
 from waferbox.links.elements import aligned
 from waferbox.links.frame import INLINE_BYTES
 from waferbox.links.grpc_bounds import receiving_bytes, sending_bytes
 from waferbox.runtime.schedule import (
     BATCH_SLOTS,
-    MAX_RUN_AHEAD_STEPS,
     WEIGHTS_WINDOW,
     is_for_coordinator_only,
     part_bytes,

@@ -3,9 +3,10 @@
 from types import SimpleNamespace
 from typing import Any, Literal, TypeAlias
 
-from cstorch.backends.flag import Flag, Flags, anything, boolean, count, one_of, optional, text, whole_number
+from cstorch.backends.flag import Flag, Flags, anything, at_most, boolean, count, one_of, optional, text, whole_number
 from cstorch.backends.open_settings import OpenSettings
 from cstorch.errors import ConfigurationError
+from waferbox.limits import MAX_RESTARTS, MAX_UINT32, MAX_WAFER_GIB
 
 MicroBatchSize: TypeAlias = Literal["auto", "explore"] | dict[str, dict[str, int]] | int | None
 
@@ -16,16 +17,21 @@ _PROCESSES = "processes take the memory that they need"
 
 
 def _micro_batch_size(value: Any) -> MicroBatchSize:
-    if value in ("auto", "explore", None) or (type(value) is int and value >= 1):
+    if value in ("auto", "explore", None) or _is_micro_batch(value):
         size: MicroBatchSize = value
         return size
     if isinstance(value, dict) and value.keys() == {"explore"} and isinstance(value["explore"], dict):
         bounds = value["explore"]
-        if bounds.keys() <= {"min", "max"} and all(type(bound) is int and bound >= 1 for bound in bounds.values()):
+        if bounds.keys() <= {"min", "max"} and all(map(_is_micro_batch, bounds.values())):
             return value
     raise ConfigurationError(
-        'must be "auto", "explore", {"explore": {"min": int, "max": int}}, an int of at least 1, or None'
+        'must be "auto", "explore", {"explore": {"min": int, "max": int}}, an int of at least 1, or None, where each '
+        f"int is at most {MAX_UINT32}"
     )
+
+
+def _is_micro_batch(rows: Any) -> bool:
+    return type(rows) is int and 1 <= rows <= MAX_UINT32
 
 
 def _settings(value: Any) -> Any:
@@ -81,7 +87,7 @@ class Performance(Flags):
     compress_weights = Flag(False, boolean, without_effect=_TRANSFER)
     use_speculative_optimizers = Flag(True, boolean, without_effect="an update begins when all that it needs is there")
     kernel_library = Flag("aten", one_of("aten", "inductor"))
-    num_replicas = Flag(1, count)
+    num_replicas = Flag(1, at_most(MAX_UINT32, count))
     asynchronous_updates = Flag(False, boolean)
     execution_strategy = Flag[str | None](None, optional(one_of("weight_streaming", "pipeline")))
     strict_sharding = Flag[bool | None](None, optional(boolean))
@@ -98,7 +104,7 @@ class Cluster(Flags):
             anew. None: that of the environment variable WAFERBOX_MIN_NUM_CSX, else all. (Waferbox only.)
     """
 
-    max_num_restarts = Flag[int | None](None, optional(whole_number))
+    max_num_restarts = Flag[int | None](None, optional(at_most(MAX_RESTARTS, whole_number)))
     min_num_csx = Flag[int | None](None, optional(count))
 
     auto_taint = Flag(False, boolean, without_effect=_HARDWARE)
@@ -148,7 +154,7 @@ class Debug(Flags):
     op_definition_module = Flag[str | None](None, optional(text), without_effect=_KERNELS)
     skip_connectivity_check = Flag(False, boolean, without_effect="a cluster that does not answer is always reported")
     fabric_type_blacklist = Flag[Any](None, anything, without_effect=_HARDWARE)
-    wafer_memory_gi = Flag[int | None](None, optional(count))
+    wafer_memory_gi = Flag[int | None](None, optional(at_most(MAX_WAFER_GIB, count)))
     compile_crd_memory_gi = Flag[int | None](None, optional(count), without_effect=_PROCESSES)
     execute_crd_memory_gi = Flag[int | None](None, optional(count), without_effect=_PROCESSES)
     act_memory_gi = Flag[int | None](None, optional(count), without_effect=_PROCESSES)

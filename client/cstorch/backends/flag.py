@@ -152,6 +152,18 @@ def whole_number(value: Any) -> int:
     return value
 
 
+def at_most(most: int, check: Callable[[Any], int]) -> Callable[[Any], int]:
+    """Returns a check for the ints of another check that are not above `most`."""
+
+    def check_both(value: Any) -> int:
+        checked = check(value)
+        if checked > most:
+            raise ConfigurationError(f"must be at most {most}")
+        return checked
+
+    return check_both
+
+
 def one_of(*values: Value) -> Callable[[Any], Value]:
     """Returns a check for one of these values, of the same type."""
 

@@ -11,6 +11,7 @@ from cstorch.distributed.run_settings import configured
 from cstorch.errors import ConfigurationError
 from waferbox import settings
 from waferbox.launch.local_clusters import NAME
+from waferbox.limits import MAX_RUN_AHEAD_STEPS, MAX_UINT32, MAX_WAFERS, MAX_WORKERS_PER_WAFER
 from wsc.v1 import node_pb2
 
 LANES: Mapping[str, "node_pb2.Lane.ValueType"] = {
@@ -19,7 +20,13 @@ LANES: Mapping[str, "node_pb2.Lane.ValueType"] = {
     "grpc": node_pb2.LANE_GRPC,
 }
 
-_LEAST = {"num_csx": 1, "num_workers_per_csx": 1, "run_ahead_steps": 1, "max_wgt_servers": 0, "max_act_per_csx": 0}
+_RANGES = {
+    "num_csx": (1, MAX_WAFERS),
+    "num_workers_per_csx": (1, MAX_WORKERS_PER_WAFER),
+    "run_ahead_steps": (1, MAX_RUN_AHEAD_STEPS),
+    "max_wgt_servers": (0, MAX_UINT32),
+    "max_act_per_csx": (0, MAX_UINT32),
+}
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):(\d{1,5})")
 _LABEL = re.compile(r"[^\s=]+=\S*")
@@ -112,13 +119,13 @@ class ClusterConfig:
     )
 
     def __post_init__(self) -> None:
-        for name in (*_LEAST, "job_labels", "mount_dirs", "python_paths", "notifications"):
+        for name in (*_RANGES, "job_labels", "mount_dirs", "python_paths", "notifications"):
             if getattr(self, name) is None:
                 setattr(self, name, self.get_default(name))
-        for name, least in _LEAST.items():
-            _check_count(name, getattr(self, name), least)
+        for name, (least, most) in _RANGES.items():
+            _check_count(name, getattr(self, name), least, most)
         if self.job_time_sec is not None:
-            _check_count("job_time_sec", self.job_time_sec, 1)
+            _check_count("job_time_sec", self.job_time_sec, 1, MAX_UINT32)
         if self.job_priority not in ("p1", "p2", "p3"):
             raise ConfigurationError(f"job_priority must be p1, p2 or p3, got {self.job_priority!r}")
         for label in self.job_labels:
@@ -205,8 +212,10 @@ def check_address(address: str, source: str) -> str:
     return address
 
 
-def _check_count(name: str, value: Any, least: int) -> None:
+def _check_count(name: str, value: Any, least: int, most: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{name} must be an int, not {type(value).__name__}")
     if value < least:
         raise ConfigurationError(f"{name} must be at least {least}, got {value}")
+    if value > most:
+        raise ConfigurationError(f"{name} must be at most {most}, got {value}")

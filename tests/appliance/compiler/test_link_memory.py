@@ -9,8 +9,9 @@ from torch import nn
 
 from appliance.compiler.cost.link_memory import set_link_bytes
 from appliance.compiler.wafer_schedule import arena as arena_layout
+from waferbox.limits import MAX_RUN_AHEAD_STEPS
 from waferbox.links.grpc_bounds import CHUNK_BYTES, MAX_QUEUED_BYTES, receiving_bytes, sending_bytes
-from waferbox.runtime.schedule import MAX_RUN_AHEAD_STEPS, WEIGHTS_WINDOW
+from waferbox.runtime.schedule import WEIGHTS_WINDOW
 
 WIDTH = 400
 WEIGHT = WIDTH * WIDTH * 8  # more than a chunk
