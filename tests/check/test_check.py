@@ -114,6 +114,17 @@ def test_fault_is_found(name: str, checked: CheckScript) -> None:
     assert found.keys() == {question}  # nothing else is wrong
 
 
+def test_loop_that_is_left_in_its_first_step_has_no_step_to_compare(checked: CheckScript, tmp_path: Path) -> None:
+    script = tmp_path / "left.py"
+    script.write_text(
+        (SCRIPTS / "faulty" / "loop_left.py").read_text().replace("if losses and losses[-1] < 10.0:", "if True:")
+    )
+    verdict = checked(script)
+    (answer,) = [each for each in verdict.answers if each.question is Question.VALUES]
+    assert answer.state is State.OPEN
+    assert answer.summary.startswith("Not compared: the script leaves its loop in the first step")
+
+
 def test_other_program_computes_other_values(checked: CheckScript) -> None:
     verdict = checked(SCRIPTS / "faulty" / "every_second_call.py")
     assert findings(verdict).keys() == {Question.PROGRAM, Question.VALUES}

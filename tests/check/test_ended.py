@@ -87,6 +87,13 @@ def test_end_before_the_first_step(run: MakeRun) -> None:
     assert "ran no step on CSX" in trace.summary
 
 
+def test_loop_that_is_left_before_its_step_is_called(tmp_path: Path) -> None:
+    run = Run(way=Way.CLUSTER, folder=tmp_path, status=0, events=[ExecutionBegun(execution=1, steps=3, asked_steps=10)])
+    (trace,) = trace_answers(run, None, [])
+    assert trace.state is State.OPEN
+    assert trace.summary.startswith("the script leaves its loop in the first step")
+
+
 @pytest.mark.parametrize(
     ("asked", "part"),
     [([5], "Yes:"), ([5, 12, 8], "Yes, in the first 5 of 12 steps:"), ([5000], "Yes, in the first 5 of 5,000 steps:")],

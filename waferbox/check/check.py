@@ -370,10 +370,15 @@ def _counted(count: int, noun: str) -> str:
 
 
 def _why_open(*runs: Run) -> str:
-    """Says why the script did not come to a step."""
+    """Says why the script did not come to the end of a step. The first run is the one on the cluster."""
     for run in runs:
         if run.has_failed:
             return _why_ended(run) if run.failure else f"{_why_ended(run)}; it wrote last:\n{run.log_tail}"
+    if _of(runs[0], ExecutionBegun):
+        return (
+            "the script leaves its loop in the first step, so that there is no whole step. Let the loop go on to its "
+            "second step, or give the DataExecutor num_steps=1"
+        )
     return "the script ran no step on CSX: it iterates no DataExecutor, or its backend is the CPU"
 
 
