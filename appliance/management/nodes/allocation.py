@@ -134,8 +134,10 @@ def lacking(wanted: management_pb2.Acquire, inventory: Inventory) -> Mapping[_Ro
     return {role: count for role, count in missing.items() if count > 0}
 
 
-def waiting_for(wanted: management_pb2.Acquire, inventory: Inventory) -> tuple[str, Sequence[str]]:
+def waiting_for(job: str, wanted: management_pb2.Acquire, inventory: Inventory) -> tuple[str, Sequence[str]]:
     """Describes the nodes that the job lacks and their holders, such as "1 wafer, held by job-1f2e"; empty if none.
+
+    The job itself may hold some of them: it waits again while its former nodes still release it.
 
     Returns:
         The text, and the names of the holders in it.
@@ -144,10 +146,11 @@ def waiting_for(wanted: management_pb2.Acquire, inventory: Inventory) -> tuple[s
     named: dict[str, None] = {}
     lacks = lacking(wanted, inventory)
     for role, count in lacks.items():
-        holders = inventory.holders(role)
-        texts.append(
-            role_of(role).counted(count) + (f", held by {', '.join(holders)}" if holders else ", not in the cluster")
-        )
+        holders = inventory.holders(role, besides=job)
+        places = [f"held by {', '.join(holders)}"] if holders else []
+        if job in inventory.holders(role):
+            places.append("given back by this job just now")
+        texts.append(f"{role_of(role).counted(count)}, {' and '.join(places) or 'not in the cluster'}")
         named.update(dict.fromkeys(holders))
     texts.extend(_at_its_host(node) for node in _without_place(wanted, inventory.free_at) if node.role not in lacks)
     return "; ".join(texts), list(named)

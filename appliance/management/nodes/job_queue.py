@@ -102,7 +102,7 @@ class JobQueue:
         statuses: dict[str, management_pb2.QueueStatus] = {}
         next_job = ""  # the job whose turn it is
         for position, waiting in enumerate(ordered, 1):
-            lacks, holders = waiting_for(waiting.wanted, inventory)
+            lacks, holders = waiting_for(waiting.job, waiting.wanted, inventory)
             if not lacks:
                 lacks = f"its turn, after {next_job}" if next_job else "its nodes"
             if not next_job and possible(waiting.wanted, inventory):

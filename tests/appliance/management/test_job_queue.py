@@ -104,7 +104,7 @@ def test_a_job_in_layer_pipelined_mode_gets_a_wafer_and_its_workers_alone() -> N
     assert possible(asked, Inventory(cluster(wafer=1, worker=2)))
     nodes = cluster(wafer=1, worker=2, memoryx=1, swarmx=1)
     assert counts(lease("one", asked, Inventory(nodes))) == {"wafer": 1, "worker": 2}
-    text, holders = waiting_for(asked, Inventory(nodes))
+    text, holders = waiting_for("two", asked, Inventory(nodes))
     assert text == "1 wafer, held by one; 2 input workers, held by one"
     assert holders == ["one"]
 
@@ -138,16 +138,36 @@ def test_two_jobs_share_a_cluster_of_two_of_each() -> None:
 def test_a_single_wafer_waits_for_no_swarmx_node() -> None:
     nodes = cluster(wafer=4, worker=4, memoryx=2, swarmx=1)
     assert counts(lease("two", wanted(2, shards=1), Inventory(nodes)))["swarmx"] == 1
-    assert waiting_for(wanted(2), Inventory(nodes)) == ("1 SwarmX node, held by two", ["two"])
-    assert waiting_for(wanted(1), Inventory(nodes)) == ("", [])
+    assert waiting_for("four", wanted(2), Inventory(nodes)) == ("1 SwarmX node, held by two", ["two"])
+    assert waiting_for("four", wanted(1), Inventory(nodes)) == ("", [])
     assert "swarmx" not in counts(lease("one", wanted(1), Inventory(nodes)))
     assert possible(wanted(1), Inventory(cluster(wafer=1, worker=1, memoryx=1)))
+
+
+def test_a_job_that_waits_for_its_own_nodes_is_not_their_holder() -> None:
+    """It was idle and gives its nodes back, and already asks for nodes again."""
+    nodes = cluster(wafer=2, worker=2, memoryx=2)
+    assert lease("one", wanted(shards=1), Inventory(nodes))
+    assert lease("two", wanted(shards=1), Inventory(nodes))
+    queue = JobQueue()
+    queue.put(waiting("one"))
+    status = queue.status(nodes)["one"]
+    assert status.waiting_for == "; ".join(
+        f"1 {name}, held by two and given back by this job just now"
+        for name in ("wafer", "input worker", "MemoryX node")
+    )
+    assert [holder.job for holder in status.holders] == ["two"]
+    for node in nodes:
+        node.job = node.job and "one"
+    status = queue.status(nodes)["one"]
+    assert status.waiting_for.startswith("1 wafer, given back by this job just now; ")
+    assert not status.holders
 
 
 def test_the_role_that_lacks_is_the_one_that_is_named() -> None:
     nodes = cluster(wafer=2, worker=2, memoryx=1, swarmx=2)
     assert lease("one", wanted(), Inventory(nodes))
-    assert waiting_for(wanted(), Inventory(nodes)) == ("1 MemoryX node, held by one", ["one"])
+    assert waiting_for("four", wanted(), Inventory(nodes)) == ("1 MemoryX node, held by one", ["one"])
 
 
 def test_the_order_is_priority_then_age_and_nobody_overtakes() -> None:
@@ -282,5 +302,5 @@ def test_no_node_has_two_holders_and_the_order_is_kept(
         # Nobody waits who is next and lacks nothing.
         rest = able[len(admissions) :]
         if rest:
-            assert waiting_for(rest[0].wanted, Inventory(nodes))[0]
+            assert waiting_for(rest[0].job, rest[0].wanted, Inventory(nodes))[0]
         assert [one.job for one in queue.ordered()] == [one.job for one in before if one.job not in running]
