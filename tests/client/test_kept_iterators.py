@@ -62,8 +62,8 @@ def test_the_end_of_a_test_leaves_its_loop_without_another_step(cluster: FakeClu
     assert current_execution() is None
     assert next(batches, None) is None
     assert cstorch.current_backend(raise_exception=False) is None
-    until(lambda: cluster.stopped_after == [1])
-    assert cluster.cancelled == ["job-1"]
+    until(lambda: cluster.cancelled == ["job-1"])
+    assert cluster.stopped_after in ([1], [])  # the end of the job may overtake it
 
 
 def test_an_ended_thread_is_in_no_loop(cluster: FakeCluster, tmp_path: Path) -> None:
