@@ -184,6 +184,11 @@ def test_what_is_refused() -> None:
         sparse.configure(1.5)
     with pytest.raises(ValueError, match="one of static, gmp, set, rigl, not 'magic'"):
         sparse.configure({"algorithm": "magic", "sparsity": 0.5})
+    for config in ("x", None, [0.5], {0.5}):
+        with pytest.raises(TypeError, match=r"configure takes a sparsity such as 0\.9, a dictionary such as"):
+            sparse.configure(config)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="one of static, gmp, set, rigl, not 3"):
+        sparse.configure({"algorithm": 3})
     with pytest.raises(ValueError, match="init_method='random' needs a sparsity"):
         sparse.Static()
     with pytest.raises(ValueError, match="one of constant, linear, exp"):

@@ -29,10 +29,13 @@ def map_sparsity_algorithm(algorithm: str) -> type[SparsityAlgorithm]:
         algorithm: "static", "gmp", "set" or "rigl", in any case.
 
     Raises:
+        TypeError: The argument is no str.
         ValueError: There is no such algorithm.
 
     Reference: release 2.10, `cerebras.pytorch.sparse`.
     """
+    if not isinstance(algorithm, str):
+        raise TypeError(f"a sparsity algorithm is one of {', '.join(_ALGORITHMS)}, not {algorithm!r}")
     if algorithm.lower() not in _ALGORITHMS:
         raise ValueError(f"a sparsity algorithm is one of {', '.join(_ALGORITHMS)}, not {algorithm!r}")
     return _ALGORITHMS[algorithm.lower()]
@@ -51,7 +54,7 @@ def configure(config: float | Mapping[str, Any] | Sequence[Mapping[str, Any]]) -
         The group, for `model.apply` and `optimizer.apply`.
 
     Raises:
-        TypeError: The algorithm does not take an argument.
+        TypeError: The configuration is none of these, or the algorithm does not take an argument.
         ValueError: A name is unknown, or a setting is out of range.
 
     Example:
@@ -66,7 +69,13 @@ def configure(config: float | Mapping[str, Any] | Sequence[Mapping[str, Any]]) -
     group = Group()
     if isinstance(config, (int, float)):
         config = {"algorithm": "static", "sparsity": config}
-    for each in [config] if isinstance(config, Mapping) else config:
+    configs = [config] if isinstance(config, Mapping) else config
+    if not isinstance(configs, Sequence) or not all(isinstance(each, Mapping) for each in configs):
+        raise TypeError(
+            "configure takes a sparsity such as 0.9, a dictionary such as "
+            f'{{"algorithm": "static", "sparsity": 0.9}}, or a list of such dictionaries, not {config!r}'
+        )
+    for each in configs:
         settings = dict(each)
         filters = settings.pop("param_filter", None) or default_sparse_param_filter
         algorithm = map_sparsity_algorithm(settings.pop("algorithm", "static"))(**settings)

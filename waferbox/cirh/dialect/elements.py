@@ -44,6 +44,11 @@ def element_name(dtype: torch.dtype) -> str:
     return element.text
 
 
+def is_element(dtype: torch.dtype) -> bool:
+    """Whether a torch dtype has an element type in CIRH."""
+    return dtype in _BY_DTYPE
+
+
 def element_dtype(name: str) -> torch.dtype:
     """The torch dtype of an element type's name. Raises CirhError for an unknown name."""
     element = _BY_TEXT.get(name)
