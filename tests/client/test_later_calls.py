@@ -426,6 +426,26 @@ def test_what_is_right_is_silent(
 # What the loop changes.
 
 
+def run_with(script: Planted, change: Callable[[Planted, int], None], num_steps: int) -> None:
+    """Runs a loop that makes the change of each step before the step."""
+    steps = itertools.count()
+
+    def body(batch: Any) -> None:
+        change(script, next(steps))
+        script.step(batch)
+
+    script.loop(body, num_steps=num_steps)
+
+
+def warning_of(script: Planted, change: Callable[[Planted, int], None], num_steps: int) -> str:
+    """The only warning of such a loop."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run_with(script, change, num_steps)
+    (message,) = [str(item.message) for item in caught]
+    return message
+
+
 def lower_rate(script: Planted, step: int) -> None:
     for group in script.optimizer.param_groups:
         group["lr"] = 0.1 / (1 + step)
@@ -454,17 +474,7 @@ LOOPS: dict[Callable[[Planted, int], None], str] = {
 def test_what_the_loop_changes_is_said_once(
     cluster: FakeCluster, tmp_path: Path, change: Callable[[Planted, int], None]
 ) -> None:
-    script = Planted(tmp_path, cluster, frozen_beside)
-    steps = itertools.count()
-
-    def body(batch: Any) -> None:
-        change(script, next(steps))
-        script.step(batch)
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        script.loop(body, num_steps=6)
-    (message,) = [str(item.message) for item in caught]
+    message = warning_of(Planted(tmp_path, cluster, frozen_beside), change, num_steps=6)
     assert re.search(LOOPS[change], message), message
     assert "test_later_calls.py:" in message
 
@@ -512,16 +522,7 @@ def test_what_the_loop_sets_later_is_found(
     monkeypatch.setitem(counts, "late", 0)
     script = Planted(tmp_path, cluster, LATE[change][0])
     script.loop(script.step, num_steps=3)
-    steps = itertools.count()
-
-    def body(batch: Any) -> None:
-        change(script, next(steps))
-        script.step(batch)
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        script.loop(body, num_steps=40)
-    (message,) = [str(item.message) for item in caught]
+    message = warning_of(script, change, num_steps=40)
     assert re.search(LATE[change][1], message), message
 
 
@@ -568,16 +569,9 @@ def mode_without_effect(script: Planted, step: int) -> None:
 def test_changes_that_do_not_matter_are_silent(
     cluster: FakeCluster, tmp_path: Path, change: Callable[[Planted, int], None]
 ) -> None:
-    script = Planted(tmp_path, cluster, plain)
-    steps = itertools.count()
-
-    def body(batch: Any) -> None:
-        change(script, next(steps))
-        script.step(batch)
-
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        script.loop(body, num_steps=12)
+        run_with(Planted(tmp_path, cluster, plain), change, num_steps=12)
 
 
 def test_schedules_and_scalers_are_silent(cluster: FakeCluster, tmp_path: Path) -> None:

@@ -128,13 +128,12 @@ def stale(tensor: Any) -> TraceError:
 def other_layout(name: str, layout: torch.layout) -> TraceError:
     """Returns the error for an operation on sparse or nested tensors."""
     if layout is torch.jagged:
-        return TraceError(
-            f"At {user_line()} `{name}` needs a nested tensor, which the Cerebras backend does not "
-            "support. Pad the parts to one length in the input_fn, and leave the padding out by a mask."
-        )
+        kind = "nested"
+        way_out = "Pad the parts to one length in the input_fn, and leave the padding out by a mask."
+    else:
+        kind, way_out = "sparse", "Keep it dense, with zeros or a mask, or select in the input_fn."
     return TraceError(
-        f"At {user_line()} `{name}` needs a sparse tensor, which the Cerebras backend does not "
-        "support. Keep it dense, with zeros or a mask, or select in the input_fn."
+        f"At {user_line()} `{name}` needs a {kind} tensor, which the Cerebras backend does not support. {way_out}"
     )
 
 

@@ -309,6 +309,13 @@ def from_cpu(tensor: torch.Tensor) -> LazyTensor:
     return new_tensor(cell)
 
 
+def known_value(value: Any) -> Any:
+    """Returns a value; that of a device tensor as a CPU tensor, or None if it is not known while the step is traced."""
+    if not isinstance(value, LazyTensor):
+        return value
+    return None if context.recorder is None else context.recorder.known_value(value, None)
+
+
 def cell_of(tensor: torch.Tensor) -> Cell:
     """Returns the cell of a device tensor.
 

@@ -285,12 +285,8 @@ class ProgramCheck:
             return
         self._spent += self._seconds
         assert self._trace is not None
-        kept = PythonState(self._function, self._arguments, keeps=True)
-        with random_state_kept(), random_counter.held(), _requirements_kept():
-            try:
-                found = findings(self._trace, _traced(trace_again), self._compared, now)
-            finally:
-                kept.restore()
+        with self._restored():
+            found = findings(self._trace, _traced(trace_again), self._compared, now)
         self._compared = now
         self._report([(call, finding) for finding in found], [], call)
 
@@ -307,15 +303,11 @@ class ProgramCheck:
         """
         if self._trace is None or self._seconds > _budget(None):
             return False
-        kept = PythonState(self._function, self._arguments, keeps=True)
-        with random_state_kept(), random_counter.held(), _requirements_kept():
-            try:
-                found = findings(self._trace, _traced(trace_with), kept, kept)
-                # What differs with the first batch's objects as well has another cause.
-                if not found or findings(self._trace, _traced(trace_again), kept, kept):
-                    return False
-            finally:
-                kept.restore()
+        with self._restored() as kept:
+            found = findings(self._trace, _traced(trace_with), kept, kept)
+            # What differs with the first batch's objects as well has another cause.
+            if not found or findings(self._trace, _traced(trace_again), kept, kept):
+                return False
         message = (
             f"at {found[0].line} the step of batch {objects.number} {found[0].what}, as the batch has other objects "
             f"than the first, which are no tensors: {objects}. The @cstorch.trace function is traced once, with those "
@@ -351,38 +343,44 @@ class ProgramCheck:
     ) -> list[tuple[int, Finding]]:
         """Traces later calls until one differs, or none can be expected to; returns the first finding and its call."""
         assert self._trace is not None
+        with self._restored() as kept:
+            start = before or kept
+            end = time.thread_time() + _budget(step_seconds)
+            now, number = kept, call
+            while True:
+                found = findings(self._trace, _traced(trace_again), start, now)
+                if found:
+                    return [(number, found[0])]
+                last, now = now, PythonState(self._function, self._arguments, keeps=True)
+                drawn = last.drawn(now)
+                if not any(change.certain for change in last.changes(now)) and not drawn:
+                    return []
+                if number >= min(self._num_steps, call + (_CALLS_WITH_DRAWS if drawn else _CALLS_IN_ORDER) - 1):
+                    break
+                number += 1
+                if _is_over(end, number):
+                    return []
+            steps = last.growth(now)
+            ahead = [far for far in (*_FAR_CALLS, self._num_steps) if number < far <= self._num_steps]
+            for far in sorted(set(ahead)) if steps else ():
+                if _is_over(end, far):
+                    return []
+                now.set_ahead(steps, far - number - 1)
+                later = _traced(trace_again)
+                # An error is no finding here: the script itself may never reach these numbers.
+                if isinstance(later, Trace) and (found := findings(self._trace, later, start, now)):
+                    return [(far, found[0])]
+        return []
+
+    @contextmanager
+    def _restored(self) -> Iterator[PythonState]:
+        """Context in which the step is called once more; it restores all that the call changes. Yields what is kept."""
         kept = PythonState(self._function, self._arguments, keeps=True)
-        start = before or kept
-        end = time.thread_time() + _budget(step_seconds)
         with random_state_kept(), random_counter.held(), _requirements_kept():
             try:
-                now, number = kept, call
-                while True:
-                    found = findings(self._trace, _traced(trace_again), start, now)
-                    if found:
-                        return [(number, found[0])]
-                    last, now = now, PythonState(self._function, self._arguments, keeps=True)
-                    drawn = last.drawn(now)
-                    if not any(change.certain for change in last.changes(now)) and not drawn:
-                        return []
-                    if number >= min(self._num_steps, call + (_CALLS_WITH_DRAWS if drawn else _CALLS_IN_ORDER) - 1):
-                        break
-                    number += 1
-                    if _is_over(end, number):
-                        return []
-                steps = last.growth(now)
-                ahead = [far for far in (*_FAR_CALLS, self._num_steps) if number < far <= self._num_steps]
-                for far in sorted(set(ahead)) if steps else ():
-                    if _is_over(end, far):
-                        return []
-                    now.set_ahead(steps, far - number - 1)
-                    later = _traced(trace_again)
-                    # An error is no finding here: the script itself may never reach these numbers.
-                    if isinstance(later, Trace) and (found := findings(self._trace, later, start, now)):
-                        return [(far, found[0])]
+                yield kept
             finally:
                 kept.restore()
-        return []
 
 
 def _budget(step_seconds: float | None) -> float:

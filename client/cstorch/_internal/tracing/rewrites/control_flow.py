@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 from cstorch._internal.tracing import messages
 from cstorch._internal.tracing.context import context
 from cstorch._internal.tracing.provenance import user_line
-from cstorch._internal.tracing.tensor import LazyTensor
+from cstorch._internal.tracing.tensor import LazyTensor, known_value
 from cstorch.errors import TraceError
 
 Function = Callable[..., Any]
@@ -35,7 +35,7 @@ def cond(pred: Any, true_fn: Function, false_fn: Function, operands: Sequence[An
 
     The gradient is that of torch.where: NaN where the branch that is not taken has an infinite one.
     """
-    chosen = _known(pred)
+    chosen = known_value(pred)
     if chosen is not None:
         return (true_fn if chosen else false_fn)(*operands)
     if pred.numel() != 1:
@@ -52,14 +52,6 @@ def cond(pred: Any, true_fn: Function, false_fn: Function, operands: Sequence[An
     return pytree.tree_unflatten(
         [_chosen(is_true, *pair) for pair in zip(leaves, other_leaves, strict=True)], structure
     )
-
-
-def _known(pred: Any) -> bool | None:
-    """Returns the value of a predicate; None if it is not known while the step is traced."""
-    if isinstance(pred, LazyTensor):
-        assert context.recorder is not None
-        pred = context.recorder.known_value(pred, None)
-    return None if pred is None else bool(pred)
 
 
 def _without_writes(branch: Function, operands: Sequence[Any]) -> Any:
@@ -103,7 +95,7 @@ def _while_loop(
 ) -> Sequence[Any]:
     """torch.while_loop whose conditions are known, as those of a counter."""
     carried = carried_inputs
-    while goes_on := _known(cond_fn(*carried, *additional_inputs)):
+    while goes_on := known_value(cond_fn(*carried, *additional_inputs)):
         carried = body_fn(*carried, *additional_inputs)
     if goes_on is None:
         raise messages.while_loop()

@@ -5,9 +5,8 @@ from typing import Any
 
 import torch
 
-from cstorch._internal.tracing.context import context
 from cstorch._internal.tracing.provenance import user_line
-from cstorch._internal.tracing.tensor import LazyTensor
+from cstorch._internal.tracing.tensor import known_value
 from cstorch.errors import TraceError
 
 
@@ -53,11 +52,6 @@ def _is_mask(part: Any) -> bool:
     return isinstance(part, torch.Tensor) and part.dtype in (torch.bool, torch.uint8)
 
 
-def _is_known(mask: torch.Tensor) -> bool:
-    recorder = context.recorder
-    return not isinstance(mask, LazyTensor) or (recorder is not None and recorder.known_value(mask, None) is not None)
-
-
 def _as_where(
     tensor: torch.Tensor, parts: Sequence[Any], value: Any, *, accumulate: bool
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -67,7 +61,7 @@ def _as_where(
     """
     masks = [part for part in parts if _is_mask(part)]
     if len(masks) > 1 or any(isinstance(part, (torch.Tensor, list)) and not _is_mask(part) for part in parts):
-        if all(map(_is_known, masks)):
+        if all(known_value(mask) is not None for mask in masks):
             return None
         raise TraceError(
             f"at {user_line()} a mask is one of several indices. Make one mask of them (`mask & other`), and write "
@@ -82,7 +76,7 @@ def _as_where(
     if new.dim() > behind:
         picked = new.dim() - behind - 1
         if new.shape[picked] != 1:
-            if _is_known(mask):
+            if known_value(mask) is not None:
                 return None
             raise TraceError(
                 f"at {user_line()} x[mask] = values has a value for each element that the mask chooses. How many those "
