@@ -241,7 +241,8 @@ class EndDeadlines:
     cause_answer: how much longer the script waits for the answer.
     verdict: how long a script waits for the coordinator's cause of a failure.
     last_messages: for the coordinator's last messages to reach the script.
-    report: how long a coordinator whose job has ended waits for management, to report the end.
+    report: how long a coordinator whose job has ended waits for management, to report the end: longer than a script
+        waits for management, to get the cause.
     report_present: the same, where the job was ended from outside and management is there.
     coordinator: until a terminated coordinator has released its nodes.
     signal: until an ingress has passed a signal on to a coordinator.
@@ -258,7 +259,7 @@ class EndDeadlines:
     cause_answer: float = 1.0
     verdict: float = 4.0
     last_messages: float = 2.0
-    report: float = 10.0
+    report: float = 65.0
     report_present: float = 2.0
     coordinator: float = 7.0
     signal: float = 2.0

@@ -295,6 +295,9 @@ class CoordinatedJob:
             self._cancelled(f"the script (pid {self.request.process_id}) has ended")
 
     def _script_is_missing(self) -> None:
+        if self._management.is_briefly_away:
+            self.session.expect()  # the script gets this coordinator's address from management
+            return
         did = "come back" if self._record.was_cut_off else "open a session"
         self._cancelled(f"the client did not {did} within {self._record.session_seconds:g} s")
 

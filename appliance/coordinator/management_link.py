@@ -158,6 +158,15 @@ class ManagementLink:
 
         self._keeping.add_done_callback(ended)
 
+    @property
+    def is_briefly_away(self) -> bool:
+        """Whether management does not answer, and not for so long that nothing waits for it any more."""
+        return bool(self._lost) and asyncio.get_running_loop().time() < self._away_until
+
+    @property
+    def _away_until(self) -> float:
+        return self._lost_at + deadlines.COORDINATION.management_away
+
     async def acquire(self, wanted: management_pb2.Acquire) -> management_pb2.Acquired:
         """Requests nodes; waits as long as the job is in the queue. Raises ManagementLost. For a job without nodes."""
         return await self._await_nodes(management_pb2.CoordinateRequest(acquire=wanted), None)
@@ -205,7 +214,7 @@ class ManagementLink:
         try:
             while pending.answer is None:
                 now = loop.time()
-                away_until = self._lost_at + deadlines.COORDINATION.management_away if self._lost else math.inf
+                away_until = self._away_until if self._lost else math.inf
                 if self._closing or away_until <= now:
                     raise ManagementLost(f"{self._lost or 'the job has ended'}, and the job had no nodes")
                 if deadline <= now:

@@ -467,7 +467,7 @@ class SimulatedCluster:
 
     def _was_away(self) -> bool:
         """Whether management may have been out of reach for longer than a coordinator waits for it."""
-        return not {"kill management", "stall management", "partition"}.isdisjoint(self._kinds())
+        return not {"kill management", "partition"}.isdisjoint(self._kinds())
 
     def _kinds(self) -> set[str]:
         return {fault.kind for fault in self.schedule}

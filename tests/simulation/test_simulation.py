@@ -269,6 +269,15 @@ def test_the_last_report_of_a_coordinator_that_was_stopped_for_a_while_counts(tm
             ],
             id="a node that registers late is not kept for a job that was preempted and has others",
         ),
+        pytest.param(
+            9299350,
+            [
+                Fault(2.847744919245856, "stall a coordinator", 120929604),
+                Fault(10.753849567980778, "stall a client", 383673996),
+                Fault(23.641730146843468, "stall management", 1981912414),
+            ],
+            id="the cause of a job's end reaches a script although management was stopped for twenty seconds",
+        ),
     ],
 )
 def test_a_seed_that_found_a_fault(seed: int, schedule: Sequence[Fault], tmp_path: Path) -> None:

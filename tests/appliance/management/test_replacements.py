@@ -522,6 +522,26 @@ def test_the_link_waits_for_a_node_that_comes_later(cluster: ClusterInProcess, l
     assert {node.member for node in nodes} == {node.member for node in linked.nodes}
 
 
+def test_management_is_away_until_it_is_back_or_given_up(
+    cluster: ClusterInProcess, linked: Linked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not linked.link.is_briefly_away
+    address = cluster.address
+    cluster.stop_management()
+    cluster.until(lambda: linked.link._lost)
+
+    async def is_briefly_away() -> bool:
+        return linked.link.is_briefly_away
+
+    assert linked.run(is_briefly_away()).result(WAIT_SECONDS)
+    with monkeypatch.context() as patch:
+        patch.setattr(deadlines, "COORDINATION", replace(deadlines.COORDINATION, management_away=0.0))
+        assert not linked.run(is_briefly_away()).result(WAIT_SECONDS)
+    cluster.start_management(address)
+    cluster.until(lambda: not linked.link._lost)
+    assert not linked.run(is_briefly_away()).result(WAIT_SECONDS)
+
+
 def test_a_coordinator_of_another_version_says_so(linked: Linked, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was installed while the cluster ran."""
     monkeypatch.setattr(management_link, "WIRE_VERSION", "0.1.0+new")
