@@ -92,12 +92,13 @@ venv: .venv/.complete
 
 # torch first, at one version: a range would let pip weigh builds with CUDA. TORCH can be given, another release of the
 # range in pyproject.toml; so can TORCH_INDEX, the URL of an index of CPU wheels of torch, which spare several GB of CUDA
-# libraries. pip shows the progress of these minutes.
+# libraries. pip shows the progress of these minutes. Python compiles the modules that are imported: most of twenty
+# thousand never are.
 .venv/.complete: pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install $(TORCH_INDEX:%=--index-url %) torch==$(or $(TORCH),2.13.0)
-	$(BIN)/pip install --editable ".[dev]"
+	$(BIN)/pip install --no-compile $(TORCH_INDEX:%=--index-url %) torch==$(or $(TORCH),2.13.0)
+	$(BIN)/pip install --no-compile --editable ".[dev]"
 	touch $@
 
 # Renders the chart in tests.

@@ -69,6 +69,7 @@ class FakeCluster:
     stopped_after: list[int] = field(default_factory=list)  # the steps after which the script left its loops
     finished: list[bool] = field(default_factory=list)  # whether the script cancelled the job
     sessions_ended: threading.Event = field(default_factory=threading.Event)
+    sessions: "list[queue.SimpleQueue[node_pb2.Failure | None]]" = field(default_factory=list)  # what ends each
     steps_run: int = 0
     step_seconds: float = 0.01
     run_ahead_steps: int = 4
@@ -176,18 +177,21 @@ class Coordinator(coordinator_pb2_grpc.CoordinatorServicer):
         self, request: coordinator_pb2.SessionRequest, context: grpc.ServicerContext
     ) -> Iterator[coordinator_pb2.SessionResponse]:
         assert request.token == "secret"
-        ended = threading.Event()
-        context.add_callback(ended.set)
+        end: queue.SimpleQueue[node_pb2.Failure | None] = queue.SimpleQueue()
+        self._cluster.sessions.append(end)
+        context.add_callback(lambda: end.put(None))
         job = len(self._cluster.created)
         yield coordinator_pb2.SessionResponse(opened=coordinator_pb2.SessionOpened())
         for status in self._cluster.waits:
             yield coordinator_pb2.SessionResponse(queue=status)
         yield coordinator_pb2.SessionResponse(ready=coordinator_pb2.JobReady())
-        ended.wait(60)
+        failure = end.get(timeout=60)
+        if failure is not None:
+            yield coordinator_pb2.SessionResponse(failure=failure)
+            return
         if job == len(self._cluster.created):
             self._cluster.live.clear()
         self._cluster.sessions_ended.set()
-        yield from ()
 
     def Shards(
         self, request: coordinator_pb2.ShardsRequest, context: grpc.ServicerContext

@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 import pytest
 import torch
-from fake_cluster import FakeCluster
+from fake_cluster import FakeCluster, until
 from halved_weight import Setup, run
 
 import cstorch
@@ -19,6 +19,7 @@ from cstorch.errors import (
     ConfigurationError,
     InputError,
     NodeLostError,
+    StateError,
     VersionMismatchError,
 )
 from waferbox import deadlines
@@ -90,6 +91,31 @@ def test_failures_of_the_cluster_become_exceptions(
     report = cstorch.step_closure(lambda loss: None)
     with pytest.raises(error, match=message):
         run(setup.executor(5), lambda batch: report(setup.step(batch)))
+
+
+def test_a_loop_that_is_left_after_the_job_has_ended_says_why(
+    cluster: FakeCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    setup = Setup(cluster, tmp_path)
+    failure = node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, node="wafer-0", message="wafer-0 (pid 7) died")
+
+    @cstorch.step_closure
+    def lose_the_job() -> None:
+        cluster.sessions[0].put(failure)
+        assert session is not None
+        job = session.job()
+        until(lambda: not job.alive)
+        executor.stop()
+
+    executor = setup.executor(20)
+    session = setup.backend.target().session
+    for batch in executor:
+        setup.step(batch)
+        lose_the_job()
+    assert "The loop was left after step 1 of 20, when the job had ended: wafer-0 (pid 7) died" in caplog.text
+    for _ in range(2):
+        with pytest.raises(StateError, match=r"the job ended in the execution that changed it: wafer-0 \(pid 7\) died"):
+            setup.weight()
 
 
 def test_a_compile_error_and_a_version_mismatch(cluster: FakeCluster, tmp_path: Path) -> None:

@@ -359,7 +359,10 @@ class ClusterExecution(Execution):
             return
         self.give_up()
         if self._is_running or self._done < executor.num_steps:
-            self._session.abandon_job(NO_STEP if job.recovers else NOT_RECOVERABLE)
+            if job.failure is not None and not stream.has_failed:
+                text = "The loop was left after step %d of %d, when the job had ended: %s"
+                logger.error(text, self._done, executor.num_steps, job.failure)
+            self._session.abandon_job(_reason_of_loss(job))
 
     # --- After the script has left the loop, as LeftExecution ---------------------------------------------------------
 
@@ -370,7 +373,8 @@ class ClusterExecution(Execution):
             self._settle()
         except BaseException:
             self.give_up()
-            self._session.abandon_job(NO_STEP)
+            assert self._job is not None
+            self._session.abandon_job(_reason_of_loss(self._job))
             raise
         self.give_up()
 
@@ -396,6 +400,13 @@ class ClusterExecution(Execution):
             return closure.run()
         self._step.call_closure(closure)
         return None
+
+
+def _reason_of_loss(job: ClientJob) -> str:
+    """Returns why states of an execution that did not come to its end cannot be read."""
+    if job.failure is not None:
+        return f"the job ended in the execution that changed it: {job.failure}"
+    return NO_STEP if job.recovers else NOT_RECOVERABLE
 
 
 @cache
