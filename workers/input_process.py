@@ -331,6 +331,7 @@ def prepare_message(request: node_pb2.PrepareInput) -> Prepare:
         settings=input_settings,
         python_paths=tuple(request.python_paths),
         last_python_paths=tuple(request.last_python_paths),
+        interpreter_python_paths=tuple(request.interpreter_python_paths),
         working_directory=request.working_directory,
         redivided=request.redivided,
         input_names=tuple(request.input_names),

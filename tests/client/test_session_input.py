@@ -7,34 +7,37 @@ from pathlib import Path
 
 import pytest
 
-from cstorch._internal.session.execution.input import _own_paths, prepared_input
+from cstorch._internal.session.execution.input import _search_paths, prepared_input
 from cstorch.distributed.cluster_config import ClusterConfig
 
 
 def test_own_folders_keep_their_places_before_and_after_the_interpreter() -> None:
     library, packages = sysconfig.get_path("stdlib"), site.getsitepackages()[0]
     paths = ["", "/usr/src/app", library, f"{library}/lib-dynload", packages, "/opt/appended", f"{packages}/egg"]
-    assert _own_paths(paths) == ([str(Path.cwd()), "/usr/src/app"], ["/opt/appended"])
-    assert _own_paths(["/usr/src/app"]) == (["/usr/src/app"], [])
+    assert _search_paths(paths) == ([str(Path.cwd()), "/usr/src/app"], ["/opt/appended"], paths[2:])
+    assert _search_paths(["/usr/src/app"]) == (["/usr/src/app"], [], [])
 
 
 def test_an_environment_within_the_project_does_not_hide_the_project() -> None:
     project = str(Path(sys.prefix).parent)
-    assert _own_paths([project, sysconfig.get_path("purelib")]) == ([project], [])
+    packages = sysconfig.get_path("purelib")
+    assert _search_paths([project, packages]) == ([project], [], [packages])
 
 
 def test_the_interpreter_has_nothing_of_its_own_among_them() -> None:
     version = "{}{}".format(*sys.version_info)
     library = sysconfig.get_path("stdlib")
-    assert _own_paths([f"{sys.base_prefix}/{sys.platlibdir}/python{version}.zip", library]) == ([], [])
+    paths = [f"{sys.base_prefix}/{sys.platlibdir}/python{version}.zip", library]
+    assert _search_paths(paths) == ([], [], paths)
 
 
 def test_a_folder_that_a_package_has_put_before_all_changes_no_order() -> None:
     package = f"{sysconfig.get_path('purelib')}/ray/thirdparty_files"
     paths = [package, "/usr/src/app", sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "/opt/appended"]
-    before, after = _own_paths(paths)
+    before, after, same = _search_paths(paths)
     assert before == [str(Path(package).resolve()), "/usr/src/app"]
     assert after == ["/opt/appended"]
+    assert same == paths[2:]
 
 
 def test_the_arguments_of_the_script_are_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ def prepare_of(*, worker: int = 0, num_workers: int = 1, wafer: int = 0, num_csx
         settings=settings,
         python_paths=(),
         last_python_paths=(),
+        interpreter_python_paths=(),
         working_directory="",
         redivided=False,
         input_names=(),

@@ -128,6 +128,30 @@ def test_folders_of_the_script_come_in_the_scripts_order(
         assert harness.batch() == [10] * ROWS
 
 
+def test_packages_come_from_the_folder_that_the_script_has_first(prepare: Prepare, tmp_path: Path) -> None:
+    """A *.pth file of an environment puts folders before those of the environment that it is made upon."""
+    for number, folder in enumerate(("linked", "packages")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "only_here.py").write_text(f"NUMBER = {number}\n")
+    linked, packages = (str(tmp_path / folder) for folder in ("linked", "packages"))
+
+    def local_input_fn(rows: int) -> Any:
+        import only_here
+
+        return [(torch.full((rows, 3), float(only_here.NUMBER)), torch.full((rows,), only_here.NUMBER))]
+
+    local_input_fn.__module__ = "__main__"
+    own = [path for path in sys.path if path]
+    for paths, number in (([*own, linked, packages], 0), ([*own, packages, linked], 1)):
+        request = prepare(local_input_fn, ROWS, last_python_paths=[linked], interpreter_python_paths=paths)
+        with running(request) as harness:
+            assert harness.batch() == [number] * ROWS
+    # Another interpreter's folders are of no use to this one.
+    request = prepare(local_input_fn, ROWS, last_python_paths=[linked], interpreter_python_paths=["/usr/lib/python3.9"])
+    with running(request) as harness:
+        assert harness.batch() == [0] * ROWS
+
+
 def test_a_shuffled_torch_loader_gives_what_it_would_here(prepare: Prepare) -> None:
     torch.manual_seed(3)
     with running(prepare(input_functions.random_rows, ROWS)) as harness:

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import sys
+import sysconfig
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -209,8 +210,7 @@ def build(prepare: Prepare, builder: bytes) -> tuple[Any, str]:
     Returns the loader, at the position that the client has loaded, and the name and place of the input_fn. Raises
     InputFailure.
     """
-    first, last = prepare.python_paths, prepare.last_python_paths
-    sys.path[:] = [*first, *(path for path in sys.path if path not in (*first, *last)), *last]
+    sys.path[:] = _search_path(prepare, sys.path)
     if os.path.isdir(prepare.working_directory):  # Another host may not have the folder.
         os.chdir(prepare.working_directory)
     os.environ[INPUT_VARIABLE] = encode(prepare.settings).decode()
@@ -239,6 +239,15 @@ def build(prepare: Prepare, builder: bytes) -> tuple[Any, str]:
     if not hasattr(loader, "__iter__"):
         raise InputFailure(f"the input_fn returned {type(loader).__name__}, which is not an iterable of batches")
     return loader, _source(recipe["input_fn"])
+
+
+def _search_path(prepare: Prepare, own: Sequence[str]) -> list[str]:
+    """Returns sys.path for the input_fn. own: that of this process."""
+    first, last, same = prepare.python_paths, prepare.last_python_paths, prepare.interpreter_python_paths
+    if sysconfig.get_path("stdlib") in same:
+        # In its order: a *.pth file may have put folders between those of the interpreter, with other versions.
+        return [*first, *same, *(path for path in own if path not in (*first, *same))]
+    return [*first, *(path for path in own if path not in (*first, *last)), *last]
 
 
 def _read_builder(builder: bytes) -> dict[str, Any]:

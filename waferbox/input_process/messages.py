@@ -69,7 +69,9 @@ class Prepare:
     Attributes:
         settings: the settings of the job that the input_fn can read.
         python_paths: the folders that come first in sys.path.
-        last_python_paths: the folders that come last in sys.path.
+        last_python_paths: the folders that come last in sys.path, after those of this process's interpreter.
+        interpreter_python_paths: sys.path of the script from the first folder of its interpreter on. It is used in
+            place of these, with its order, if the standard library is the same.
         working_directory: the script's; ignored on a host that does not have it.
         redivided: whether the job has lost wafers, so that a part that the input_fn makes has the wrong size.
         input_names: the tensors that the step takes, by name; empty: all, in the order of the first batch.
@@ -79,6 +81,7 @@ class Prepare:
     settings: InputSettings
     python_paths: tuple[str, ...]
     last_python_paths: tuple[str, ...]
+    interpreter_python_paths: tuple[str, ...]
     working_directory: str
     redivided: bool
     input_names: tuple[str, ...]

@@ -246,6 +246,7 @@ class PrepareInput(_message.Message):
     REDIVIDED_FIELD_NUMBER: _builtins.int
     INPUT_NAMES_FIELD_NUMBER: _builtins.int
     VENDOR_BUILDER_FIELD_NUMBER: _builtins.int
+    INTERPRETER_PYTHON_PATHS_FIELD_NUMBER: _builtins.int
     SCRIPT_ARGUMENTS_FIELD_NUMBER: _builtins.int
     loader: _builtins.str
     builder: _builtins.bytes
@@ -284,6 +285,12 @@ class PrepareInput(_message.Message):
         """
 
     @_builtins.property
+    def interpreter_python_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """sys.path of the script from the first folder of its interpreter on, in place of last_python_paths where the standard
+        library is the same.
+        """
+
+    @_builtins.property
     def script_arguments(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """sys.argv of the script, in the encoding of its file names; empty: none"""
 
@@ -306,11 +313,12 @@ class PrepareInput(_message.Message):
         redivided: _builtins.bool = ...,
         input_names: _abc.Iterable[_builtins.str] | None = ...,
         vendor_builder: _builtins.bool = ...,
+        interpreter_python_paths: _abc.Iterable[_builtins.str] | None = ...,
         script_arguments: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["builder", b"builder", "half_type", b"half_type", "input_names", b"input_names", "interpreter", b"interpreter", "last_python_paths", b"last_python_paths", "loader", b"loader", "mixed_precision", b"mixed_precision", "mount_dirs", b"mount_dirs", "num_csx", b"num_csx", "num_workers", b"num_workers", "python_paths", b"python_paths", "redivided", b"redivided", "script_arguments", b"script_arguments", "vendor_builder", b"vendor_builder", "wafer", b"wafer", "worker", b"worker", "working_directory", b"working_directory"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["builder", b"builder", "half_type", b"half_type", "input_names", b"input_names", "interpreter", b"interpreter", "interpreter_python_paths", b"interpreter_python_paths", "last_python_paths", b"last_python_paths", "loader", b"loader", "mixed_precision", b"mixed_precision", "mount_dirs", b"mount_dirs", "num_csx", b"num_csx", "num_workers", b"num_workers", "python_paths", b"python_paths", "redivided", b"redivided", "script_arguments", b"script_arguments", "vendor_builder", b"vendor_builder", "wafer", b"wafer", "worker", b"worker", "working_directory", b"working_directory"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

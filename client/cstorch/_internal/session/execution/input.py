@@ -35,13 +35,14 @@ def prepared_input(builder: bytes, config: ClusterConfig, artifact_dir: Path) ->
         config: The folders to add and to mount.
         artifact_dir: The folder of the execution.
     """
-    before, after = _own_paths(sys.path)
+    before, after, same = _search_paths(sys.path)
     return node_pb2.PrepareInput(
         loader=loader_name(artifact_dir),
         builder=builder,
         interpreter=sys.executable,
         python_paths=[*_absolute(config.python_paths), *before],
         last_python_paths=after,
+        interpreter_python_paths=same,
         working_directory=process_folder(),
         mount_dirs=_absolute(config.mount_dirs),
         half_type=half_type(),
@@ -50,8 +51,11 @@ def prepared_input(builder: bytes, config: ClusterConfig, artifact_dir: Path) ->
     )
 
 
-def _own_paths(paths: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Returns the script's own folders in sys.path: those before, and those after the interpreter's."""
+def _search_paths(paths: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+    """Returns the parts of sys.path: the script's own folders before, and after the interpreter's; and all after these.
+
+    The first folder of the interpreter begins the third part, which has the second.
+    """
     installed = {*site.getsitepackages(), site.getusersitepackages()}
     installed |= {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     version = "{}{}".format(*sys.version_info)
@@ -64,7 +68,7 @@ def _own_paths(paths: Sequence[str]) -> tuple[list[str], list[str]]:
     # The interpreter's folders begin with a root; a package may have put a folder inside of one before them (ray does).
     first = next((index for index, path in enumerate(resolved) if path in roots), len(resolved))
     after = [str(path) for path, is_own in zip(resolved[first:], own[first:], strict=True) if is_own]
-    return [str(path) for path in resolved[:first]], after
+    return [str(path) for path in resolved[:first]], after, [os.path.abspath(path) for path in paths[first:]]
 
 
 def _absolute(folders: Sequence[str]) -> list[str]:
