@@ -509,7 +509,7 @@ def late(net: Net, x: torch.Tensor) -> torch.Tensor:
 LATE: dict[Callable[[Planted, int], None], tuple[Callable[[Net, torch.Tensor], torch.Tensor], str]] = {
     set_later: (warm, r"call 4 of the step .*temperature was 1.0 and is 2.0"),
     set_at_last: (rated, r"call 40 of the step .*rate was .* and is 0.5"),
-    set_in_a_dictionary: (late, r"call 27 of the step .*counts\['late'\] was 0 and is 1"),
+    set_in_a_dictionary: (late, r"call 32 of the step .*counts\['late'\] was 0 and is 1"),
 }
 
 
@@ -526,10 +526,11 @@ def test_what_the_loop_sets_later_is_found(
     assert re.search(LATE[change][1], message), message
 
 
+@pytest.mark.parametrize(("seconds", "again"), [(0.2, 2), (1.1, 1)])
 def test_values_that_grow_without_effect_do_not_slow_the_loop_down(
-    cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, again: int
 ) -> None:
-    monkeypatch.setattr(program_check, "LEAST_SECONDS", 0.5)
+    """They are a reason to trace the step again when they are first seen to change, and in the last call."""
     script = Planted(tmp_path, cluster, plain)
     traced: list[int] = []
 
@@ -540,17 +541,21 @@ def test_values_that_grow_without_effect_do_not_slow_the_loop_down(
     monkeypatch.setattr(program_check, "findings", findings)
     original = program_check.ProgramCheck.traced
 
-    def slow(self: program_check.ProgramCheck, trace: Any, seconds: float) -> None:
-        original(self, trace, 0.2)
+    def slow(self: program_check.ProgramCheck, trace: Any, _: float) -> None:
+        original(self, trace, seconds)
 
     monkeypatch.setattr(program_check.ProgramCheck, "traced", slow)
 
     def body(batch: Any) -> None:
         script.model.count += 1
+        script.model.seen.append(script.model.count)
         script.step(batch)
 
     script.loop(body, num_steps=100)
-    assert len(traced) == 3  # the second call, and two for which there was time
+    assert traced == [2, 4, 100][: 1 + again]
+    traced.clear()
+    script.loop(body, num_steps=100)  # what the session knows
+    assert traced == []
 
 
 def unused_setting(script: Planted, step: int) -> None:

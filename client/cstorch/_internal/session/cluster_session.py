@@ -89,7 +89,8 @@ class ClusterSession:
 
     def __init__(self, config: ClusterConfig, compile_dir: str, cluster: Management | EmbeddedCluster) -> None:
         self._config = replace(config)  # a copy: the script may change its own
-        self.checked_programs: set[tuple[Hashable, bytes]] = set()  # those whose later calls were traced
+        # Those whose later calls were traced, with the Python values whose change made no difference.
+        self.checked_programs: dict[tuple[Hashable, bytes], set[str]] = {}
         self._first_trains: bool | None = None  # whether the first compiled step trains
         self._compile_dir = compile_dir
         self._strategy = execution_strategy()  # of the job

@@ -21,7 +21,7 @@ from cstorch._internal.execution import Executor
 from cstorch._internal.log import logged_if_slow
 from cstorch._internal.session.cluster_session import Target
 from cstorch._internal.session.execution.cluster_execution import ClusterExecution
-from cstorch._internal.session.execution.program_check import CheckedProgram, ProgramCheck, report
+from cstorch._internal.session.execution.program_check import CheckedPrograms, ProgramCheck, report
 from cstorch._internal.session.execution.traced_step import TracedStep
 from cstorch._internal.tracing import (
     LazyTensor,
@@ -126,7 +126,7 @@ class TracedFunction(TracedStep):
 
     Args:
         num_steps: The number of steps of the execution.
-        checked: The programs whose later calls earlier executions have checked.
+        checked: What earlier executions have checked.
     """
 
     another_program = (
@@ -135,7 +135,7 @@ class TracedFunction(TracedStep):
         "in place"
     )
 
-    def __init__(self, num_steps: int, checked: set[CheckedProgram]) -> None:
+    def __init__(self, num_steps: int, checked: CheckedPrograms) -> None:
         super().__init__()
         self.step_seconds: float | None = None  # the time of a step on the cluster, once it is known
         self.changed_objects: Sequence[ChangedObjects] = ()  # in the batches after the first
@@ -328,9 +328,7 @@ class FunctionExecution(ClusterExecution):
 
     def __init__(self, executor: Executor, target: Target) -> None:
         session = target.session
-        checked = (
-            session.checked_programs if session is not None else set()
-        )  # without a session only one step is traced
+        checked = session.checked_programs if session is not None else {}  # without a session one step is traced
         self._function = TracedFunction(executor.asked_steps, checked)
         super().__init__(executor, target, self._function)
 

@@ -5,9 +5,10 @@ A difference is a warning, or an error if the user sets WAFERBOX_STRICT.
 
 import hashlib
 import logging
+import re
 import time
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -182,7 +183,8 @@ logger = logging.getLogger("cstorch.execution")
 # The check may take the time of ten steps, or five seconds: steps of small models are shorter than any trace.
 MOST_STEPS = 10
 LEAST_SECONDS = 5.0
-_MOST_OF_RUN = 0.02  # of the time of all steps; more only up to the limits above
+_MOST_OF_RUN = 0.02  # of the time of all steps; more only up to the limits above and below
+_LEAST_LAST_SECONDS = 1.0  # for the last call, if only values have changed whose change made no difference before
 CHECKED_SECONDS = 300.0  # in a checked run, for which nobody waits in vain
 
 _CALLS_IN_ORDER = 3  # from the second on
@@ -190,7 +192,8 @@ _CALLS_WITH_DRAWS = 20  # the same, if calls draw random numbers: a branch may b
 _FAR_CALLS = (5, 6, 8, 10, 12, 16, 20, 32, 50, 64, 100, 128, 200, 256, 500, 512, 1000, 1024, 2000, 10_000)
 
 TraceAgain = Callable[[], Trace]
-CheckedProgram = tuple[Hashable, bytes]  # the code of a function, and the digest of its program
+# By the code of a function and the digest of its program: names of Python values whose change made no difference to it.
+CheckedPrograms = dict[tuple[Hashable, bytes], set[str]]
 
 
 class ProgramCheck:
@@ -202,18 +205,19 @@ class ProgramCheck:
     all is that of the processor, so that a busy machine finds the same.
 
     A session does this once for each function and program, so that it does not slow down many short executions. Later,
-    after each quarter more of calls and in the last one, the step is traced again if a Python value that it can reach
-    has changed: what the script's loop has set is found at the latest then, unless it was set back.
+    after twice as many calls each time and in the last one, the step is traced again if a Python value that it can
+    reach has changed: what the script's loop has set is found at the latest then, unless it was set back. A value whose
+    change made no difference, as a counter's, is a reason in the last call alone.
 
     Args:
         function: The traced function.
         arguments: The arguments of its first call, by name.
         num_steps: The number of steps of the execution.
-        checked: The functions and programs that executions of the session have checked; this one is added.
+        checked: What executions of the session have checked; this one is added.
     """
 
     def __init__(
-        self, function: Callable[..., Any], arguments: Mapping[str, Any], num_steps: int, checked: set[CheckedProgram]
+        self, function: Callable[..., Any], arguments: Mapping[str, Any], num_steps: int, checked: CheckedPrograms
     ) -> None:
         self._function = function
         self._checked = checked
@@ -222,7 +226,9 @@ class ProgramCheck:
         self._before: PythonState | None = PythonState(function, arguments)
         self._compared: PythonState | None = None  # when the step was last traced; None: it is not traced again
         self._next_look = 0  # the call in which Python values are compared with those
-        self._spent = 0.0  # seconds, on tracing since the first check
+        self._harmless: set[str] = set()  # names of values whose change made no difference
+        self._is_first = True  # whether no execution of the session has checked the program before
+        self._spent = 0.0  # seconds of a processor, since the first check
         self._trace: Trace | None = None
         self._seconds = 0.0
         self._loop_values: LoopValues | None = None
@@ -256,7 +262,9 @@ class ProgramCheck:
         found: list[tuple[int, Finding]] = []
         before, self._before = self._before, None
         if before is not None:
-            self._compared, self._next_look = before, call + 1
+            self._compared, self._next_look = before, 2 * call
+            self._is_first = key not in self._checked
+            self._harmless = self._checked.get(key, self._harmless)
         if not is_cheap:
             if before is not None:
                 logger.info(
@@ -266,7 +274,7 @@ class ProgramCheck:
                     MOST_STEPS,
                 )
         elif changes or key not in self._checked:
-            self._checked.add(key)
+            self._checked[key] = self._harmless
             self._compared = PythonState(self._function, self._arguments)
             found = self._look_ahead(before, call, step_seconds or 0.0, trace_again)
             if not found:
@@ -277,18 +285,28 @@ class ProgramCheck:
         """Traces the step once more if a Python value has changed since it was last traced; reports a difference."""
         if self._compared is None or call not in (self._next_look, self._num_steps):
             return
-        self._next_look = call + max(1, call // 4)
+        self._next_look = 2 * call
+        began = time.thread_time()
         now = PythonState(self._function, self._arguments)
-        if not any(change.certain for change in self._compared.changes(now)):
-            return
-        if self._spent + self._seconds > max(_budget(step_seconds), _MOST_OF_RUN * call * (step_seconds or 0.0)):
-            return
-        self._spent += self._seconds
-        assert self._trace is not None
-        with self._restored():
-            found = findings(self._trace, _traced(trace_again), self._compared, now)
-        self._compared = now
+        changed = {_kind(change.name) for change in self._compared.changes(now) if change.certain}
+        found: list[Finding] = []
+        if changed and self._spent + self._seconds <= self._seconds_for(changed, call, step_seconds):
+            assert self._trace is not None
+            with self._restored():
+                found = findings(self._trace, _traced(trace_again), self._compared, now)
+            self._compared = now
+            self._harmless |= changed
+        self._spent += time.thread_time() - began
         self._report([(call, finding) for finding in found], [], call)
+
+    def _seconds_for(self, changed: Collection[str], call: int, step_seconds: float | None) -> float:
+        """Returns the seconds that all such traces together may take, if these values have changed."""
+        of_run = _MOST_OF_RUN * call * (step_seconds or 0.0)
+        if not self._harmless.issuperset(changed):
+            return max(of_run, _budget(step_seconds))
+        if call < self._num_steps:
+            return 0.0
+        return max(of_run, _LEAST_LAST_SECONDS) if self._is_first else of_run
 
     def check_objects(self, objects: ChangedObjects, trace_with: TraceAgain, trace_again: TraceAgain) -> bool:
         """Reports that a later batch's strings or other objects make another program of the step; returns whether.
@@ -381,6 +399,11 @@ class ProgramCheck:
                 yield kept
             finally:
                 kept.restore()
+
+
+def _kind(name: str) -> str:
+    """Returns the name of a Python value without its place in a container: a list that grows has one."""
+    return re.sub(r"\[[^\]]*\]", "[]", name)
 
 
 def _budget(step_seconds: float | None) -> float:
