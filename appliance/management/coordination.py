@@ -90,8 +90,11 @@ class Coordination:
         self._outbox.put(management_pb2.CoordinateResponse(queue=self._jobs.with_holders(status)))
 
     def admitted(self, nodes: Sequence[management_pb2.NodeInfo]) -> None:
+        now = seconds_since_1970(self._clock)
+        self._job.started = self._job.started or now
+        if not self._job.nodes:
+            self._job.admitted = now
         self._job.nodes = nodes
-        self._job.started = self._job.started or seconds_since_1970(self._clock)
         leased = [with_lease(node, self._job.name, self._clock.time_ns()) for node in nodes]
         self._outbox.put(management_pb2.CoordinateResponse(acquired=management_pb2.Acquired(nodes=leased)))
 

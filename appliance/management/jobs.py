@@ -25,10 +25,11 @@ class JobEntry:
     name: str
     request: management_pb2.CreateJobRequest
     token: str  # shown by the coordinator to management, and by the client to the coordinator
-    created: float  # this and the next two: in seconds since 1970
+    created: float  # this and the next four: in seconds since 1970
     started: float = 0.0  # 0: no nodes yet
+    admitted: float = 0.0  # the last time: an idle job may give back all its nodes, and get others
     ended: float = 0.0  # 0: it is live
-    idle_since: float = 0.0  # seconds since 1970; 0: it is not between executions
+    idle_since: float = 0.0  # 0: it is not between executions
     coordinator: str = ""  # its address, after its hello
     report: management_pb2.JobReport = field(
         default_factory=lambda: management_pb2.JobReport(phase=management_pb2.JOB_PHASE_STARTING)
@@ -146,7 +147,8 @@ class JobTable:
         described.CopyFrom(status)
         for holder in described.holders:
             if (job := self._live.get(holder.job)) is not None:
-                holder.user, holder.since, holder.idle_since = job.request.user, job.started, job.idle_since
+                since = job.admitted or job.started  # of a job that is older than this service only the first is known
+                holder.user, holder.since, holder.idle_since = job.request.user, since, job.idle_since
         return described
 
     def all_live(self) -> Sequence[JobEntry]:

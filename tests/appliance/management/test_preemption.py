@@ -1,7 +1,9 @@
 """Which idle jobs are preempted, and what management knows of them."""
 
+import asyncio
 from collections.abc import Sequence
 
+from appliance.management.coordination import Coordination
 from appliance.management.jobs import JobTable
 from appliance.management.nodes.job_queue import Waiting
 from appliance.management.nodes.registry import NodeRegistry
@@ -108,3 +110,34 @@ def test_a_job_is_idle_since_the_end_of_its_last_execution() -> None:
         described, unknown = jobs.with_holders(status).holders
         assert described == management_pb2.Holder(job="job-1", user="ada", since=50.0, idle_since=since)
         assert unknown == management_pb2.Holder(job="gone")
+
+
+class _SetClock:
+    """A clock whose time a test sets."""
+
+    seconds = 0.0
+
+    def time_ns(self) -> int:
+        return int(self.seconds * 1e9)
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+
+def test_a_job_that_was_preempted_holds_its_nodes_since_it_got_them_again() -> None:
+    clock = _SetClock()
+    jobs = JobTable(clock)
+    node = management_pb2.NodeInfo(node_id="n1", role=node_pb2.ROLE_WAFER)
+    since: list[float] = []
+
+    async def admit() -> None:
+        job = jobs.create("job-1", management_pb2.CreateJobRequest(), "")
+        coordination = Coordination(job, jobs, NodeRegistry(5.0, clock, lambda node, reason: None), clock)
+        status = management_pb2.QueueStatus(holders=[management_pb2.Holder(job="job-1")])
+        for clock.seconds, nodes in ((10.0, [node]), (20.0, [node]), (30.0, []), (40.0, [node])):
+            coordination.admitted(nodes)
+            since.append(jobs.with_holders(status).holders[0].since)
+        assert job.started == 10.0
+
+    asyncio.run(admit())
+    assert since == [10.0, 10.0, 10.0, 40.0]
