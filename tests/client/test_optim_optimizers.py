@@ -1,5 +1,6 @@
 """The optimizers against torch's, or against a reference in float64 where the rules differ on purpose."""
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -255,10 +256,113 @@ def test_state_dict_round_trip_continues_exactly() -> None:
 
 def test_state_of_another_optimizer_is_refused() -> None:
     saved = AdamW(parameters()).state_dict()
-    with pytest.raises(ValueError, match="'exp_avg' for parameter 0, which SGD does not keep"):
+    with pytest.raises(ValueError, match="'exp_avg_sq' for parameter 0, which Lion does not keep"):
+        cstorch.optim.Lion(parameters()).load_state_dict(saved)
+    with pytest.raises(ValueError, match="no 'momentum', which SGD needs; was it saved from another"):
         SGD(parameters(), lr=0.1, momentum=0.9).load_state_dict(saved)
-    with pytest.raises(ValueError, match="size of optimizer's group"):
+    with pytest.raises(ValueError, match=r"state dict have \[3\] parameters, those of this optimizer \[2\]; make it"):
         AdamW(parameters()[:2]).load_state_dict(saved)
+    with pytest.raises(ValueError, match=r"group 0 of the loaded state dict has no 'betas', 'eps', which AdamW needs"):
+        AdamW(parameters()).load_state_dict(torch.optim.SGD(parameters()).state_dict())
+
+
+def of_torch(optimizer: type[torch.optim.Optimizer], own: list[torch.Tensor], **settings: Any) -> torch.optim.Optimizer:
+    """An optimizer of torch after three steps."""
+    made = optimizer(own, **settings)
+    for _ in range(3):
+        torch.stack([(p**2).sum() for p in own]).sum().backward()
+        made.step()
+        made.zero_grad()
+    return made
+
+
+def test_a_refused_state_dict_changes_nothing() -> None:
+    saved = of_torch(torch.optim.SGD, parameters(), lr=0.7, momentum=0.9).state_dict()
+    saved["state"][2]["other"] = torch.ones(())
+    own = parameters()
+    optimizer = SGD(own, lr=0.1, momentum=0.5)
+    with pytest.raises(ValueError, match="'other' for parameter 2, which SGD does not keep"):
+        optimizer.load_state_dict(saved)
+    assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["momentum"]) == (0.1, 0.5)
+    assert not any(optimizer.state[p]["momentum_buffer"].any() for p in own)
+
+
+def test_settings_that_the_loaded_groups_do_not_have_keep_their_values() -> None:
+    """Groups of torch's AdamW have no correct_bias; those of old checkpoints have no l2_regularization_rate either."""
+    own = parameters()
+    optimizer = AdamW([{"params": own, "tags": "all"}], correct_bias=False)
+    optimizer.load_state_dict(torch.optim.AdamW(parameters(), lr=0.5).state_dict())
+    group = optimizer.param_groups[0]
+    expected = {"lr": 0.5, "correct_bias": False, "l2_regularization_rate": 0.0, "tags": "all", "capturable": False}
+    assert {name: group[name] for name in expected} == expected
+    own[0].grad = torch.ones_like(own[0])
+    optimizer.step()
+
+
+@pytest.mark.parametrize("kind", ["Adam", "AdamW"])
+def test_the_message_about_torchs_adam_says_how_to_convert_its_state(kind: str) -> None:
+    theirs = parameters()
+    torchs = of_torch(getattr(torch.optim, kind), theirs, lr=0.1, eps=0.0)
+    saved = copy.deepcopy(torchs.state_dict())
+    own = [p.detach().clone().requires_grad_() for p in theirs]
+    optimizer = getattr(cstorch.optim, kind)(own)
+    with pytest.raises(ValueError, match=rf"{kind} counts updates in it: replace it by ") as caught:
+        optimizer.load_state_dict(saved)
+    assert "beta1_power = betas[0] ** (step + 1) and beta2_power = betas[1] ** (step + 1)" in str(caught.value)
+    betas = saved["param_groups"][0]["betas"]
+    for values in saved["state"].values():
+        step = values.pop("step")
+        values["beta1_power"], values["beta2_power"] = (beta ** (step + 1) for beta in betas)
+    optimizer.load_state_dict(saved)
+    for goes_on, updated in ((torchs, theirs), (optimizer, own)):
+        torch.stack([(p**2).sum() for p in updated]).sum().backward()
+        goes_on.step()
+    torch.testing.assert_close(own, theirs, atol=1e-5, rtol=0)
+
+
+def test_the_count_of_torchs_adadelta_is_to_be_removed() -> None:
+    saved = of_torch(torch.optim.Adadelta, parameters()).state_dict()
+    with pytest.raises(ValueError, match="Adadelta counts updates in it: remove it, in the state of each parameter"):
+        cstorch.optim.Adadelta(parameters()).load_state_dict(saved)
+
+
+def test_states_of_sgd_can_be_exchanged_with_torch() -> None:
+    def go_on(optimizer: torch.optim.Optimizer, own: list[torch.Tensor]) -> list[torch.Tensor]:
+        torch.stack([(p**2).sum() for p in own]).sum().backward()
+        optimizer.step()
+        return own
+
+    def copies(own: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [p.detach().clone().requires_grad_() for p in own]
+
+    theirs = parameters()
+    torchs = of_torch(torch.optim.SGD, theirs, lr=0.1, momentum=0.9, nesterov=True)
+    own, back = copies(theirs), copies(theirs)
+    ours = SGD(own, lr=1.0, momentum=0.5)
+    ours.load_state_dict(torchs.state_dict())
+    returned = torch.optim.SGD(back)
+    returned.load_state_dict(copy.deepcopy(ours.state_dict()))
+    expected = go_on(torchs, theirs)
+    assert all(map(torch.allclose, go_on(ours, own), expected))
+    assert all(map(torch.allclose, go_on(returned, back), expected))
+
+
+def test_load_hooks_run_before_and_after_the_whole_state_dict() -> None:
+    saved = of_torch(torch.optim.SGD, parameters(), lr=0.7, momentum=0.9).state_dict()
+    saved["state"][0]["other"] = torch.ones(())
+    own = parameters()
+    optimizer = SGD(own, lr=0.1, momentum=0.5)
+
+    def without_other(_: torch.optim.Optimizer, loaded: dict[str, Any]) -> dict[str, Any]:
+        state = {number: {"momentum_buffer": values["momentum_buffer"]} for number, values in loaded["state"].items()}
+        return {**loaded, "state": state}
+
+    seen: list[torch.Tensor] = []
+    optimizer.register_load_state_dict_pre_hook(without_other)
+    optimizer.register_load_state_dict_post_hook(lambda o: seen.append(o.state[own[0]]["momentum_buffer"].clone()))
+    optimizer.load_state_dict(saved)
+    assert torch.equal(seen[0], saved["state"][0]["momentum_buffer"])
+    assert optimizer.param_groups[0]["lr"] == 0.7
 
 
 def test_hooks_apply_and_visit_state() -> None:

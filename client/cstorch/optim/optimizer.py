@@ -1,5 +1,6 @@
 """The base classes of every optimizer: Optimizer, and UpdateRule for one with an update per parameter."""
 
+import copy
 import inspect
 from abc import ABCMeta, abstractmethod
 from collections import OrderedDict
@@ -17,8 +18,9 @@ Number: TypeAlias = float | torch.Tensor  # a setting of a parameter group: sche
 # torch wraps these to keep its compiler out, and imports the compiler for it at the first call: more than a second.
 _add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
 _state_dict = inspect.unwrap(torch.optim.Optimizer.state_dict)
-_load_state_dict = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
 _zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
+
+_BETA_POWERS = ("beta1_power", "beta2_power")  # states of optimizers that do not count their updates, but use betas^t
 
 
 class Schedule(Protocol):
@@ -201,46 +203,91 @@ class Optimizer(torch.optim.Optimizer, metaclass=_Preinitialized):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Loads settings and state. State tensors stay the same tensors and take the values.
 
-        A state tensor that the state dict does not have keeps its value. Load post-hooks of torch run before the values
-        are copied.
+        A state tensor that the state dict does not have keeps its value, and so does a setting, if its default is a
+        switch, zero or None, such as `correct_bias`, which groups of torch's AdamW do not have. Settings that this
+        optimizer does not know are added to its groups, as by torch. Load hooks run before and after all of this.
 
         Args:
             state_dict: What `state_dict` returned.
 
         Raises:
-            ValueError: Groups, names or shapes do not fit.
+            ValueError: Groups, names or shapes do not fit; nothing is changed.
         """
-        kept = self.state
-        _load_state_dict(self, {**state_dict, "state": {}})
-        self.state = kept
-        parameters = self.parameters()
+        loaded = dict(state_dict)
+        for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
+            changed = pre_hook(self, loaded)
+            loaded = loaded if changed is None else changed
+        groups = self._fitting_groups(loaded["param_groups"])
+        values = self._fitting_values(loaded["state"])
+        self.__setstate__({"state": self.state, "param_groups": groups})
         with torch.no_grad():
-            for key, values in state_dict["state"].items():
-                number = int(key)
-                if not 0 <= number < len(parameters):
-                    raise ValueError(
-                        f"the loaded state dict has state of parameter {number}, "
-                        f"but this optimizer has {len(parameters)} parameters"
-                    )
-                self._load_values(number, parameters[number], values)
+            for current, value in values:
+                current.copy_(value)
+        for post_hook in self._optimizer_load_state_dict_post_hooks.values():
+            post_hook(self)
 
-    def _load_values(self, number: int, parameter: torch.Tensor, values: Mapping[str, Any]) -> None:
-        own = self.state[parameter]
-        for name, value in values.items():
-            current = own.get(name)
-            if not isinstance(current, torch.Tensor):
-                known = ", ".join(own) or "none"
+    def _fitting_groups(self, loaded: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Returns new groups with loaded settings. Raises ValueError if they are of another optimizer."""
+        sizes, own_sizes = ([len(group["params"]) for group in groups] for groups in (loaded, self.param_groups))
+        if sizes != own_sizes:
+            raise ValueError(
+                f"the groups of the loaded state dict have {sizes} parameters, those of this optimizer {own_sizes}; "
+                "make it with the groups that were saved"
+            )
+        # torch fills these alone too: settings that came with a later release, with the value that switches them off.
+        required = [
+            name
+            for name, value in self.defaults.items()
+            if not (isinstance(value, bool) or value is None or is_zero(value))
+        ]
+        for number, group in enumerate(loaded):
+            if missing := [name for name in required if name not in group]:
                 raise ValueError(
-                    f"the loaded state dict has {name!r} for parameter {number}, which {type(self).__name__} "
-                    f"does not keep (it keeps: {known}); was it saved from another optimizer or other settings?"
+                    f"group {number} of the loaded state dict has no {', '.join(map(repr, missing))}, which "
+                    f"{type(self).__name__} needs; was it saved from another optimizer? If not, add the value: "
+                    f'state_dict["param_groups"][{number}][{missing[0]!r}] = ...'
                 )
-            value = torch.as_tensor(value)
-            if value.shape != current.shape:
+        return [
+            {**own, **copy.deepcopy(group), "params": own["params"]}
+            for own, group in zip(self.param_groups, loaded, strict=True)
+        ]
+
+    def _fitting_values(self, loaded: Mapping[Any, Mapping[str, Any]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Returns pairs of a state tensor and its loaded value. Raises ValueError if names or shapes do not fit."""
+        parameters = self.parameters()
+        pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for key, values in loaded.items():
+            number = int(key)
+            if not 0 <= number < len(parameters):
                 raise ValueError(
-                    f"the loaded state {name!r} of parameter {number} has shape {tuple(value.shape)}, "
-                    f"here it has {tuple(current.shape)}"
+                    f"the loaded state dict has state of parameter {number}, "
+                    f"but this optimizer has {len(parameters)} parameters"
                 )
-            current.copy_(value)
+            own = self.state.get(parameters[number], {})
+            for name, value in values.items():
+                current = own.get(name)
+                if not isinstance(current, torch.Tensor):
+                    known = ", ".join(own) or "none"
+                    raise ValueError(
+                        f"the loaded state dict has {name!r} for parameter {number}, which {type(self).__name__} "
+                        f"does not keep (it keeps: {known}); {self._way_out(name, own)}"
+                    )
+                value = torch.as_tensor(value)
+                if value.shape != current.shape:
+                    raise ValueError(
+                        f"the loaded state {name!r} of parameter {number} has shape {tuple(value.shape)}, "
+                        f"here it has {tuple(current.shape)}"
+                    )
+                pairs.append((current, value))
+        return pairs
+
+    def _way_out(self, name: str, own: Iterable[str]) -> str:
+        """Returns what to do about a loaded state tensor that this optimizer does not keep."""
+        if name != "step":
+            return "was it saved from another optimizer or other settings?"
+        powers = [f"{power} = betas[{i}] ** (step + 1)" for i, power in enumerate(_BETA_POWERS) if power in own]
+        change = f"replace it by {' and '.join(powers)}" if powers else "remove it"
+        return f"torch's {type(self).__name__} counts updates in it: {change}, in the state of each parameter"
 
     def register_zero_grad_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
         """Registers a function that is called before each `zero_grad`.
