@@ -26,6 +26,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "arrays": ({"x": np.ones((4, 2))}, r"yields dict, in which no tensor is found.*torch\.as_tensor"),
     "a scalar": (torch.tensor(1.0), "has no dimensions"),
     "complex": ({"x": torch.ones(4, 2), "y": torch.ones(4, dtype=torch.complex64)}, r"at \['y'\] .*view_as_real"),
+    "int8": ({"x": torch.ones(4, 2), "labels": torch.ones(4).char()}, r"at \['labels'\] .* torch\.int8, .*long\(\)"),
     "uint16": ([torch.ones(4, 2), torch.ones(4, dtype=torch.uint16)], r"at \[1\] a tensor of torch\.uint16.*long\(\)"),
     "uint32": (torch.ones(4, dtype=torch.uint32), r"has a tensor of torch\.uint32.*long\(\)"),
     "uint64": ({"x": torch.ones(4, dtype=torch.uint64)}, r"at \['x'\] a tensor of torch\.uint64.*long\(\)"),

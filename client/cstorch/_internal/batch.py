@@ -6,7 +6,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from cstorch.errors import ConfigurationError, InputError
-from waferbox.cirh.dialect.elements import is_element
+from waferbox.cirh.dialect.elements import can_be_sent, is_element
 
 
 def infer_batch_size(data: Any, batch_size: int | None = None) -> int | None:
@@ -76,10 +76,10 @@ def _check_tensor(path: str, tensor: torch.Tensor) -> None:
             f"{where} tensor of {tensor.dtype}: wafers compute with real numbers; `torch.view_as_real(tensor)` has "
             "them in a last dimension of two"
         )
-    if not is_element(tensor.dtype):
+    if not (is_element(tensor.dtype) and can_be_sent(tensor.dtype)):
         cast = "dequantize" if tensor.is_quantized else "float" if tensor.is_floating_point() else "long"
         raise InputError(
-            f"{where} tensor of {tensor.dtype}, with which wafers do not compute: convert it in the input_fn, "
+            f"{where} tensor of {tensor.dtype}, which cannot be sent to wafers: convert it in the input_fn, "
             f"`tensor.{cast}()`"
         )
 
@@ -88,7 +88,7 @@ def check_batch(batch: Any, num_csx: int) -> int:
     """Checks that a batch can be divided over num_csx systems; returns the batch size.
 
     Raises:
-        InputError: The batch has no tensors, or such that are sparse, of a type that wafers do not have, not on the CPU
+        InputError: The batch has no tensors, or such that are sparse, of a type that cannot be sent, not on the CPU
             or in fields of objects, or its tensors have no common batch dimension and num_csx is above 1.
         ConfigurationError: The rows cannot be spread evenly over num_csx systems.
     """
