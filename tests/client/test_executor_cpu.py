@@ -83,8 +83,22 @@ def test_builder_says_what_cannot_be_sent() -> None:
     import threading
 
     lock: Any = threading.Lock()
-    with pytest.raises(InputError, match="cannot be sent to the workers"):
+    with pytest.raises(InputError, match=r"\(the closure variable lock of .*<lambda>\).*as arguments: DataLoader\("):
         DataLoader(lambda: lock).builder()
+
+    def rows() -> Any:
+        return lock
+
+    with pytest.raises(InputError, match=r"input_fn .*<lambda> cannot .*\(the closure variable lock of .*rows\)"):
+        DataLoader(lambda: rows()).builder()
+    with pytest.raises(InputError, match=r"cannot be sent to the workers: [^(]*\. It must not hold"):
+        DataLoader(input_fn, lock).builder()
+
+    # As in a script, whose globals are pickled with its functions.
+    script: dict[str, Any] = {"__name__": "__main__", "FLAGS": lock}
+    exec("def inputs(): return FLAGS", script)
+    with pytest.raises(InputError, match=r"\(the global FLAGS of inputs\)"):
+        DataLoader(script["inputs"]).builder()
 
 
 def test_a_generator_runs_dry() -> None:

@@ -1,11 +1,12 @@
 """The DataLoader: a recipe for input that every worker of the cluster follows by itself; and restartable loaders."""
 
+import inspect
 import io
 import itertools
 from collections import ChainMap
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import cloudpickle
@@ -302,9 +303,12 @@ class DataLoader:
         try:
             return pickled_recipe(recipe)
         except Exception as error:
+            variable = _unpicklable_variable(self.input_fn, set())
             raise InputError(
-                f"the input_fn {_name(self.input_fn)} cannot be sent to the workers: {error}. "
-                "It must not hold open files, locks, the model or the backend; make what it needs inside of it"
+                f"the input_fn {_name(self.input_fn)} cannot be sent to the workers: {error}"
+                f"{f' ({variable})' if variable else ''}. "
+                "It must not hold open files, locks, the model or the backend; make what it needs inside of it, or "
+                "pass values as arguments: DataLoader(input_fn, FLAGS.batch_size)"
             ) from error
 
     def first_batch(self, *, has_values: bool = True) -> Any:
@@ -385,6 +389,21 @@ def _too_few_batches(count: int) -> str:
         f"the loader ran dry after {count} batches and more are needed: it yields nothing, or it is a generator, which "
         "cannot be iterated a second time; let the input_fn return an object with __iter__, or lower num_steps"
     )
+
+
+def _unpicklable_variable(function: Any, seen: set[Any]) -> str | None:
+    """Returns which variable keeps a function of Python, or one that it calls, from being pickled, if there is one."""
+    if not isinstance(function, FunctionType) or function in seen:
+        return None
+    seen.add(function)
+    used = inspect.getclosurevars(function)
+    for kind, variables in (("closure variable", used.nonlocals), ("global", used.globals)):
+        for name, value in variables.items():
+            try:
+                pickled_recipe(value)
+            except Exception:  # noqa: BLE001 - what the user's objects raise
+                return _unpicklable_variable(value, seen) or f"the {kind} {name} of {_name(function)}"
+    return None
 
 
 def _name(function: Callable[..., Any]) -> str:
