@@ -1,5 +1,6 @@
 """A step that reports what cannot be traced or lowered goes on with stand-ins, so that all such lines are found."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -119,7 +120,7 @@ def test_a_sparse_buffer() -> None:
 
 
 def test_autocast_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    registration._warn_of_autocast.cache_clear()
+    registration.warn_of_autocast.cache_clear()
 
     def step(y: torch.Tensor) -> torch.Tensor:
         for kind in (y.device.type, "cpu"):
@@ -133,6 +134,16 @@ def test_autocast_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     assert "torch.autocast has no effect" in warning
     assert "test_refused_operations.py:" in warning
     assert "enable_mixed_precision" in warning
+
+
+@pytest.mark.parametrize("kind", ["lazy", "cpu"])
+def test_autocast_around_the_loop_is_warned_of_too(caplog: pytest.LogCaptureFixture, kind: str) -> None:
+    registration.warn_of_autocast.cache_clear()
+    with torch.autocast(kind, dtype=torch.bfloat16):
+        for _ in range(2):
+            trace_behind_linear(torch.sum)
+    (warning,) = caplog.messages
+    assert re.match(r"At \S+\.py:\d+ torch\.autocast has no effect", warning)
 
 
 def test_operations_are_errors_without_a_report() -> None:

@@ -146,7 +146,8 @@ def _module() -> types.ModuleType:
 
 
 @functools.cache
-def _warn_of_autocast() -> None:
+def warn_of_autocast() -> None:
+    """Warns that autocast does not change a traced step; once, and not in mixed precision."""
     from cstorch.backends.mixed_precision import mixed_precision  # whose module imports this package
 
     if not mixed_precision():
@@ -171,8 +172,8 @@ def _register_autocast() -> None:
         enabled: bool = True,
         cache_enabled: bool | None = None,
     ) -> None:
-        if enabled and is_tracing():
-            _warn_of_autocast()
+        if enabled and (is_tracing() or device_type == DEVICE.type):
+            warn_of_autocast()
         if device_type == DEVICE.type:
             device_type, dtype, enabled = "cpu", None, torch.is_autocast_enabled("cpu")
         autocast_init(self, device_type, dtype, enabled, cache_enabled)

@@ -17,6 +17,7 @@ from cstorch._internal.tracing import messages
 from cstorch._internal.tracing.cell import Cell
 from cstorch._internal.tracing.context import context
 from cstorch._internal.tracing.device.dispatch import captured, device_modes
+from cstorch._internal.tracing.device.registration import warn_of_autocast
 from cstorch._internal.tracing.operators import is_whole
 from cstorch._internal.tracing.provenance import Scopes, line_of
 from cstorch._internal.tracing.recording.functional import functionalize
@@ -113,6 +114,8 @@ class OpenTrace:
         self._modes.enter_context(captured())
         self._modes.enter_context(patched())
         self._modes.enter_context(device_modes())
+        if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):  # entered outside of the step
+            warn_of_autocast()
         if torch.is_anomaly_enabled():  # it reads the values of gradients
             _warn_of_anomaly_detection()
             self._modes.enter_context(torch.autograd.set_detect_anomaly(False))
