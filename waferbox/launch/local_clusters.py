@@ -52,6 +52,7 @@ class LocalCluster:
         workers: the number of its input workers.
         pid: of the process that owns it.
         started: start time of that process, as an id may be used again; in ticks since the boot, which no clock moves.
+        namespace: of the process ids, as /proc shows it; empty: the record is of a version that did not write it.
         created: when the record was made, in seconds since 1970.
         tls: the folder of its certificates; empty: it uses no TLS.
         secret: the file with its secret; empty: that of the clusters that this process starts.
@@ -67,6 +68,7 @@ class LocalCluster:
     workers: int = 1
     pid: int
     started: int
+    namespace: str = ""
     created: float
     tls: str = ""
     secret: str = ""
@@ -173,6 +175,7 @@ def recorded(
         workers=workers,
         pid=os.getpid(),
         started=process_started(os.getpid()),
+        namespace=_namespace(),
         created=time.time(),
         tls=os.environ.get(settings.TLS_DIR.name, ""),
         secret=os.environ.get(settings.SECRET_FILE.name, ""),
@@ -277,13 +280,23 @@ def cluster_at(management: str) -> LocalCluster | None:
 
 
 def _records() -> Iterator[tuple[Path, LocalCluster]]:
-    """Yields the records with their files. Raises OSError as runtime_folder."""
+    """Yields the records with their files. Raises OSError as runtime_folder.
+
+    Not those of a container that shares the folder: its processes have other ids there, so that they would seem to have
+    ended.
+    """
     for path in sorted(runtime_folder(create=False).glob("*.json")):
         try:
             cluster = LocalCluster(**json.loads(path.read_text()))
         except (OSError, ValueError, TypeError):
             continue  # the record was removed meanwhile, or the file is no record
-        yield path, cluster
+        if cluster.namespace in ("", _namespace()):
+            yield path, cluster
+
+
+def _namespace() -> str:
+    """Returns the namespace of this process's id."""
+    return os.readlink("/proc/self/ns/pid")
 
 
 def for_everybody(clusters: Sequence[LocalCluster]) -> list[LocalCluster]:

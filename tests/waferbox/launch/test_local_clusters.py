@@ -84,6 +84,21 @@ def test_the_record_of_a_cluster_that_was_killed_is_removed_by_who_looks(folder:
     folder.rmdir()
 
 
+def test_the_records_of_a_container_that_shares_the_folder_are_left_alone(folder: Path) -> None:
+    folder.mkdir(mode=0o700)
+    (folder / "up.json").write_text(
+        '{"name": "up", "starter": "up", "management": "a:1", "pid": 1, "started": 9, "created": 1.0, '
+        '"namespace": "pid:[1]"}'
+    )
+    assert local_clusters() == []
+    assert cluster_at("a:1") is None
+    with recorded(Starter.UP, "up", "b:1"):
+        assert names() == [("up-2", Starter.UP, "b:1")]
+    assert [path.name for path in folder.iterdir()] == ["up.json"]
+    (folder / "up.json").unlink()
+    folder.rmdir()
+
+
 def test_processes_that_are_given_up_are_in_the_record() -> None:
     with recorded(Starter.UP, "up", "a:1") as on_given_up:
         on_given_up("wafer: ended too often")
