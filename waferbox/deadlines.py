@@ -89,6 +89,7 @@ class JobCreationDeadlines:
     ingress_return: until an ingress that passed the call on has connected to management again.
     hello: until the first message of a stream between coordinator and management has come, on both sides.
     session: until the script has opened its session with the first coordinator.
+    opened: until the coordinator has answered the script's session. A coordinator may be stopped, and continue.
     first_replaced: how long a script looks for a replacement of the first coordinator before it has reached any.
     compile: the script's call Compile.
     prepare: the script's calls PrepareInput and Shards; they may wait for a Load.
@@ -101,6 +102,7 @@ class JobCreationDeadlines:
     ingress_return: float = 3.0
     hello: float = 20.0
     session: float = 10.0
+    opened: float = 60.0
     first_replaced: float = 8.0
     compile: float = 3600.0
     prepare: float = 2400.0

@@ -75,6 +75,7 @@ class FakeCluster:
     run_ahead_steps: int = 4
     fail_at: tuple[int, node_pb2.Failure] | None = None
     step_without_input: int = 0
+    opens: bool = True  # whether it answers sessions
     refuse_job: tuple[grpc.StatusCode, str] | None = None
     refuse_compile: tuple[grpc.StatusCode, str] | None = None
     waits: list[management_pb2.QueueStatus] = field(default_factory=list)  # of a job, until it is its turn
@@ -181,6 +182,9 @@ class Coordinator(coordinator_pb2_grpc.CoordinatorServicer):
         self._cluster.sessions.append(end)
         context.add_callback(lambda: end.put(None))
         job = len(self._cluster.created)
+        if not self._cluster.opens:
+            end.get(timeout=60)
+            return
         yield coordinator_pb2.SessionResponse(opened=coordinator_pb2.SessionOpened())
         for status in self._cluster.waits:
             yield coordinator_pb2.SessionResponse(queue=status)

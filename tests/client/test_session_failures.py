@@ -143,6 +143,19 @@ def test_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     cstorch.backend("CPU")  # what has failed is not the present backend
 
 
+def test_a_session_that_is_not_answered_is_given_up(
+    cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deadlines, "JOB_CREATION", replace(deadlines.JOB_CREATION, opened=0.3))
+    setup = Setup(cluster, tmp_path)
+    cluster.opens = False
+    with pytest.raises(ClusterUnreachableError, match=r"coordinator of job-1 at .* has not opened the session within"):
+        run(setup.executor(1), lambda batch: setup.step(batch))
+    cluster.opens = True
+    run(setup.executor(1), lambda batch: setup.step(batch))
+    assert len(cluster.created) == 2
+
+
 def test_a_batch_that_does_not_divide(cluster: FakeCluster, tmp_path: Path) -> None:
     setup = Setup(cluster, tmp_path, num_csx=3)
     with pytest.raises(ConfigurationError, match=r"batch of 4 rows.*num_csx=3"):

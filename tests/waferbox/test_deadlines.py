@@ -160,6 +160,11 @@ WAITS: Sequence[Wait] = (
         working=ATTACHMENT.stop,
         fails="meant: nodes answer at once unless one hangs as well; the script then reports the call that broke",
     ),
+    Wait(
+        what="script: session opened / coordinator: session",
+        waiting=JOB_CREATION.opened,
+        working=JOB_CREATION.session,
+    ),
     Wait(what="coordinator: report / script: management is away", waiting=END.report, working=COORDINATION.script_away),
     Wait(
         what="management: coordinator ends / its detach and its report",

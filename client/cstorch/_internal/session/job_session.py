@@ -81,17 +81,30 @@ class JobSession:
         self._has_cluster_ended = has_cluster_ended
         self._log = log
         self.findings: deque[str] = deque()  # what the script does otherwise than it says; taken by its thread
-        self._changes = Changes()  # of the connection, of whether it may be replaced, and of the next three
+        self._changes = Changes()  # of the connection, of whether it may be replaced, and of the next four
         self._failure: CstorchError | None = None
+        self._is_answered = False  # the first coordinator has opened the session, or its connection broke
         self._is_ready = False  # the job has its nodes, or has ended
         self._is_closed = False
         self._first = created.coordinator
         self._watching: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Connects to the coordinator, and begins the session. Raises ClusterUnreachableError."""
+        """Connects to the coordinator, and opens the session. Raises ClusterUnreachableError."""
         self.connection = await self._connect_first(self._first)
         self._watching = asyncio.create_task(self._watch())
+        seconds = deadlines.JOB_CREATION.opened
+        try:
+            if not await self._changes.until(lambda: self._is_answered or self._is_ready, seconds):
+                address = through(self.gateway, self.connection.coordinator)
+                raise ClusterUnreachableError(
+                    f"the coordinator of {self.job} at {address} has not opened the session within {seconds:g} s. "
+                    "Either it does not run, as `waferbox logs` shows, or this process cannot receive its answer, as "
+                    "for want of memory or threads (`ulimit -v`, `ulimit -u`)"
+                )
+        except BaseException:
+            await self.close(is_cancelled=True)
+            raise
 
     @property
     def alive(self) -> bool:
@@ -167,6 +180,8 @@ class JobSession:
                         self._take(response)
                     return
                 except grpc.RpcError as error:
+                    self._is_answered = True
+                    self._changes.notify()
                     if self._failure is not None:
                         return
                     if not await self._replace(error):
@@ -182,6 +197,8 @@ class JobSession:
 
     def _take(self, response: coordinator_pb2.SessionResponse) -> None:
         match response.WhichOneof("kind"):
+            case "opened":
+                self._is_answered = True
             case "failure" if self._failure is None:
                 self._failure = failures.from_failure(response.failure)
             case "queue":
