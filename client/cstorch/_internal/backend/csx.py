@@ -10,6 +10,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from cstorch import backends
+from cstorch._internal.artifacts import writes_in
 from cstorch._internal.backend.interface import Backend, BackendType, Cluster
 from cstorch._internal.backend.tracebacks import shorten_tracebacks
 from cstorch._internal.execution import Execution, Executor, check_outside_of_loops
@@ -67,7 +68,10 @@ class CsxBackend(Backend):
         keep_parameters()
         _warn_of_steps_in_python()
         self.retrace_every_iteration = bool(retrace_every_iteration)
-        super().__init__(Path("cerebras_logs" if artifact_dir is None else artifact_dir).absolute())
+        folder = Path("cerebras_logs" if artifact_dir is None else artifact_dir)
+        with writes_in(folder):  # The current folder may have been removed.
+            folder = folder.absolute()
+        super().__init__(folder)
         self.cluster = Cluster(cluster_config or ClusterConfig())
         self._is_chosen = cluster_config is not None
         self.compile_dir = os.fspath(compile_dir or "cached_compile")

@@ -193,7 +193,7 @@ class PrivateFiles:
         return _Entries([*others, *own])
 
     def getcwd(self) -> str:
-        folder = process_folder()
+        folder: str = _PLAIN["getcwd"]()
         return self.place(folder) or folder
 
     def getcwdb(self) -> bytes:
@@ -379,8 +379,14 @@ def _install(root: Path) -> None:
 
 
 def process_folder() -> str:
-    """Returns the folder that this process is in, which may be one of the script's own under another name."""
-    folder: str = _PLAIN["getcwd"]()
+    """Returns the folder that this process is in, which may be one of the script's own under another name.
+
+    Empty: the folder has been removed.
+    """
+    try:
+        folder: str = _PLAIN["getcwd"]()
+    except FileNotFoundError:
+        return ""
     return folder
 
 

@@ -23,6 +23,8 @@ _PASSWORD_IN_ADDRESS: Final = re.compile(r"(://[^/@:\s]*:)[^/@\s]+@")
 def command_line(argv: Sequence[str]) -> Sequence[str]:
     """Returns the absolute path of the script, then its arguments; empty if the process runs no script.
 
+    The path is as in `argv` where the current folder has been removed.
+
     The value of an argument whose name is that of a secret (--token, api_key=) is replaced, as is the password in an
     address. A long command line ends with "...".
 
@@ -31,7 +33,11 @@ def command_line(argv: Sequence[str]) -> Sequence[str]:
     """
     if not argv or os.path.basename(argv[0]) in _NO_SCRIPT:
         return ()
-    shown, characters = [os.path.abspath(argv[0])[:MAX_CHARACTERS]], 0
+    try:
+        script = os.path.abspath(argv[0])
+    except FileNotFoundError:  # The current folder has been removed.
+        script = argv[0]
+    shown, characters = [script[:MAX_CHARACTERS]], 0
     for argument in _without_secrets(argv[1:]):
         characters += len(argument)
         if len(shown) >= MAX_ARGUMENTS or characters > MAX_CHARACTERS:

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from cstorch._internal.artifacts import make_artifact_dir
+from cstorch._internal.check.private_files import process_folder
 from cstorch.distributed.cluster_config import ClusterConfig, check_address
 from cstorch.errors import ClusterError
 from waferbox import deadlines, settings
@@ -76,6 +77,7 @@ class EmbeddedCluster:
                 self._process = subprocess.Popen(
                     command,
                     env=environment,
+                    cwd=process_folder() or log.parent,  # torch does not start in a folder that has been removed
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=errors,

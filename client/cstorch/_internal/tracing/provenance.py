@@ -40,9 +40,11 @@ def _show(filename: str) -> str | None:
         return None
     if filename.startswith("<"):
         return filename  # typed at a prompt
-    absolute = os.path.abspath(filename)
-    relative = os.path.relpath(absolute)
-    return absolute if relative.startswith(os.pardir) else relative
+    try:
+        relative = os.path.relpath(filename)
+    except FileNotFoundError:  # The current folder has been removed.
+        return filename
+    return os.path.abspath(filename) if relative.startswith(os.pardir) else relative
 
 
 def _shown_name(filename: str) -> str | None:

@@ -18,7 +18,7 @@ from cstorch._internal.check.private_files import process_folder
 from cstorch._internal.session.execution.compiling import half_type
 from cstorch.backends.mixed_precision import mixed_precision
 from cstorch.distributed.cluster_config import ClusterConfig
-from cstorch.errors import InputError
+from cstorch.errors import ConfigurationError, InputError
 from wsc.v1 import node_pb2
 
 
@@ -63,7 +63,7 @@ def _search_paths(paths: Sequence[str]) -> tuple[list[str], list[str], list[str]
         f"{sys.base_prefix}/{sys.platlibdir}/python{version}.zip"
     )  # in every sys.path, though it seldom exists
     roots = [Path(folder).resolve() for folder in installed]
-    resolved = [Path(entry).resolve() for entry in paths]  # "": the current folder
+    resolved = [path for entry in paths if (path := _resolved(entry)) is not None]  # "": the current folder
     own = [not any(path.is_relative_to(root) for root in roots) for path in resolved]
     # The interpreter's folders begin with a root; a package may have put a folder inside of one before them (ray does).
     first = next((index for index, path in enumerate(resolved) if path in roots), len(resolved))
@@ -71,8 +71,22 @@ def _search_paths(paths: Sequence[str]) -> tuple[list[str], list[str], list[str]
     return [str(path) for path in resolved[:first]], after, [os.path.abspath(path) for path in paths[first:]]
 
 
+def _resolved(entry: str) -> Path | None:
+    """Returns the folder of an entry of sys.path; None: it lies in a current folder that has been removed."""
+    try:
+        return Path(entry).resolve()
+    except FileNotFoundError:
+        return None
+
+
 def _absolute(folders: Sequence[str]) -> list[str]:
-    return [str(Path(folder).absolute()) for folder in folders]
+    try:
+        return [str(Path(folder).absolute()) for folder in folders]
+    except FileNotFoundError:
+        raise ConfigurationError(
+            f"the current folder has been removed, and of python_paths or mount_dirs of the cluster_config, {folders}, "
+            "at least one is relative to it: name absolute paths"
+        ) from None
 
 
 # --- The states of loaders --------------------------------------------------------------------------------------------
