@@ -1,11 +1,14 @@
 """The folder for the files of executions."""
 
 import contextlib
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from cstorch.errors import ConfigurationError
+
+logger = logging.getLogger("cstorch.execution")
 
 
 def make_artifact_dir(folder: Path) -> None:
@@ -35,3 +38,16 @@ def writes_in(folder: Path) -> Iterator[None]:
             f"{error.strerror or error}. Name another by cstorch.backend('CSX', artifact_dir=...), or start the script "
             "in a folder that you may write"
         ) from None
+
+
+@contextlib.contextmanager
+def written_for_information(path: Path) -> Iterator[None]:
+    """Logs a warning if a file is not written within the context, as on a full disk: no step needs the file."""
+    try:
+        yield
+    except OSError as error:
+        logger.warning(
+            "%s is not written: %s. The execution goes on; commands that look for it here lack this file",
+            path,
+            error.strerror or error,
+        )

@@ -18,7 +18,7 @@ from xdsl.dialects.builtin import ModuleOp
 
 from cstorch import backends
 from cstorch._internal import state, step_clock
-from cstorch._internal.artifacts import writes_in
+from cstorch._internal.artifacts import written_for_information
 from cstorch._internal.batch import check_batch
 from cstorch._internal.batch_objects import ChangedObjects, changed_objects
 from cstorch._internal.execution import Closure, Execution, Executor, Input
@@ -147,8 +147,9 @@ class ClusterExecution(Execution):
         path = folder / execution_folders.CIRH
         module = self._lower()
         record = self._record()
-        with writes_in(folder):
-            path.write_text(self._step.text)
+        with written_for_information(path):
+            execution_folders.write_whole(path, self._step.text)
+        with written_for_information(folder / execution_folders.RECORD):
             record.write(folder)
         # Runs before this one may have left folders beside it.
         logger.info("Execution %d (%s/%s), %s", next(_numbers), folder.parent.name, folder.name, record)
@@ -159,7 +160,7 @@ class ClusterExecution(Execution):
         job, compiled = compile_step(self._target, self._step.text, trains=self._step.trains)
         if compiled.report:
             # The plan lies beside the folder of its report.
-            with writes_in(folder):
+            with written_for_information(folder / execution_folders.RECORD):
                 replace(record, plan=str(Path(compiled.report).parent.with_suffix(".plan"))).write(folder)
         if self._input is None or self._staged is None:
             return
