@@ -207,3 +207,12 @@ def test_without_the_file_the_way_out_is_told(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["kubernetes", str(tmp_path / "none.yml")])
     assert done.exit_code == 1
     assert "none.yml cannot be read (No such file or directory): leave it out, or name" in done.output
+
+
+def test_too_few_workers_for_a_job_of_all_wafers_are_warned_of() -> None:
+    def warnings(workers: int) -> str:
+        scale = ["--scale", "wafer=4", "--scale", f"worker={workers}"]
+        return CliRunner().invoke(app, ["kubernetes", str(COMPOSE), *scale]).stderr
+
+    assert "at most 2 wafers of the 4. For jobs of all: --scale worker=4" in warnings(2)
+    assert warnings(4) == ""

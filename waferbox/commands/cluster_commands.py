@@ -16,6 +16,7 @@ from waferbox import deadlines
 from waferbox.cluster.cluster import Cluster
 from waferbox.cluster.embedded_process import Embedded, start_embedded, stop_embedded
 from waferbox.cluster.launcher import ClusterSettings, ForkingLauncher, Launcher
+from waferbox.commands.cluster_size import warn_of_few_workers
 from waferbox.commands.connection import (
     DEFAULT_LISTEN,
     DEFAULT_PAGE,
@@ -424,6 +425,8 @@ def _settings(
             parse_size(memory_limit)
         except ValueError as error:
             raise typer.BadParameter(f"--memory-limit: {error}") from error
+    if workers is not None:
+        warn_of_few_workers(wafers, workers, "--workers ")
     return ClusterSettings(
         wafers=wafers,
         memoryx=memoryx,

@@ -8,7 +8,9 @@ from typing import Annotated, Final
 
 import typer
 
+from waferbox.commands.cluster_size import warn_of_few_workers
 from waferbox.output.console import fail, print_text
+from waferbox.roles import WAFER, WORKER
 
 # Names of Kubernetes, by RFC 1123: those of namespaces are labels, others consist of labels between dots.
 _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
@@ -98,6 +100,8 @@ def kubernetes(
         if name not in roles or not count.isdecimal():
             raise typer.BadParameter(f"--scale: {each!r} must look like ROLE=N; the roles are {', '.join(roles)}")
         roles[name] = dataclasses.replace(roles[name], count=int(count))
+    if WAFER.name in roles and WORKER.name in roles:
+        warn_of_few_workers(roles[WAFER.name].count, roles[WORKER.name].count, f"--scale {WORKER.name}=")
     if chart:
         try:
             write_chart(chart, roles, options)
