@@ -63,18 +63,19 @@ def _search_paths(paths: Sequence[str]) -> tuple[list[str], list[str], list[str]
         f"{sys.base_prefix}/{sys.platlibdir}/python{version}.zip"
     )  # in every sys.path, though it seldom exists
     roots = [Path(folder).resolve() for folder in installed]
-    resolved = [path for entry in paths if (path := _resolved(entry)) is not None]  # "": the current folder
+    there = [path for entry in paths if (path := _absolute_path(entry)) is not None]  # "": the current folder
+    resolved = [path.resolve() for path in there]
     own = [not any(path.is_relative_to(root) for root in roots) for path in resolved]
     # The interpreter's folders begin with a root; a package may have put a folder inside of one before them (ray does).
     first = next((index for index, path in enumerate(resolved) if path in roots), len(resolved))
     after = [str(path) for path, is_own in zip(resolved[first:], own[first:], strict=True) if is_own]
-    return [str(path) for path in resolved[:first]], after, [os.path.abspath(path) for path in paths[first:]]
+    return [str(path) for path in resolved[:first]], after, list(map(str, there[first:]))
 
 
-def _resolved(entry: str) -> Path | None:
+def _absolute_path(entry: str) -> Path | None:
     """Returns the folder of an entry of sys.path; None: it lies in a current folder that has been removed."""
     try:
-        return Path(entry).resolve()
+        return Path(entry).absolute()
     except FileNotFoundError:
         return None
 
