@@ -3,6 +3,7 @@
 import inspect
 import io
 import itertools
+import sys
 from collections import ChainMap
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -68,6 +69,11 @@ class RestartableDataLoader(Protocol):
 
 def pickled_recipe(recipe: object) -> bytes:
     """Returns a recipe, pickled by cloudpickle with the names of the user's files. Raises as cloudpickle does."""
+    # In a process that multiprocessing has spawned, the script is the module __mp_main__, which workers cannot import.
+    # cloudpickle pickles only __main__ by value without being asked. In other processes the name is an alias.
+    script = sys.modules.get("__mp_main__")
+    if script is not None and script.__name__ == "__mp_main__":
+        cloudpickle.register_pickle_by_value(script)
     with io.BytesIO() as file:
         _Pickler(file).dump(recipe)
         return file.getvalue()
