@@ -1,4 +1,4 @@
-"""Too few processes and threads: what every part says of it."""
+"""Too few processes and threads, and too small files: what every part says of it."""
 
 import errno
 import importlib
@@ -19,6 +19,7 @@ from waferbox.launch import process, spawn
 from waferbox.launch.fork_server import ForkServer
 from waferbox.roles import MANAGEMENT
 from waferbox.runtime.role_job import failure_of
+from waferbox.states.state_memory import _create
 from wsc.v1 import node_pb2
 
 NO_THREAD = RuntimeError("can't start new thread")
@@ -73,6 +74,21 @@ def test_a_job_without_a_thread_ends_with_the_sentence() -> None:
     failure = failure_of("wafer-0", NO_THREAD)
     assert failure.kind == node_pb2.Failure.KIND_USER
     assert failure.message == thread_shortage(NO_THREAD)
+
+
+@pytest.mark.parametrize("is_on_disk", [False, True])
+def test_shared_memory_beyond_the_limit_of_files_ends_a_job_with_the_limit(tmp_path: Path, is_on_disk: bool) -> None:
+    _, most = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, most))
+    try:
+        with pytest.raises(OSError, match="shared memory") as caught:
+            _create(1 << 20, tmp_path if is_on_disk else None, "the states")
+        failure = failure_of("worker-0", caught.value)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert failure.kind == node_pb2.Failure.KIND_USER
+    assert failure.message.startswith("1,048,576 bytes of shared memory are needed")
+    assert "may have 4,096 bytes. Raise that, with `ulimit -f unlimited`" in failure.message
 
 
 def test_a_python_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The limits of processes and threads: errors that they cause, and what to do about these."""
+"""The limits of processes, threads and the sizes of files: errors that they cause, and what to do about these."""
 
 import contextlib
 import errno
@@ -19,6 +19,17 @@ def thread_shortage(error: BaseException) -> str:
 def failed_start(error: OSError) -> str:
     """Returns why a process could not be started, and what to do if a limit is the reason."""
     return _remedy() if error.errno == errno.EAGAIN else str(error)
+
+
+def too_large(nbytes: int) -> OSError:
+    """Returns the error of a file, or of shared memory, that the limit of the size of files forbids."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    of_process = "any number of" if limit == resource.RLIM_INFINITY else f"{limit:,}"
+    return OSError(
+        errno.EFBIG,
+        f"{nbytes:,} bytes of shared memory are needed, but a file of this process, or a piece of its shared memory, "
+        f"may have {of_process} bytes. Raise that, with `ulimit -f unlimited`, and start again",
+    )
 
 
 def _remedy() -> str:

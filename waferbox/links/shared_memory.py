@@ -14,10 +14,13 @@ import os
 import stat
 import tempfile
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
+
+from waferbox.host.process_limits import too_large
 
 if TYPE_CHECKING:
     import torch
@@ -47,12 +50,17 @@ class SharedMemory:
 
     @classmethod
     def create(cls, nbytes: int) -> "SharedMemory":
-        """New memory, filled with zeros; its pages are allocated on first use."""
+        """New memory, filled with zeros; its pages are allocated on first use.
+
+        Raises:
+            OSError: the limit of the size of files forbids it (EFBIG), or that of descriptors (EMFILE).
+        """
         assert nbytes > 0
         # The name only shows in /proc/PID/smaps which process owns the memory.
         descriptor = os.memfd_create(f"waferbox-{os.getpid()}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.ftruncate(descriptor, nbytes)
+            with _size_limit_explained(nbytes):  # which counts for a memfd as well
+                os.ftruncate(descriptor, nbytes)
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
             return cls(descriptor, nbytes)
         except BaseException:
@@ -64,7 +72,8 @@ class SharedMemory:
         """New memory, filled with zeros, in a file without a name, whose disk space is allocated at once.
 
         Raises:
-            OSError: the folder cannot be written, or its disk has no room (ENOSPC).
+            OSError: the folder cannot be written, its disk has no room (ENOSPC), or the limit of the size of files
+                forbids the file (EFBIG).
             ValueError: the folder lies in memory itself.
         """
         assert nbytes > 0
@@ -72,7 +81,8 @@ class SharedMemory:
         try:
             if _seals(descriptor) is not None:
                 raise ValueError(f"{folder} is not on a disk, but in memory")
-            os.posix_fallocate(descriptor, 0, nbytes)
+            with _size_limit_explained(nbytes):
+                os.posix_fallocate(descriptor, 0, nbytes)
             return cls(descriptor, nbytes, in_file=True)
         except BaseException:
             os.close(descriptor)
@@ -154,6 +164,17 @@ class Slice:
     @property
     def view(self) -> memoryview:
         return self.memory.view(self.offset, self.nbytes)
+
+
+@contextlib.contextmanager
+def _size_limit_explained(nbytes: int) -> Iterator[None]:
+    """Makes the error of a file that may not have so many bytes name the limit."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise too_large(nbytes) from error
+        raise
 
 
 def _open_unnamed(folder: Path) -> int:

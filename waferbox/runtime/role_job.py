@@ -123,6 +123,9 @@ def failure_of(node: str, error: Exception) -> node_pb2.Failure:
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             message = f"{error.strerror}: a process may have {limit}. Raise that, with `ulimit -n`, and start again"
             failure = node_pb2.Failure(kind=node_pb2.Failure.KIND_USER, message=message)
+        case OSError(errno=errno.EFBIG):
+            message = error.strerror or str(error)
+            failure = node_pb2.Failure(kind=node_pb2.Failure.KIND_USER, message=message)
         case RuntimeError() if message := thread_shortage(error):
             failure = node_pb2.Failure(kind=node_pb2.Failure.KIND_USER, message=message)
         case _:

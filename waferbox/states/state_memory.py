@@ -1,5 +1,6 @@
 """The memory of the states of a job: shared memory or, where the states may exceed it, a file."""
 
+import errno
 import os
 import threading
 from collections.abc import Iterator
@@ -116,6 +117,8 @@ def _create(nbytes: int, folder: Path | None, purpose: str) -> SharedMemory:
     try:
         return SharedMemory.create_in(folder, nbytes)
     except OSError as error:
+        if error.errno == errno.EFBIG:  # a limit of this process; room on the disk does not help
+            raise
         disk = os.statvfs(folder)
         raise JobFailure(
             node_pb2.Failure.KIND_USER,
