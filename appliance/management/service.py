@@ -249,7 +249,11 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
         if not job.coordinator:
             message = job.report.message if in_time else f"it did not answer within {seconds:g} s"
             self._supervisor.give_up(job)
-            await context.abort(grpc.StatusCode.INTERNAL, f"the coordinator of {job.name} did not start: {message}")
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"the coordinator of {job.name} did not start: {message}. The log of the cluster has its error; if "
+                "Waferbox was removed or installed anew below the running cluster, start the cluster again",
+            )
         return management_pb2.CreateJobResponse(
             job=job.name, coordinator=job.coordinator, token=job.token, gateway=through_ingress
         )

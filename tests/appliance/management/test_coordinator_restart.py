@@ -15,7 +15,7 @@ from appliance.coordinator import settings as coordinator_settings
 from appliance.coordinator.settings import CoordinatorSettings, read_settings
 from waferbox import deadlines
 from waferbox.launch.spawn import SpawnError
-from waferbox.rpc.server import make_channel
+from waferbox.rpc.server import make_channel, status_of
 from waferbox.security.tokens import Kind, cluster_secret
 from waferbox.wire_version import WIRE_VERSION
 from wsc.v1 import management_pb2, management_pb2_grpc
@@ -193,8 +193,10 @@ def test_one_that_ends_before_it_has_come_has_a_successor_but_not_for_ever(
 ) -> None:
     monkeypatch.setattr(FakeCoordinator, "say", lambda self, **kind: self.end(3) if kind.get("acquire") else None)
     monkeypatch.setattr(FakeCoordinator, "end", FakeCoordinator.exit)
-    with pytest.raises(grpc.RpcError, match="its coordinator ended with status 3, the last of 3 in 60 s"):
+    reason = r"its coordinator ended with status 3, the last of 3 in 60 s\. .*start the cluster again"
+    with pytest.raises(grpc.RpcError, match=reason) as caught:
         create(cluster, max_num_restarts=2)
+    assert status_of(caught.value).code() is grpc.StatusCode.FAILED_PRECONDITION
     assert [one.settings.restarted for one in coordinators.started] == [False] * 3
     with pytest.raises(grpc.RpcError, match="its coordinator ended with status 3"):
         create(cluster, max_num_restarts=0)
