@@ -10,6 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from waferbox.launch.local_clusters import Starter, recorded
+
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 # As a user would write them.
@@ -77,12 +79,12 @@ def environment(folder: Path) -> dict[str, str]:
     return {**inherited, "XDG_RUNTIME_DIR": str(folder), "WAFERBOX_CACHE": str(folder / "cache"), "TMPDIR": str(folder)}
 
 
-def start(folder: Path, *options: str) -> subprocess.Popen[str]:
+def start(folder: Path, *options: str, **variables: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", str(folder), "-p", "no:cacheprovider"]
     return subprocess.Popen(
         [*command, *options, str(folder / "test_steps.py")],
         cwd=folder,
-        env=environment(folder),
+        env={**environment(folder), **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -164,6 +166,41 @@ def test_the_cluster_ends_with_a_run_that_is_killed(tmp_path: Path) -> None:
         run.send_signal(signal.SIGKILL)
         owner.wait(30)
     assert not (tmp_path / "waferbox").exists()
+
+
+NAMED = """
+import os
+
+import pytest
+
+
+@pytest.mark.waferbox
+def test_named(waferbox_cluster):
+    print("FIXTURE", waferbox_cluster, "VARIABLE", os.environ["WAFERBOX_MANAGEMENT"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"), [("mine", "127.0.0.1:1"), ("127.0.0.1:2", "127.0.0.1:2"), ("embedded", "embedded")]
+)
+def test_the_fixture_is_the_address_of_the_named_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str, expected: str
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (tmp_path / "test_steps.py").write_text(NAMED)
+    with recorded(Starter.UP, "mine", "127.0.0.1:1"), start(tmp_path, "-s", WAFERBOX_MANAGEMENT=named) as run:
+        assert run.stdout is not None
+        output = run.stdout.read()
+    assert run.returncode == 0, output
+    assert f"FIXTURE {expected} VARIABLE {named}" in output
+
+
+def test_a_name_that_no_cluster_has_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "test_steps.py").write_text(NAMED)
+    with start(tmp_path, WAFERBOX_MANAGEMENT="nobody") as run:
+        assert run.stdout is not None
+        output = run.stdout.read()
+    assert "WAFERBOX_MANAGEMENT is 'nobody', which is neither host:port nor a cluster of this machine" in output
 
 
 def test_a_marker_that_is_not_understood_is_an_error(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 from waferbox import deadlines, settings
-from waferbox.launch.local_clusters import LocalCluster, Starter, local_clusters, runtime_folder, with_name
+from waferbox.launch.local_clusters import EMBEDDED, LocalCluster, Starter, local_clusters, runtime_folder, with_name
 
 if TYPE_CHECKING:
     from cstorch.backend import Backend
@@ -105,11 +105,19 @@ def _lock() -> Iterator[None]:
 def waferbox_cluster(request: pytest.FixtureRequest) -> str:
     """The address of the management service of the run's cluster, which all of its processes share.
 
+    It is `embedded` if WAFERBOX_MANAGEMENT is: each backend starts a cluster of its own then.
+
     Raises:
         ClusterError: the cluster did not start.
+        ConfigurationError: WAFERBOX_MANAGEMENT names no cluster.
     """
     if settings.MANAGEMENT.is_set():
-        return settings.MANAGEMENT.get()
+        # In the function: a run whose tests need no cluster does not import torch.
+        from cstorch._internal.session.management import find_management
+        from cstorch.distributed.cluster_config import ClusterConfig
+
+        management = find_management(ClusterConfig())
+        return EMBEDDED if management is None else management.address
     owner = _owner(request.config)
     with _lock():  # one of the processes starts the cluster, and the others wait for it
         cluster = _cluster_of(owner)
@@ -148,7 +156,9 @@ def _own_job(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.node.get_closest_marker(MARKER) is None:
         yield
         return
-    with _named(request.getfixturevalue("waferbox_cluster")):
+    address = request.getfixturevalue("waferbox_cluster")
+    # A name stays one: a cluster of this account that is found by its name is used with its certificates and secret.
+    with _named(settings.MANAGEMENT.get() or address):
         yield
         begin_anew()
 
