@@ -1,5 +1,7 @@
 """Servers at default ports: where one is taken, the next is used."""
 
+import errno
+import os
 import socket
 from collections.abc import Callable
 
@@ -46,6 +48,23 @@ def test_the_reason_is_told() -> None:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(OSError, match=f"at {address}: Address already in use; port 0 is any free one"):
             bind(make_server(), address)
+
+
+@pytest.mark.parametrize(
+    ("method", "number"), [("connect", errno.ENETUNREACH), ("bind", errno.EADDRNOTAVAIL)], ids=["down", "no address"]
+)
+def test_a_missing_loopback_interface_is_named(monkeypatch: pytest.MonkeyPatch, method: str, number: int) -> None:
+    class Socket(socket.socket):
+        pass
+
+    def refuse(self: Socket, address: tuple[str, int]) -> None:
+        raise OSError(number, os.strerror(number))
+
+    setattr(Socket, method, refuse)
+    monkeypatch.setattr(socket, "socket", Socket)
+    remedy = r"the loopback interface must be up, with 127\.0\.0\.1 \(`ip link set lo up`\)$"
+    with pytest.raises(OSError, match=rf"cannot listen at 127\.0\.0\.1:0: {os.strerror(number)}: {remedy}"):
+        bind(make_server(), "127.0.0.1:0")
 
 
 def grpc_port(address: str) -> str:

@@ -3,6 +3,7 @@ in a folder that both see, where there is one.
 """
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -318,3 +319,13 @@ def test_a_name_does_not_lead_out_of_the_folder(folder: Path, short_path: Path) 
                 lane=node_pb2.LANE_SHARED_MEMORY,
                 deadline_seconds=0.5,
             )
+
+
+def test_without_proc_the_error_says_to_mount_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stat(path: str) -> os.stat_result:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", stat)
+        with pytest.raises(FileNotFoundError, match=r"/proc must be mounted .*: /proc/self/ns/net, "):
+            host_id()

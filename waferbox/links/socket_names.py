@@ -51,8 +51,18 @@ def host_id() -> str:
     """An identity that processes share exactly if they can use each other's abstract sockets.
 
     It is of the host, the user and the network namespace.
+
+    Raises:
+        FileNotFoundError: /proc is not mounted.
     """
-    return _hashed(f"{os.stat('/proc/self/ns/net').st_ino}")
+    try:
+        namespace = os.stat("/proc/self/ns/net").st_ino
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"/proc must be mounted (`mount -t proc proc /proc`): {error.filename}, which identifies the network "
+            "namespace of this process, is not there"
+        ) from error
+    return _hashed(f"{namespace}")
 
 
 def own_directory() -> SocketDirectory:

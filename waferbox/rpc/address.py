@@ -44,6 +44,8 @@ def bind(server: grpc.Server | grpc.aio.Server, listen: str) -> str:
         host, port = split_address(listen, any_port=True)
     except ValueError as error:
         raise OSError(f"cannot listen at {listen}: {error}") from error
+    if is_loopback(host) and (problem := _loopback_problem(host)):
+        raise OSError(f"cannot listen at {listen}: {problem}")
     try:
         bound = add_port(server, listen)
     except (ValueError, RuntimeError) as error:
@@ -53,11 +55,27 @@ def bind(server: grpc.Server | grpc.aio.Server, listen: str) -> str:
     return reached_at(host, bound)
 
 
+def _loopback_problem(host: str) -> str:
+    """Returns why processes of this machine cannot reach each other at a loopback address; empty: they can."""
+    try:
+        # Without a packet: a server can also listen while the interface is down.
+        with socket.socket(_family(host), socket.SOCK_DGRAM) as probe:
+            probe.bind((host.strip("[]"), 0))
+            probe.connect((host.strip("[]"), 1))
+    except OSError as error:
+        if error.errno in (errno.EADDRNOTAVAIL, errno.ENETUNREACH):
+            return f"{error.strerror}: the loopback interface must be up, with {host} (`ip link set lo up`)"
+    return ""
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if host.startswith("[") else socket.AF_INET
+
+
 def _bind_error(host: str, port: int) -> str:
     """Returns why an address cannot be listened at, which gRPC does not say; empty: it can be now."""
-    family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
     try:
-        socket.create_server((host.strip("[]"), port), family=family).close()
+        socket.create_server((host.strip("[]"), port), family=_family(host)).close()
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
         return f"{reason}; port 0 is any free one" if error.errno == errno.EADDRINUSE else reason
