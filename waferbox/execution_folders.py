@@ -69,9 +69,9 @@ class ExecutionRecord:
         """The page of the compile report, on the coordinator's host; None: the step is not compiled."""
         return Path(self.plan).with_suffix("") / REPORT_PAGE if self.plan else None
 
-    def write(self, folder: Path) -> None:
-        """Writes the record of the execution in a folder, whole."""
-        write_whole(folder / RECORD, json.dumps(dataclasses.asdict(self), indent=1) + "\n")
+    def text(self) -> str:
+        """Returns the content of the file RECORD."""
+        return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,17 +89,6 @@ class ExecutionFolder:
     def __str__(self) -> str:
         number = self.path.name.lstrip("0") or self.path.name
         return f"execution {number}" + (f", {self.record}" if self.record else "")
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Writes a file, or leaves it as it was. Raises OSError."""
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
 
 
 def is_execution(folder: Path) -> bool:

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import cerebras.pytorch as cstorch
 from cstorch._internal.notebook import inline_report
-from waferbox.execution_folders import REPORT_PAGE, ExecutionRecord, Stage
+from waferbox.execution_folders import RECORD, REPORT_PAGE, ExecutionRecord, Stage
 
 PAGE = "<!DOCTYPE html>\n<title>a \"b\" 'c' &amp; {d}</title></iframe><script>alert(1)</script>"
 
@@ -28,9 +28,10 @@ class Elements(HTMLParser):
 
 
 def write_record(folder: Path, plan: str) -> None:
-    ExecutionRecord(
+    record = ExecutionRecord(
         stage=Stage.TRAIN, function="step", model="", loader="samples", steps=1, rows=4, num_csx=1, plan=plan
-    ).write(folder)
+    )
+    (folder / RECORD).write_text(record.text())
 
 
 def test_the_page_is_in_a_frame_in_which_no_script_runs(tmp_path: Path) -> None:

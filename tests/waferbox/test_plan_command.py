@@ -18,7 +18,7 @@ from waferbox.cirh.dialect.types import tensor_type
 from waferbox.cirh.modules.builder import GraphBuilder
 from waferbox.cirh.text.printer import print_module
 from waferbox.commands.cli import app
-from waferbox.execution_folders import CIRH, ExecutionRecord, Stage
+from waferbox.execution_folders import CIRH, RECORD, ExecutionRecord, Stage
 from waferbox.prediction import quantities
 from wsc.v1 import management_pb2
 
@@ -121,7 +121,7 @@ def execution(folder: Path, text: str, **fields: Any) -> Path:
     (folder / CIRH).write_text(text)
     told: dict[str, Any] = {"stage": Stage.TRAIN, "function": "f (a.py:1)", "model": "M", "loader": "data"}
     told |= {"steps": 9, "rows": 8, "num_csx": 1}
-    ExecutionRecord(**(told | fields)).write(folder)
+    (folder / RECORD).write_text(ExecutionRecord(**(told | fields)).text())
     return folder
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cstorch.errors import ConfigurationError
+from waferbox.host.folders import write_whole
 
 logger = logging.getLogger("cstorch.execution")
 
@@ -40,11 +41,10 @@ def writes_in(folder: Path) -> Iterator[None]:
         ) from None
 
 
-@contextlib.contextmanager
-def written_for_information(path: Path) -> Iterator[None]:
-    """Logs a warning if a file is not written within the context, as on a full disk: no step needs the file."""
+def write_for_information(path: Path, text: str) -> None:
+    """Writes a file that no step needs; logs a warning if it cannot be written, as on a full disk."""
     try:
-        yield
+        write_whole(path, text.encode(), durable=False)
     except OSError as error:
         logger.warning(
             "%s is not written: %s. The execution goes on; commands that look for it here lack this file",

@@ -18,7 +18,7 @@ from xdsl.dialects.builtin import ModuleOp
 
 from cstorch import backends
 from cstorch._internal import state, step_clock
-from cstorch._internal.artifacts import written_for_information
+from cstorch._internal.artifacts import write_for_information
 from cstorch._internal.batch import check_batch
 from cstorch._internal.batch_objects import ChangedObjects, changed_objects
 from cstorch._internal.execution import Closure, Execution, Executor, Input
@@ -147,10 +147,8 @@ class ClusterExecution(Execution):
         path = folder / execution_folders.CIRH
         module = self._lower()
         record = self._record()
-        with written_for_information(path):
-            execution_folders.write_whole(path, self._step.text)
-        with written_for_information(folder / execution_folders.RECORD):
-            record.write(folder)
+        write_for_information(path, self._step.text)
+        write_for_information(folder / execution_folders.RECORD, record.text())
         # Runs before this one may have left folders beside it.
         logger.info("Execution %d (%s/%s), %s", next(_numbers), folder.parent.name, folder.name, record)
         if self._target.session is None:
@@ -160,8 +158,8 @@ class ClusterExecution(Execution):
         job, compiled = compile_step(self._target, self._step.text, trains=self._step.trains)
         if compiled.report:
             # The plan lies beside the folder of its report.
-            with written_for_information(folder / execution_folders.RECORD):
-                replace(record, plan=str(Path(compiled.report).parent.with_suffix(".plan"))).write(folder)
+            record = replace(record, plan=str(Path(compiled.report).parent.with_suffix(".plan")))
+            write_for_information(folder / execution_folders.RECORD, record.text())
         if self._input is None or self._staged is None:
             return
         with logged_if_slow("Starting the input_fn in the workers"):
