@@ -160,6 +160,9 @@ def test_a_plan_is_not_made_again(training: Path, tmp_path: Path) -> None:
     refused = call(file, "--wafers", "4", "--half", "bfloat16")
     assert refused.exit_code == 1
     assert "name the artifact folder" in " ".join(refused.stderr.split())
+    ignored = call(file, "--execution", "1")
+    assert ignored.exit_code == 2
+    assert "--execution names an execution in an artifact folder" in " ".join(ignored.stderr.split())
     (folder / CIRH).write_text(text)
     assert call(folder, "--wafers", "4", "--half", "bfloat16").exit_code == 0
 

@@ -56,18 +56,20 @@ def find_source(argument: str, execution: str | None, management: str | None) ->
         management: address of the management service, for a job; None: the only cluster of this machine.
     """
     path = Path(argument)
-    if not path.exists():
-        if not _JOB.fullmatch(argument):
-            fail(f"there is no file or folder {argument}", Status.USAGE)
-        return _job_source(argument, management)
-    if path.suffix in (".py", ".ipynb"):
+    if not path.exists() and not _JOB.fullmatch(argument):
+        fail(f"there is no file or folder {argument}", Status.USAGE)
+    if path.is_file() and path.suffix in (".py", ".ipynb"):
         fail(f"{argument} is a script: run it, then name {SOURCE_HELP[0].lower()}{SOURCE_HELP[1:]}", Status.USAGE)
+    executions = find_executions(path) if path.is_dir() else []
+    if executions:
+        return _execution_source(argument, executions, execution)
+    if execution is not None:
+        fail(f"--execution names an execution in an artifact folder, and {argument} is none", Status.USAGE)
+    if not path.exists():
+        return _job_source(argument, management)
     if path.is_file():
         is_plan = path.suffix == _PLAN
         return StepSource(name=argument, text=None if is_plan else path, plan=path if is_plan else None)
-    executions = find_executions(path)
-    if executions:
-        return _execution_source(argument, executions, execution)
     plans = _plans_of(path)
     if not plans:
         fail(f"{argument} is no artifact and contains none: name {SOURCE_HELP[0].lower()}{SOURCE_HELP[1:]}")

@@ -17,7 +17,7 @@ import yaml
 import waferbox
 from waferbox.kubernetes.compose_file import RoleSettings
 from waferbox.kubernetes.manifests import ClusterOptions, Manifest, as_text, cluster_manifests
-from waferbox.roles import BY_NAME, LEASED, WAFER, WORKER
+from waferbox.roles import BY_NAME, LEASED, MEMORYX, SWARMX, WAFER, WORKER
 
 _FILES: Final = Path(__file__).with_name("chart_files")  # the parts of a chart that no manifest has
 _SHARED: Final = "cluster"  # the template of the objects that belong to no role
@@ -25,6 +25,14 @@ _SHARED: Final = "cluster"  # the template of the objects that belong to no role
 # An expression of a template, between these marks, passes through YAML as a plain word.
 _MARKS: Final = ("<", ">")
 _EXPRESSION: Final = ("{{ ", " }}")
+
+# A link of a host then carries about the same bytes for any number of hosts.
+_ONE_A_HOST: Final = "; over several hosts one for each is best"
+_NUMBER_NOTES: Final = {
+    MEMORYX.name: _ONE_A_HOST,
+    SWARMX.name: _ONE_A_HOST,
+    WORKER.name: "; at least one for each wafer is started",
+}
 
 _NAME: Final = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
 _SIZE: Final = {"type": "string", "pattern": "^[1-9][0-9]*(Ki|Mi|Gi|Ti)?$"}
@@ -78,7 +86,7 @@ def _values(roles: Mapping[str, RoleSettings], options: ClusterOptions) -> dict[
     made: dict[str, _Value | dict[str, _Value]] = {}
     for role in LEASED:
         if role.name in roles:
-            meaning = f"number of {role.noun}s" + ("; at least one for each wafer is started" if role is WORKER else "")
+            meaning = f"number of {role.noun}s{_NUMBER_NOTES.get(role.name, '')}"
             number = {"type": "integer", "minimum": 0}
             made[role.count_option] = _Value(default=roles[role.name].count, schema=number, meaning=meaning)
     made["images"] = _Value(
