@@ -49,6 +49,28 @@ def test_rates_are_those_of_the_told_times_and_not_of_when_it_is_asked(clock: Cl
     assert rates.elapsed_seconds() == 3
 
 
+def test_results_that_arrive_together_have_one_rate(clock: Clock) -> None:
+    rates = RateTracker(smooth_factor=0)
+    rates.add(10)
+    clock.now += 1
+    assert rates.rate() == 10
+    for _ in range(3):  # they have waited for the process that receives them
+        rates.add(10)
+        clock.now += 0.00001
+        assert rates.rate() == 10
+    rates.add(10)
+    clock.now += 4
+    assert rates.rate() == pytest.approx(10, rel=1e-4)  # all four
+
+
+def test_the_first_results_have_the_rate_since_the_begin(clock: Clock) -> None:
+    rates = RateTracker()
+    for count in range(1, 4):
+        rates.add(10)
+        clock.now += 0.01
+        assert rates.rate() == pytest.approx(1000), count
+
+
 def test_reset_time(clock: Clock) -> None:
     rates = RateTracker()
     rates.add(10)

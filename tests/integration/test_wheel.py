@@ -22,7 +22,13 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The Python of an environment with the wheel, and with the libraries of this one."""
     tmp_path = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*command, "--wheel-dir", str(tmp_path / "wheels"), str(ROOT)], check=True, timeout=120)
+    workflow = {"GITHUB_SERVER_URL": "https://github.example", "GITHUB_REPOSITORY": "someone/waferbox"}
+    subprocess.run(
+        [*command, "--wheel-dir", str(tmp_path / "wheels"), str(ROOT)],
+        check=True,
+        timeout=120,
+        env={**os.environ, **workflow},
+    )
     (wheel,) = (tmp_path / "wheels").glob("*.whl")
     folder = tmp_path / "environment"
     venv.create(folder, symlinks=True)
@@ -47,6 +53,19 @@ def test_the_wheel_runs_the_script_of_the_readme(installed: Path, start_script: 
     assert started.wait(150.0) == 0, started.errors
     losses = [float(line) for line in started.output.split()]
     assert losses[-1] < 0.5 * losses[0]
+
+
+def test_a_wheel_of_a_workflow_names_its_repository(installed: Path) -> None:
+    code = (
+        "import importlib.metadata; print(*importlib.metadata.metadata('waferbox').get_all('Project-URL'), sep='\\n')"
+    )
+    found = subprocess.run([installed, "-c", code], check=True, timeout=60, text=True, stdout=subprocess.PIPE)
+    source = "https://github.example/someone/waferbox"
+    assert found.stdout.splitlines() == [
+        f"Source, {source}",
+        f"Issues, {source}/issues",
+        f"Changelog, {source}/blob/main/CHANGELOG.md",
+    ]
 
 
 def test_the_wheel_has_all_that_manifests_and_charts_need(installed: Path, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ assert "'trian' is neither host:port nor the name of a cluster of this machine" 
     "status", "--management", "trian"
 ).replace("│", "").replace("\\n", " ").replace("  ", " ")
 assert "no cluster of `waferbox up` runs on this machine" in command("down")  # that of a script is not meant
+assert command("page") == f"The cluster at {own}:  {page}\\n"  # which the cluster serves already
 
 with subprocess.Popen(
     [sys.executable, "-m", "waferbox", "page", "--port", "0"], stdout=subprocess.PIPE, text=True

@@ -10,6 +10,7 @@ import typer
 from waferbox.commands.connection import DEFAULT_PAGE, Connection, ManagementOption, connect
 from waferbox.host.descriptors import readable
 from waferbox.host.folders import cache_root
+from waferbox.launch.local_clusters import cluster_at
 from waferbox.launch.stop_signals import StopSignals
 from waferbox.output.console import errors, fail, print_text
 from waferbox.rpc.address import is_loopback, listen, split_address
@@ -25,7 +26,7 @@ def page(
     ] = None,
     browser: Annotated[bool, typer.Option("--browser", metavar="", help="Open it in the browser.")] = False,
 ) -> None:
-    """Serve the status page of a cluster on this machine, until Ctrl-C.
+    """Serve the status page of a cluster on this machine, until Ctrl-C, or name the one that the cluster serves.
 
     It is for every cluster that commands reach: of `waferbox up` and `waferbox run`, of a script, or of another host.
     """
@@ -38,6 +39,10 @@ def page(
     host, default = DEFAULT_PAGE.split(":")
     with connect(management) as cluster:
         cluster.nodes()  # fails where there is no cluster
+        record = cluster_at(cluster.address)
+        if port is None and record is not None and record.page:
+            _show(cluster.address, record.page, browser=browser)
+            return
         try:
             server = listen(PageServer, f"{host}:{default if port is None else port}", next_free=port is None)
         except OSError as error:
@@ -48,14 +53,18 @@ def page(
             if is_loopback(split_address(cluster.address)[0]):
                 source = StoredSource(source, FinishedJobs(cache_root()))  # of this user's clusters on this machine
             server.start(source)
-            print_text(f"The cluster at {cluster.address}:  {server.url}")
+            _show(cluster.address, server.url, browser=browser)
             errors.print("Ctrl-C ends the page, and leaves the cluster as it is.")
-            if browser:
-                webbrowser.open(server.url)
             _watch(cluster, signals)
         finally:
             server.close()
             signals.close()
+
+
+def _show(address: str, url: str, *, browser: bool) -> None:
+    print_text(f"The cluster at {address}:  {url}")
+    if browser:
+        webbrowser.open(url)
 
 
 def _watch(cluster: Connection, signals: StopSignals) -> None:

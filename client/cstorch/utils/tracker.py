@@ -1,6 +1,12 @@
 """Rates in samples per second."""
 
+from typing import Final
+
 from cstorch._internal import step_clock
+
+# Results of several steps arrive together where the cluster is faster than the processor that receives them: the time
+# between two of them is then no step's.
+LEAST_SECONDS: Final = 0.1
 
 
 class RateTracker:
@@ -64,10 +70,16 @@ class RateTracker:
         return self._total_count
 
     def rate(self) -> float:
-        """Returns the samples per second since the last call, smoothed with the result of that call."""
+        """Returns the samples per second since the last call, smoothed with the result of that call.
+
+        If less than a tenth of a second has passed since, it returns the same again, and the samples count for the next
+        call; at the begin that is `global_rate`.
+        """
         now = self.elapsed_seconds()
         elapsed = now - self._last_query
-        rate = self._count_since_query / elapsed if elapsed > 0 else 0.0
+        if elapsed < LEAST_SECONDS:
+            return self.global_rate() if self._last_rate is None else self._last_rate
+        rate = self._count_since_query / elapsed
         if self._last_rate is not None:
             rate = self._smooth_factor * self._last_rate + (1 - self._smooth_factor) * rate
         self._last_query = now
