@@ -215,6 +215,16 @@ def test_values_of_steps_without_activations_are_refused(script: Script) -> None
         loop(script, body, activation_steps=3)
 
 
+def test_what_is_carried_of_the_batch_names_it(script: Script) -> None:
+    kept: list[Any] = []
+
+    def body(rows: Any, loss: Any) -> None:
+        kept.append(kept[-1] + rows.sum() * loss if kept else rows.sum() * loss)
+
+    with pytest.raises(TraceError, match=r"computed of a tensor of the batch.*return loss, labels"):
+        loop(script, body)
+
+
 def test_state_used_before_the_step_is_refused(script: Script) -> None:
     noted = Noted()
 

@@ -35,8 +35,8 @@ def test_the_flag_comes_before_the_variable(
 def test_warnings_of_a_compile_are_shown(
     cluster: FakeCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cluster.found = coordinator_pb2.CompileResponse(warnings=["Rows of all wafers are gathered"])
+    cluster.found = coordinator_pb2.CompileResponse(warnings=["Rows of the whole batch are gathered"])
     setup = Setup(cluster, tmp_path)
     run(setup.executor(1), setup.step)
-    (record,) = [record for record in caplog.records if record.message == "Rows of all wafers are gathered"]
+    (record,) = [record for record in caplog.records if record.message == "Rows of the whole batch are gathered"]
     assert record.levelno == logging.WARNING

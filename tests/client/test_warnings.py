@@ -11,6 +11,7 @@ from fake_cluster import FakeCluster
 from user_script import Script
 
 import cstorch
+from cstorch.errors import UsageError
 from cstorch.utils.data import DataExecutor, DataLoader
 from waferbox import execution_folders
 
@@ -82,6 +83,25 @@ def test_an_optimizer_of_torch_is_warned_of(tmp_path: Path) -> None:
     script = Script(tmp_path)
     script.optimizer = torch.optim.SGD(script.model.parameters(), lr=0.1)
     with pytest.warns(UserWarning, match="SGD is an optimizer of torch.*Use the optimizer of the same name"):
+        script.loop(cstorch.trace(script.train))
+
+
+def test_an_optimizer_of_the_script_has_no_other_of_its_name(tmp_path: Path) -> None:
+    class Sign(torch.optim.Optimizer):
+        def step(self, closure: Any = None) -> Any:
+            for parameter in self.param_groups[0]["params"]:
+                parameter.data.add_(parameter.grad.sign(), alpha=-0.1)
+
+    script = Script(tmp_path)
+    script.optimizer = Sign(script.model.parameters(), {})
+    with pytest.warns(UserWarning, match="Sign is an optimizer of the script.*subclass of cstorch.optim.Optimizer"):
+        script.loop(cstorch.trace(script.train))
+
+
+def test_a_rate_that_a_count_of_steps_in_python_sets_is_refused(tmp_path: Path) -> None:
+    script = Script(tmp_path)
+    script.optimizer = torch.optim.Adagrad(script.model.parameters(), lr_decay=0.5)
+    with pytest.raises(UsageError, match=r"lr_decay counts steps in Python.*Use the optimizer of the same name"):
         script.loop(cstorch.trace(script.train))
 
 

@@ -33,7 +33,7 @@ def test_training_is_that_of_the_whole_batch(
     plain = parity.run_plain(options("plain", tmp_path, "sgd", "mean"))
     ours = parity.run_cstorch(options("CSX", tmp_path, "sgd", "mean", num_csx=wafers, shards=shards))
     assert_equal(ours, plain)
-    warnings = [record.message for record in caplog.records if record.message.startswith("Rows of all wafers")]
+    warnings = [record.message for record in caplog.records if record.message.startswith("Rows of the whole batch")]
     assert len(warnings) == (wafers > 1)
     for warning in warnings:
         for name in ("aten.flip", "aten.roll"):

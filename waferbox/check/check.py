@@ -524,7 +524,7 @@ def _wafers_answer(compiled: Sequence[tuple[Program, Sequence[Compiled]]]) -> An
     summary = f"Yes: compiled for {counts} wafer{'' if counts == '1' else 's'}."
     table = _gathers(compiled)
     if len(table) > 1:
-        summary += " Rows of all wafers are gathered where samples are mixed, which costs what the table says."
+        summary += " Rows of the whole batch are gathered where samples are mixed, which costs what the table says."
     return Answer(question=Question.WAFERS, state=State.GOOD, summary=summary, table=table)
 
 

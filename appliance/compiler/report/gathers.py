@@ -57,7 +57,7 @@ class Gathering:
         if len(self.lines) > _MOST_LINES:
             lines += f"; and {len(self.lines) - _MOST_LINES} more lines (see the compile report)"
         return (
-            f"Rows of all wafers are gathered, as samples are mixed: {lines}. This takes {self.share_text} of the "
+            f"Rows of the whole batch are gathered, as samples are mixed: {lines}. This takes {self.share_text} of the "
             "predicted time of a step, more with more wafers. To make it an error, set "
             "cstorch.backends.csx.performance.strict_sharding = True"
         )

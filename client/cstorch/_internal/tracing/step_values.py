@@ -228,12 +228,20 @@ def unknown_value(value: StepValue) -> TraceError:
 
 def missing_value_error(value: StepValue) -> TraceError:
     """Returns the error for a value of an earlier step that is not known."""
+    if any(isinstance(part.source, int) for part in value.sources()):
+        why = (
+            "it is computed of a tensor of the batch, and such a tensor is sent only where the traced function returns "
+            "it too (`return loss, labels`), or a closure gets what is computed of it"
+        )
+    else:
+        why = (
+            "the step is no activation step (activation_steps of the DataExecutor), or had no input, or the value is "
+            "none that the traced function returned or that a closure was given in the first step. Return it from the "
+            "@cstorch.trace function"
+        )
     return TraceError(
-        f"at {user_line()} a value of step {value.step} is used, which was not sent to the script: the step is no "
-        "activation step (activation_steps of the DataExecutor), or had no input, or the value is none that the traced "
-        "function returned or that a closure was given in the first step. Return it from the @cstorch.trace function; "
-        "what is carried from step to step is best computed in the traced function, in a buffer or with "
-        "cstorch.metrics"
+        f"at {user_line()} a value of step {value.step} is used, which was not sent to the script: {why}; what is "
+        "carried from step to step is best computed in the traced function, in a buffer or with cstorch.metrics"
     )
 
 

@@ -29,23 +29,36 @@ def check_step(trace: Trace, model: nn.Module | None, traceable: Sequence[torch.
         traceable: The optimizers of cstorch, whose settings may change in traced steps.
 
     Raises:
-        UsageError: A schedule of torch sets the learning rate of an optimizer of the step.
+        UsageError: A schedule of torch, or a count of steps in Python, sets the learning rate of an optimizer of the
+            step.
     """
     for optimizer in trace.optimizers:
         name = type(optimizer).__name__
         if getattr(optimizer.step, "_wrapped_by_lr_sched", False):
             raise UsageError(
                 f"a scheduler of torch.optim.lr_scheduler is attached to {name}: it sets numbers from outside, which a "
-                "traced step does not see, so the learning rate would stay the first one. Use the scheduler of the "
-                "same name in cstorch.optim.lr_scheduler, which is a function of the step"
+                "traced step does not see, so the learning rate would stay the first one of an execution. Use the "
+                "scheduler of the same name in cstorch.optim.lr_scheduler, which is a function of the step"
             )
-        if not any(optimizer is known for known in traceable):
-            warnings.warn(
-                f"{name} is an optimizer of torch: the settings of its groups are frozen as they are in the first "
-                "step. Use the optimizer of the same name in cstorch.optim, or a subclass of cstorch.optim.Optimizer",
-                CstorchWarning,
-                stacklevel=2,
+        if any(optimizer is known for known in traceable):
+            continue
+        is_torchs = type(optimizer).__module__.startswith("torch.")
+        instead = (
+            "Use the optimizer of the same name in cstorch.optim"
+            if is_torchs
+            else "Make it a subclass of cstorch.optim.Optimizer"
+        )
+        if is_torchs and any(group.get("lr_decay") for group in optimizer.param_groups):
+            raise UsageError(
+                f"{name} is an optimizer of torch, whose lr_decay counts steps in Python: in a traced step the "
+                f"learning rate would not decay. {instead}"
             )
+        warnings.warn(
+            f"{name} is an optimizer of {'torch' if is_torchs else 'the script'}: the settings of its groups are "
+            f"frozen as they are in the first step of an execution. {instead}",
+            CstorchWarning,
+            stacklevel=2,
+        )
     if trace.kept_gradients:
         names = ", ".join(name.removeprefix("state.model.") for name in trace.kept_gradients[:3])
         more = len(trace.kept_gradients) - 3
