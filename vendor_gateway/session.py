@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import queue
 import re
 import threading
@@ -202,9 +203,9 @@ class VendorSession:
                     builder=json.dumps(dict(builder)).encode(),
                     vendor_builder=True,
                     input_names=step.input_names,
-                    interpreter=self._target.input_python,
-                    python_paths=self.python_paths,
-                    mount_dirs=self.mount_dirs,
+                    interpreter=os.fsencode(self._target.input_python),
+                    python_paths=map(os.fsencode, self.python_paths),
+                    mount_dirs=map(os.fsencode, self.mount_dirs),
                 )
             )
             self._execution = VendorExecution(self._job, self._states, step, settings)

@@ -146,10 +146,11 @@ class InputProcess:
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             # On another host, or in a container, the script's interpreter need not be there.
-            interpreter = request.interpreter if os.access(request.interpreter, os.X_OK) else sys.executable
+            wanted = os.fsdecode(request.interpreter)
+            interpreter = wanted if os.access(wanted, os.X_OK) else sys.executable
             self._note = (
-                f" (it ran under {interpreter}, for {request.interpreter} is not on {socket.gethostname()})"
-                if request.interpreter and interpreter != request.interpreter
+                f" (it ran under {interpreter}, for {wanted} is not on {socket.gethostname()})"
+                if wanted and interpreter != wanted
                 else ""
             )
             self._output = ConsoleReader(on_defect)
@@ -329,10 +330,10 @@ def prepare_message(request: node_pb2.PrepareInput) -> Prepare:
     )
     return Prepare(
         settings=input_settings,
-        python_paths=tuple(request.python_paths),
-        last_python_paths=tuple(request.last_python_paths),
-        interpreter_python_paths=tuple(request.interpreter_python_paths),
-        working_directory=request.working_directory,
+        python_paths=tuple(map(os.fsdecode, request.python_paths)),
+        last_python_paths=tuple(map(os.fsdecode, request.last_python_paths)),
+        interpreter_python_paths=tuple(map(os.fsdecode, request.interpreter_python_paths)),
+        working_directory=os.fsdecode(request.working_directory),
         redivided=request.redivided,
         input_names=tuple(request.input_names),
         vendor_builder=request.vendor_builder,

@@ -196,7 +196,7 @@ class WorkerJob(RoleJob):
 
     def prepare_input(self, request: node_pb2.PrepareInput) -> None:
         """Starts the input_fn's process, which makes the loader while the step is compiled."""
-        for folder in request.mount_dirs:
+        for folder in map(os.fsdecode, request.mount_dirs):
             if not os.path.isdir(folder):
                 raise JobFailure(
                     node_pb2.Failure.KIND_USER,

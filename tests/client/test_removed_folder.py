@@ -59,9 +59,9 @@ def test_the_command_line_keeps_the_path_of_the_script() -> None:
 def test_workers_get_no_folder_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend("")
     request = prepared_input(b"", ClusterConfig(python_paths=["/opt/models"]), tmp_path)
-    assert request.working_directory == ""
-    assert "" not in request.python_paths
-    assert request.python_paths[0] == "/opt/models"
+    assert request.working_directory == b""
+    assert b"" not in request.python_paths
+    assert request.python_paths[0] == b"/opt/models"
 
 
 @pytest.mark.usefixtures("_in_removed_folder")

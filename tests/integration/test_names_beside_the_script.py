@@ -1,5 +1,9 @@
-"""A user's own modules may be called as the folders of this project are: beside the script, and in PYTHONPATH."""
+"""A user's own modules may be called as the folders of this project are: beside the script, and in PYTHONPATH.
 
+Their folder may have a name that is no text.
+"""
+
+import os
 import textwrap
 from pathlib import Path
 
@@ -81,7 +85,7 @@ def _write_modules(folder: Path, own: str, text: str, *, elsewhere: str) -> None
 def test_a_script_trains_beside_modules_with_names_of_ours(
     start_script: StartScript, cluster: RunningCluster, tmp_path: Path, embedded: bool
 ) -> None:
-    beside, library = tmp_path / "project", tmp_path / "library"
+    beside, library = tmp_path / os.fsdecode(b"project \xff"), tmp_path / "library"
     _write_modules(beside, "workers", WORKERS, elsewhere="swarmx")
     _write_modules(library, "swarmx", SWARMX, elsewhere="workers")
     script = beside / "train.py"

@@ -69,6 +69,10 @@ def prepare() -> Callable[..., node_pb2.PrepareInput]:
             "num_csx": 1,
             **fields,
         }
+        for name in ("interpreter", "working_directory"):
+            request[name] = os.fsencode(request.get(name, ""))
+        for name in ("python_paths", "last_python_paths", "interpreter_python_paths", "mount_dirs"):
+            request[name] = [os.fsencode(path) for path in request.get(name, ())]
         return node_pb2.PrepareInput(**request)
 
     return make

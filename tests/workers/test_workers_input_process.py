@@ -356,8 +356,8 @@ def test_a_module_that_parses_the_arguments_of_the_script(
     if is_foreign:
         interpreter = tmp_path / "python"
         interpreter.symlink_to(Path(sys.executable).resolve())
-        request.interpreter = str(interpreter)
-        request.python_paths.append(str(Path(torch.__file__).parents[1]))
+        request.interpreter = os.fsencode(interpreter)
+        request.python_paths.append(os.fsencode(Path(torch.__file__).parents[1]))
     with running(request) as harness:
         assert harness.batch() == [0, 1, 2, 3]
 

@@ -226,6 +226,7 @@ Global___AttachJob: _TypeAlias = AttachJob  # noqa: Y015
 class PrepareInput(_message.Message):
     """For workers: the input_fn of an execution. It is pickled by the client and unpickled only in the worker's child
     process.
+    Paths are in the encoding of file names of the script's host, which need not be UTF-8.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -250,14 +251,14 @@ class PrepareInput(_message.Message):
     SCRIPT_ARGUMENTS_FIELD_NUMBER: _builtins.int
     loader: _builtins.str
     builder: _builtins.bytes
-    interpreter: _builtins.str
+    interpreter: _builtins.bytes
     worker: _builtins.int
     """this worker's number among the workers of its wafer"""
     num_workers: _builtins.int
     """per wafer"""
     wafer: _builtins.int
     num_csx: _builtins.int
-    working_directory: _builtins.str
+    working_directory: _builtins.bytes
     half_type: _plan_pb2.HalfType.ValueType
     """the script's choice, which an input_fn can read"""
     mixed_precision: _builtins.bool
@@ -267,15 +268,15 @@ class PrepareInput(_message.Message):
     vendor_builder: _builtins.bool
     """the builder is a JSON object of hexadecimal dill pickles: input_fn, arguments, position"""
     @_builtins.property
-    def python_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+    def python_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """searched before those of the interpreter"""
 
     @_builtins.property
-    def mount_dirs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+    def mount_dirs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """folders that must exist where the worker runs"""
 
     @_builtins.property
-    def last_python_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+    def last_python_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """searched after those of the interpreter"""
 
     @_builtins.property
@@ -285,7 +286,7 @@ class PrepareInput(_message.Message):
         """
 
     @_builtins.property
-    def interpreter_python_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+    def interpreter_python_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """sys.path of the script from the first folder of its interpreter on, in place of last_python_paths where the standard
         library is the same.
         """
@@ -299,21 +300,21 @@ class PrepareInput(_message.Message):
         *,
         loader: _builtins.str = ...,
         builder: _builtins.bytes = ...,
-        interpreter: _builtins.str = ...,
-        python_paths: _abc.Iterable[_builtins.str] | None = ...,
+        interpreter: _builtins.bytes = ...,
+        python_paths: _abc.Iterable[_builtins.bytes] | None = ...,
         worker: _builtins.int = ...,
         num_workers: _builtins.int = ...,
         wafer: _builtins.int = ...,
         num_csx: _builtins.int = ...,
-        working_directory: _builtins.str = ...,
-        mount_dirs: _abc.Iterable[_builtins.str] | None = ...,
-        last_python_paths: _abc.Iterable[_builtins.str] | None = ...,
+        working_directory: _builtins.bytes = ...,
+        mount_dirs: _abc.Iterable[_builtins.bytes] | None = ...,
+        last_python_paths: _abc.Iterable[_builtins.bytes] | None = ...,
         half_type: _plan_pb2.HalfType.ValueType = ...,
         mixed_precision: _builtins.bool = ...,
         redivided: _builtins.bool = ...,
         input_names: _abc.Iterable[_builtins.str] | None = ...,
         vendor_builder: _builtins.bool = ...,
-        interpreter_python_paths: _abc.Iterable[_builtins.str] | None = ...,
+        interpreter_python_paths: _abc.Iterable[_builtins.bytes] | None = ...,
         script_arguments: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015

@@ -39,16 +39,20 @@ def prepared_input(builder: bytes, config: ClusterConfig, artifact_dir: Path) ->
     return node_pb2.PrepareInput(
         loader=loader_name(artifact_dir),
         builder=builder,
-        interpreter=sys.executable,
-        python_paths=[*_absolute(config.python_paths), *before],
-        last_python_paths=after,
-        interpreter_python_paths=same,
-        working_directory=process_folder(),
-        mount_dirs=_absolute(config.mount_dirs),
+        interpreter=os.fsencode(sys.executable),
+        python_paths=_encoded([*_absolute(config.python_paths), *before]),
+        last_python_paths=_encoded(after),
+        interpreter_python_paths=_encoded(same),
+        working_directory=os.fsencode(process_folder()),
+        mount_dirs=_encoded(_absolute(config.mount_dirs)),
         half_type=half_type(),
         mixed_precision=mixed_precision(),
-        script_arguments=[os.fsencode(argument) for argument in sys.argv],
+        script_arguments=_encoded(sys.argv),
     )
+
+
+def _encoded(names: Sequence[str]) -> list[bytes]:
+    return [os.fsencode(name) for name in names]
 
 
 def _search_paths(paths: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
