@@ -160,6 +160,7 @@ def test_a_plan_is_not_made_again(training: Path, tmp_path: Path) -> None:
     refused = call(file, "--wafers", "4", "--half", "bfloat16")
     assert refused.exit_code == 1
     assert "name the artifact folder" in " ".join(refused.stderr.split())
+    assert call("").exit_code == 2
     ignored = call(file, "--execution", "1")
     assert ignored.exit_code == 2
     assert "--execution names an execution in an artifact folder" in " ".join(ignored.stderr.split())

@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -203,11 +204,13 @@ def test_a_name_that_no_cluster_has_is_an_error(tmp_path: Path) -> None:
     assert "WAFERBOX_MANAGEMENT is 'nobody', which is neither host:port nor a cluster of this machine" in output
 
 
-def test_a_marker_that_is_not_understood_is_an_error(tmp_path: Path) -> None:
-    text = "import pytest\n\n@pytest.mark.waferbox(2)\ndef test_it(): pass\n"
+@pytest.mark.parametrize("options", [[], ["-n", "2"]])
+def test_a_marker_that_is_not_understood_is_an_error(tmp_path: Path, options: Sequence[str]) -> None:
+    text = "import pytest\n\n@pytest.mark.waferbox(2)\ndef test_it(): pass\n\ndef test_other(): pass\n"
     (tmp_path / "test_steps.py").write_text(text)
-    with start(tmp_path) as run:
+    with start(tmp_path, *options) as run:
         assert run.stdout is not None
         output = run.stdout.read()
-    assert run.returncode == pytest.ExitCode.USAGE_ERROR
+    assert run.returncode == pytest.ExitCode.TESTS_FAILED, output
     assert "test_steps.py::test_it: the marker is written as @pytest.mark.waferbox(wafers=2)" in output
+    assert "1 passed, 1 error" in output

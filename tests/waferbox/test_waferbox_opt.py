@@ -125,12 +125,25 @@ def test_the_list_says_what_each_does() -> None:
         (["--half-gradients"], "without --half there is no half precision for gradients to travel in"),
         (["--half", "float8"], "there is no half precision 'float8'; known are float16, bfloat16, cbfloat16"),
         (["-o", "/nowhere/at/all"], "No such file or directory"),
-        (["/nowhere"], "No such file or directory"),
         (["/dev"], "/dev is no artifact and contains none: name an artifact folder"),
     ],
 )
 def test_refusals(arguments: list[str], says: str) -> None:
     assert says in message(opt(*arguments))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["/nowhere"], "there is no file or folder /nowhere"),
+        ([""], "there is no file or folder ''"),
+        ([__file__, "--execution", "1"], "is a script: run it"),
+    ],
+)
+def test_arguments_that_name_nothing(arguments: list[str], says: str) -> None:
+    result = opt(*arguments)
+    assert result.exit_code == 2
+    assert says in " ".join(result.stderr.split())
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import typer
 from waferbox.commands.connection import ManagementOption
 from waferbox.commands.html_option import HtmlOption, write_page
 from waferbox.commands.step_source import SOURCE_HELP, ExecutionOption, find_source
-from waferbox.output.console import fail, output, print_text
+from waferbox.output.console import Status, fail, output, print_text
 from waferbox.output.tables import passes_table
 
 
@@ -49,7 +49,9 @@ def opt(
     if list_passes:
         output.print(passes_table(descriptions()))
         return
-    if Path(file).is_dir():
+    if file != "-" and not (file and Path(file).exists()):
+        fail(f"there is no file or folder {file or repr(file)}", Status.USAGE)
+    if Path(file).is_dir() or execution is not None:
         found = find_source(file, execution, None)
         if found.text is None:
             fail(f"{found.name} has no step in CIRH")

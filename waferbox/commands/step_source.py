@@ -56,8 +56,8 @@ def find_source(argument: str, execution: str | None, management: str | None) ->
         management: address of the management service, for a job; None: the only cluster of this machine.
     """
     path = Path(argument)
-    if not path.exists() and not _JOB.fullmatch(argument):
-        fail(f"there is no file or folder {argument}", Status.USAGE)
+    if not argument or (not path.exists() and not _JOB.fullmatch(argument)):
+        fail(f"there is no file or folder {argument or repr(argument)}", Status.USAGE)
     if path.is_file() and path.suffix in (".py", ".ipynb"):
         fail(f"{argument} is a script: run it, then name {SOURCE_HELP[0].lower()}{SOURCE_HELP[1:]}", Status.USAGE)
     executions = find_executions(path) if path.is_dir() else []
@@ -116,7 +116,8 @@ def _is_named(execution: ExecutionFolder, wanted: str) -> bool:
 
 def _plans_of(folder: Path) -> list[Path]:
     """The plans of a compile's folder, which lies beside its plan, or of a folder of plans; the newest last."""
-    beside = folder.with_name(f"{folder.name}{_PLAN}")
+    folder = folder.absolute()  # "." has no name
+    beside = folder.parent / f"{folder.name}{_PLAN}"
     if beside.is_file():
         return [beside]
     return sorted(folder.glob(f"*{_PLAN}"), key=lambda plan: plan.stat().st_mtime)

@@ -59,17 +59,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: Sequence[pytest.
     for item in items:
         if "csx_backend" in getattr(item, "fixturenames", ()) and item.get_closest_marker(MARKER) is None:
             item.add_marker(pytest.mark.waferbox)
-    config.stash[_wafers] = max((_wafers_of(item) for item in items), default=0)
+    config.stash[_wafers] = max((_wafers_of(item) or 0 for item in items), default=0)
 
 
-def _wafers_of(item: pytest.Item) -> int:
-    """The wafers that a test needs; 0: it needs no cluster. Raises pytest.UsageError."""
+def _wafers_of(item: pytest.Item) -> int | None:
+    """The wafers that a test needs; 0: it needs no cluster; None: its marker is wrong, which fails the test alone."""
     marker = item.get_closest_marker(MARKER)
     if marker is None:
         return 0
     wafers = marker.kwargs.get("wafers", 1)
     if marker.args or marker.kwargs.keys() - {"wafers"} or type(wafers) is not int or wafers < 1:
-        raise pytest.UsageError(f"{item.nodeid}: the marker is written as @pytest.mark.{MARKER}(wafers=2)")
+        return None
     return wafers
 
 
@@ -153,7 +153,10 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 @pytest.fixture(autouse=True)
 def _own_job(request: pytest.FixtureRequest) -> Iterator[None]:
     """Runs a marked test with the cluster; its job ends with it."""
-    if request.node.get_closest_marker(MARKER) is None:
+    wafers = _wafers_of(request.node)
+    if wafers is None:
+        pytest.fail(f"{request.node.nodeid}: the marker is written as @pytest.mark.{MARKER}(wafers=2)", pytrace=False)
+    if wafers == 0:
         yield
         return
     address = request.getfixturevalue("waferbox_cluster")
@@ -196,5 +199,7 @@ def csx_backend(request: pytest.FixtureRequest, tmp_path: Path) -> "Backend":
     """A CSX backend with as many wafers as the test's marker says, or one; its files are in `tmp_path`."""
     import cstorch
 
-    config = cstorch.distributed.ClusterConfig(num_csx=_wafers_of(request.node))
+    wafers = _wafers_of(request.node)
+    assert wafers, "the test has a marker, which is right"
+    config = cstorch.distributed.ClusterConfig(num_csx=wafers)
     return cstorch.backend("CSX", artifact_dir=tmp_path, cluster_config=config)
