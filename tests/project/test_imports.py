@@ -75,7 +75,7 @@ MAY_IMPORT = {
     "waferbox.lair": {"waferbox", "waferbox.cirh", "waferbox.host"},
     "waferbox.launch": {"waferbox", "waferbox.host", "waferbox.security"},
     "waferbox.links": {"waferbox", "waferbox.host", "waferbox.rpc", "waferbox.security", "wsc"},
-    "waferbox.output": {"waferbox", "wsc"},
+    "waferbox.output": {"waferbox", "waferbox.host", "wsc"},
     "waferbox.prediction": {
         "appliance",
         "waferbox",

@@ -175,7 +175,8 @@ def test_the_plan_of_a_job_that_trains_is_taken(
     names = [artifacts.compile(file.read_text(), Target(num_csx=1, num_shards=1))[0] for file in (training, step)]
     job = management_pb2.JobInfo(job="job-47c96e93", artifacts=[str(tmp_path / "plans" / name) for name in names])
     other = management_pb2.JobInfo(job="job-11111111")
-    cluster = SimpleNamespace(jobs=lambda: [job, other], job=lambda name: {job.job: job, other.job: other}[name])
+    by_name = {each.job: each for each in (job, other)}
+    cluster = SimpleNamespace(jobs=lambda: [job, other], job=by_name.__getitem__, answering=nullcontext)
     monkeypatch.setattr("waferbox.commands.step_source.connect", lambda management: nullcontext(cluster))
     result = call("47c", "--wafers", "1", "--json")
     assert result.exit_code == 0, result.output

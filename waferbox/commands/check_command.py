@@ -18,7 +18,8 @@ from waferbox.commands.script_command import (
     command_of,
 )
 from waferbox.launch.stop_signals import ending_in_order
-from waferbox.output.console import Status, errors, fail, output, print_text
+from waferbox.output.console import Status, fail, output, print_text
+from waferbox.output.working import working
 
 WIDTH: Final = 120  # of the verdict, which has sentences
 
@@ -45,9 +46,10 @@ def check(
 
     Exits with 0 if nothing was found, with 1 if something was, and with 2 if the script could not be checked.
     """
-    from waferbox.check.check import Check, CheckSettings
-    from waferbox.check.page import verdict_page
-    from waferbox.check.tables import verdict_text
+    with working("loading the compiler"):
+        from waferbox.check.check import Check, CheckSettings
+        from waferbox.check.page import verdict_page
+        from waferbox.check.tables import verdict_text
 
     try:
         counts = [int(text) for text in wafers.split(",")]
@@ -77,14 +79,8 @@ def check(
     )
     with ending_in_order():
         try:
-            with errors.status("starting") as status:
-
-                def progress(what: str) -> None:
-                    status.update(what)
-                    if not errors.is_terminal:
-                        errors.print(f"waferbox: {what}", markup=False, soft_wrap=True)
-
-                verdict = Check(settings, progress).verdict()
+            with working("starting") as work:
+                verdict = Check(settings, work.now).verdict()
         except TimeoutError as error:
             fail(f"{error}: name a longer --timeout, or fewer --steps", Status.USAGE)
         finally:

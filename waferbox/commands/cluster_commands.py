@@ -53,6 +53,7 @@ from waferbox.launch.local_clusters import (
 from waferbox.launch.stop_signals import StopSignals
 from waferbox.output.console import Status, errors, fail, output, print_heading, print_text, warn
 from waferbox.output.tables import cluster_table
+from waferbox.output.working import working
 from waferbox.roles import WORKER
 from waferbox.rpc.address import is_loopback, split_address
 from waferbox.security.tls import tls_folder
@@ -287,7 +288,7 @@ def _up_in_foreground(settings: ClusterSettings, name: str, on_ray: "RaySettings
     fix_secret_file()
     signals = StopSignals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     launcher: Launcher
-    with errors.status("starting the cluster"):
+    with working("starting the cluster"):
         if on_ray is None:
             launcher = ForkingLauncher()
         else:
@@ -320,7 +321,7 @@ def _up_in_background(settings: ClusterSettings, name: str) -> None:
     os.close(descriptor)
     log = Path(path)
     try:
-        with errors.status("starting the cluster"):
+        with working("starting the cluster"):
             cluster = start_embedded(settings, Starter.UP, name, log_file=log)
     except ClusterError as error:
         messages = log.read_text(errors="replace").strip()
@@ -375,7 +376,7 @@ def run(
     settings = _settings(wafers, memoryx, workers, swarmx, threads, state_dir, memory_limit, cache_root)
     settings = dataclasses.replace(settings, page=DEFAULT_PAGE if page else None, page_next_free=page)
     try:
-        with errors.status("starting the cluster"):
+        with working("starting the cluster"):
             process, management, url, _ = start_embedded(settings, Starter.RUN, name_of_script(script))
     except ClusterError as error:
         fail(str(error))
@@ -391,19 +392,22 @@ def run(
             if restart < restarts:
                 print_text(f"{script} ended with status {status}: starting it again ({restart + 1} of {restarts})")
     finally:
-        stop_embedded(process)
+        with working("ending the cluster"):
+            stop_embedded(process)
     raise typer.Exit(status)
 
 
 def down(management: ManagementOption = None) -> None:
     """End a cluster and its jobs."""
-    try:
-        address, own = find_cluster(management, for_everybody)
-        with connect(address) as cluster:
-            cluster.management.Shutdown(management_pb2.ShutdownRequest(), timeout=deadlines.QUERIES.command)
-    finally:
-        forget_failure()  # if no cluster runs, the error has shown the failure
-    if own is not None and not own.wait(deadlines.END.down):
+    with working("ending the cluster"):
+        try:
+            address, own = find_cluster(management, for_everybody)
+            with connect(address) as cluster:
+                cluster.management.Shutdown(management_pb2.ShutdownRequest(), timeout=deadlines.QUERIES.command)
+        finally:
+            forget_failure()  # if no cluster runs, the error has shown the failure
+        has_ended = own is None or own.wait(deadlines.END.down)
+    if own is not None and not has_ended:
         fail(f"the cluster at {address} (pid {own.pid}) still runs after {deadlines.END.down:g} s")
     print_text(f"The cluster at {address} is down.")
 

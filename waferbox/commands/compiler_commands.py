@@ -13,6 +13,7 @@ from waferbox.commands.html_option import HtmlOption, write_page
 from waferbox.commands.step_source import SOURCE_HELP, ExecutionOption, find_source
 from waferbox.output.console import Status, fail, output, print_text
 from waferbox.output.tables import passes_table
+from waferbox.output.working import working
 
 
 def opt(
@@ -43,8 +44,9 @@ def opt(
     ] = False,
 ) -> None:
     """Run passes of the compiler on a module. The exit status is 1 if the text is wrong or a pass fails."""
-    from appliance.compiler.pipeline import OptError, descriptions
-    from waferbox.commands.opt import make_target, optimise
+    with working("loading the compiler"):
+        from appliance.compiler.pipeline import OptError, descriptions
+        from waferbox.commands.opt import make_target, optimise
 
     if list_passes:
         output.print(passes_table(descriptions()))
@@ -71,14 +73,16 @@ def compile_report(
     management: ManagementOption = None,
 ) -> None:
     """Show the report of a compile: layers, memory, the predicted step."""
-    from appliance.compiler.report.page import report_page
-    from waferbox.commands.compile_report import NoArtifact, read_report, report_tables
+    with working("loading the compiler"):
+        from appliance.compiler.report.page import report_page
+        from waferbox.commands.compile_report import NoArtifact, read_report, report_tables
 
     found = find_source(source, execution, management)
     if found.plan is None:
         fail(f"{found.name} has no plan here: compile the step, with compile_only if nothing is to run")
     try:
-        report = read_report(found.plan)
+        with working("making the report"):
+            report = read_report(found.plan)
     except NoArtifact as error:
         fail(str(error))
     if html is not None:

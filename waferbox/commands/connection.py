@@ -21,6 +21,7 @@ from waferbox.launch.local_clusters import (
 )
 from waferbox.output.console import Status, fail, warn
 from waferbox.output.tables import phase_text
+from waferbox.output.working import Working, working
 from waferbox.rpc.address import split_address
 from waferbox.rpc.listening import other_listener
 from waferbox.rpc.server import is_from_ingress, make_channel
@@ -75,18 +76,25 @@ class Connection:
         self.management = management_pb2_grpc.ManagementStub(channel)
         self.observation = observation_pb2_grpc.ObservationStub(channel)
 
+    def answering(self) -> contextlib.AbstractContextManager[Working]:
+        """Returns the context of a call."""
+        return working(f"waiting for the cluster at {self.address}")
+
     def list_nodes(self) -> management_pb2.ListNodesResponse:
-        return self.management.ListNodes(management_pb2.ListNodesRequest(), timeout=deadlines.QUERIES.command)
+        with self.answering():
+            return self.management.ListNodes(management_pb2.ListNodesRequest(), timeout=deadlines.QUERIES.command)
 
     def nodes(self) -> list[management_pb2.NodeInfo]:
         return list(self.list_nodes().nodes)
 
     def jobs(self) -> list[management_pb2.JobInfo]:
         """All jobs: live ones, newest first, then ended ones."""
-        return list(self.management.ListJobs(management_pb2.ListJobsRequest(), timeout=deadlines.QUERIES.command).jobs)
+        request = management_pb2.ListJobsRequest()
+        with self.answering():
+            return list(self.management.ListJobs(request, timeout=deadlines.QUERIES.command).jobs)
 
     def job(self, name: str) -> management_pb2.JobInfo:
-        """The current state of a job. name: its full name."""
+        """The current state of a job, without a sign that it waits: a display may be under way. name: its full name."""
         return self.management.GetJob(management_pb2.GetJobRequest(job=name), timeout=deadlines.QUERIES.command).job
 
 

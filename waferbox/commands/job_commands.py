@@ -19,9 +19,10 @@ def cancel(names: JobArguments, management: ManagementOption = None) -> None:
         for job in chosen:
             if job.phase in ENDED:
                 continue
-            cluster.management.CancelJob(
-                management_pb2.CancelJobRequest(job=job.job), timeout=deadlines.QUERIES.command
-            )
+            with cluster.answering():
+                cluster.management.CancelJob(
+                    management_pb2.CancelJobRequest(job=job.job), timeout=deadlines.QUERIES.command
+                )
             at = f" at step {step_text(job)}" if job.num_steps else ""
             print_text(f"{job.job} is cancelled (it was {phase_text(job)}{at})")
     ended = [f"{job.job} has ended before ({phase_text(job)})" for job in chosen if job.phase in ENDED]
@@ -43,7 +44,8 @@ def label(
     with connect(management) as cluster:
         job = find_job(cluster.jobs(), name)
         request = management_pb2.LabelJobRequest(job=job.job, add=added, remove=removed)
-        now = cluster.management.LabelJob(request, timeout=deadlines.QUERIES.command).labels
+        with cluster.answering():
+            now = cluster.management.LabelJob(request, timeout=deadlines.QUERIES.command).labels
     print_text(f"{job.job} has the labels {' '.join(now)}" if now else f"{job.job} has no labels")
 
 
@@ -56,7 +58,8 @@ def set_priority(
     with connect(management) as cluster:
         before = find_job(cluster.jobs(), name)
         request = management_pb2.SetPriorityRequest(job=before.job, priority=priority)
-        cluster.management.SetPriority(request, timeout=deadlines.QUERIES.command)
-        job = cluster.job(before.job)
+        with cluster.answering():
+            cluster.management.SetPriority(request, timeout=deadlines.QUERIES.command)
+            job = cluster.job(before.job)
     place = f"; place {job.queue_position} in the queue" if job.queue_position else ""
     print_text(f"{job.job} has priority {job.priority} (it was {before.priority}){place}")

@@ -59,7 +59,8 @@ def _kept(cluster: Connection, job: str) -> Iterable[observation_pb2.LogRecord]:
     """The records that management keeps, in the order of time."""
     request = observation_pb2.WatchJobRequest(job=job, kinds=["log"])
     # All at once, since a pager may read the output for longer than the call may take.
-    batches = list(cluster.observation.WatchJob(request, timeout=deadlines.QUERIES.history))
+    with cluster.answering():
+        batches = list(cluster.observation.WatchJob(request, timeout=deadlines.QUERIES.history))
     return sorted(_records(event for batch in batches for event in batch.events), key=lambda record: record.time)
 
 

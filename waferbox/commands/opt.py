@@ -1,12 +1,14 @@
 """`waferbox opt`: passes of the compiler on text, as `mlir-opt` runs them."""
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 from appliance.compiler.core.target import Precision, Target
 from appliance.compiler.pipeline import OptError, run_passes
 from waferbox.cirh.text.scanner import MAXIMUM_TEXT
 from waferbox.output.console import printable
+from waferbox.output.working import working
 
 
 def make_target(
@@ -39,7 +41,9 @@ def optimise(file: str, names: list[str], target: Target, print_after_all: bool,
     """
     shown = "<stdin>" if file == "-" else file
     try:
-        made = run_passes(_read(file), shown, names, target, _show if print_after_all else None)
+        text = _read(file)
+        with nullcontext() if print_after_all else working("running the passes"):
+            made = run_passes(text, shown, names, target, _show if print_after_all else None)
         if out == "-":
             sys.stdout.write(made)
         else:

@@ -12,6 +12,7 @@ from waferbox.commands.html_option import HtmlOption, write_page
 from waferbox.commands.machine_option import MachineName, MachineOption, find_machine
 from waferbox.commands.step_source import SOURCE_HELP, ExecutionOption, StepSource, find_source
 from waferbox.output.console import Status, fail, output, print_text
+from waferbox.output.working import Working, working
 
 if TYPE_CHECKING:
     from waferbox.prediction.machines import Machine
@@ -113,10 +114,12 @@ def plan(
     ] = False,
 ) -> None:
     """Predict a step on clusters of any size: its time, its bottleneck, the best SwarmX tree."""
-    from waferbox.prediction.page import prediction_page
-    from waferbox.prediction.prediction import PredictionError, predict_scaled, predict_scales
-    from waferbox.prediction.quantities import QuantityError
-    from waferbox.prediction.tables import prediction_data, prediction_tables, scales_data, scales_table
+    with working("loading the compiler"):
+        from appliance.compiler.core.progress import progress_shown
+        from waferbox.prediction.page import prediction_page
+        from waferbox.prediction.prediction import PredictionError, predict_scaled, predict_scales
+        from waferbox.prediction.quantities import QuantityError
+        from waferbox.prediction.tables import prediction_data, prediction_tables, scales_data, scales_table
 
     counts = _counts(wafers)
     try:
@@ -139,11 +142,13 @@ def plan(
             optimization_level=optimization_level,
             half_gradients=half_gradients,
         )
-        step = _plan_of(found, planned, given)
-        if len(counts) == 1:
-            scaled = predict_scaled(step, counts[0], planned.rates)
-        else:
-            scales = predict_scales(step, counts, planned.rates)
+        with working("reading the step") as work, progress_shown(lambda progress: work.at(str(progress))):
+            step = _plan_of(found, planned, given, work)
+            work.now("predicting the step")
+            if len(counts) == 1:
+                scaled = predict_scaled(step, counts[0], planned.rates)
+            else:
+                scales = predict_scales(step, counts, planned.rates)
     except QuantityError as error:
         fail(str(error), Status.USAGE)
     except (PredictionError, OSError) as error:
@@ -219,8 +224,10 @@ def _with_rates(machine: "Machine", **given: str | None) -> "Machine":
     )
 
 
-def _plan_of(found: StepSource, machine: "Machine", given: _Given) -> "plan_pb2.Plan":
+def _plan_of(found: StepSource, machine: "Machine", given: _Given, work: Working) -> "plan_pb2.Plan":
     """The plan of a step: the one that there is, unless the machine's memory or the options need another.
+
+    work: shows that the step is compiled.
 
     Raises:
         PredictionError: the step cannot be compiled so.
@@ -237,6 +244,7 @@ def _plan_of(found: StepSource, machine: "Machine", given: _Given) -> "plan_pb2.
             f"{found.name} has no step in CIRH here, and its plan is for another memory of a wafer or other options: "
             "name the artifact folder of the script"
         )
+    work.now("compiling the step")
     return compile_file(found.text, wanted, machine.rates)
 
 

@@ -11,6 +11,7 @@ import typer
 from waferbox.commands.connection import connect, find_job
 from waferbox.execution_folders import CIRH, ExecutionFolder, ExecutionRecord, Stage, find_executions
 from waferbox.output.console import Status, errors, fail
+from waferbox.output.working import working
 
 SOURCE_HELP: Final = (
     "An artifact folder (cerebras_logs, or a trainer's model folder), an execution's folder in it, a .plan file or a "
@@ -126,13 +127,15 @@ def _plans_of(folder: Path) -> list[Path]:
 def _job_source(name: str, management: str | None) -> StepSource:
     with connect(management) as cluster:
         job = find_job(cluster.jobs(), name)
-        artifacts = list(cluster.job(job.job).artifacts)
+        with cluster.answering():
+            artifacts = list(cluster.job(job.job).artifacts)
     plans = [plan for artifact in artifacts for plan in _plans_of(Path(artifact))]
     if not plans:
         where = f"they are on the cluster's host: {', '.join(artifacts)}" if artifacts else "it has compiled none yet"
         fail(f"no plan of {job.job} can be read here: {where}")
     # The last is often an evaluation's, which sends no gradients.
-    chosen = max(reversed(plans), key=_gradient_bytes)
+    with working(f"reading the plans of {job.job}"):
+        chosen = max(reversed(plans), key=_gradient_bytes)
     return StepSource(name=_taken(f"{job.job}: {chosen.stem}", len(plans), "with the most gradients"), plan=chosen)
 
 

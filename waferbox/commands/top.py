@@ -142,8 +142,9 @@ def top(name: OptionalJobArgument = None, management: ManagementOption = None) -
             watch = JobWatch(cluster, job)
             _watch(watch, watch.responses(lambda: cluster.observation.WatchJob(request)), metrics)
         else:
-            for events in cluster.observation.WatchJob(request, timeout=deadlines.QUERIES.history):
-                metrics.add(events.events)
+            with cluster.answering():
+                for events in cluster.observation.WatchJob(request, timeout=deadlines.QUERIES.history):
+                    metrics.add(events.events)
             output.print(_rendered(job, metrics))
 
 

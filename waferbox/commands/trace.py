@@ -16,6 +16,7 @@ from waferbox import roles
 from waferbox.commands.connection import JobArgument, JobWatch, ManagementOption, connect, find_job
 from waferbox.commands.group_flows import flows
 from waferbox.output.console import fail, print_text
+from waferbox.output.working import working
 from wsc.v1 import observation_pb2
 
 # --- The Trace Event Format -------------------------------------------------------------------------------------------
@@ -157,8 +158,10 @@ def trace(
             return cluster.observation.TraceJob(request, timeout=max(0.0, end - time.monotonic()))
 
         try:
-            for response in JobWatch(cluster, job).responses(begin):
-                spans.extend(response.spans)
+            with working(f"waiting for the next {steps} steps of {job.job}") as work:
+                for response in JobWatch(cluster, job).responses(begin):
+                    spans.extend(response.spans)
+                    work.at(f"{len(spans):,} spans")
         except grpc.RpcError as error:
             if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise

@@ -8,6 +8,7 @@ from typing import Final
 
 from appliance.compiler.artifacts import read_plan
 from appliance.compiler.core.errors import BatchError, CompileError
+from appliance.compiler.core.progress import progress
 from appliance.compiler.core.target import DEFAULT_WAFER_MEMORY_BYTES, MicroBatching, Precision, Target
 from appliance.compiler.cost.kernel_profile import profile_kernels
 from appliance.compiler.micro_batches import compile_in_micro_batches
@@ -125,6 +126,7 @@ def predict(
     """
     if plan.HasField("pipeline"):
         raise ValueError("a step in layer pipelined mode has one wafer: only weight streaming is predicted")
+    progress(f"{wafers:,} wafers, fan-out {fan_out:,}" if wafers > 1 else "one wafer")
     levels = tree_levels(wafers, fan_out)
     num_trees = plan.num_shards if has_trees else 1
     cluster = SimulatedCluster(plan, costs or predict_costs(plan, rates), rates, levels, num_trees)
