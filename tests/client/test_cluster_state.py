@@ -6,6 +6,7 @@ import pytest
 import torch
 from fake_cluster import FakeCluster, FakeShard
 
+from cstorch._internal.log import SlowWork
 from cstorch._internal.session import cluster_state
 from cstorch._internal.session.cluster_state import ClusterState
 from cstorch._internal.tracing import Cell
@@ -24,7 +25,7 @@ def test_a_state_that_has_another_name_in_the_next_step_is_read_before_it_is_wri
     for name in ("before", "after"):
         placed = coordinator_pb2.StatePlacement(name=name, type=kind, shard=0)
         unsent = state.unsent({name: cell}, [name])
-        state.send({name: cell}, [placed], [coordinator_pb2.StateShard(shard=0)], unsent, {})
+        state.send({name: cell}, [placed], [coordinator_pb2.StateShard(shard=0)], unsent, {}, SlowWork("Sending"))
         state.begin([name])
         state.settle(is_saved=True)
         assert cell.remote

@@ -4,6 +4,7 @@ import itertools
 import logging
 import re
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import cstorch
 from cstorch._internal import log
 from cstorch._internal.session.execution import cluster_execution
 from cstorch.utils.progress import Progress
+from waferbox.host.slow_work import reported
 
 LINES = [
     "The model is on the device: Linear, 3 parameters",
@@ -56,6 +58,7 @@ def test_what_takes_long_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pyte
     handler = logging.Handler()
     monkeypatch.setattr(handler, "emit", lambda record: shown.set())
     monkeypatch.setattr(log, "SLOW_SECONDS", 0.01)
+    monkeypatch.setattr(log, "reported", partial(reported, intervals=(0.01, 60.0)))
     log.logger.addHandler(handler)
     try:
         with log.logged_if_slow("Tracing"):

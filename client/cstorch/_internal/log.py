@@ -2,17 +2,15 @@
 
 import logging
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final, TextIO
+from typing import TextIO
 
 from cstorch._internal.notebook import notebook_shell
+from waferbox.host.slow_work import SLOW_SECONDS, reported
 
 logger = logging.getLogger("cstorch.progress")
-
-SLOW_SECONDS: Final = 2.0  # what takes longer is logged
 
 _FORMAT = "%(asctime)s %(levelname)s:   %(message)s"
 
@@ -62,22 +60,60 @@ def configure() -> None:
     logger.addHandler(handler)
 
 
+class SlowWork:
+    """Work that may take long, and how far it is. Used by one thread, whose progress another one logs.
+
+    Args:
+        what: The work, such as "Tracing training_step".
+
+    Attributes:
+        where: The part that is under way, such as "transformer.h.7"; empty: it is not known.
+    """
+
+    def __init__(self, what: str) -> None:
+        self.where = ""
+        self._what = what
+        self._logged = ""
+        self._done = 0
+        self._total = 0
+
+    def expect(self, nbytes: int) -> None:
+        """Says how many bytes the work has to do in all."""
+        self._total = nbytes
+
+    def add(self, nbytes: int) -> None:
+        """Says that the work has done so many bytes more."""
+        self._done += nbytes
+
+    def log(self) -> None:
+        """Logs how far the work is, unless that is the last line."""
+        if self._total >= 1e6:
+            unit, size, digits = ("GB", 1e9, 1) if self._total >= 1e9 else ("MB", 1e6, 0)
+            done = min(self._done, self._total)  # what fails is done again
+            text = f"{self._what}: {done / size:.{digits}f} of {self._total / size:.{digits}f} {unit} ..."
+        else:
+            text = f"{self._what}: {self.where} ..." if self.where else f"{self._what} ..."
+        if text != self._logged:
+            self._logged = text
+            logger.info("%s", text)
+
+
 @contextmanager
-def logged_if_slow(what: str) -> Iterator[None]:
-    """Context whose work is logged when it has taken two seconds, and how long it took in the end.
+def logged_if_slow(what: str) -> Iterator[SlowWork]:
+    """Context whose work is logged when it has taken two seconds and again from time to time, and its time at the end.
+
+    The lines are those of the logger on a terminal, too: a bar would break those that a script itself shows there, such
+    as tqdm's.
 
     Args:
         what: The work, such as "Tracing training_step".
     """
+    work = SlowWork(what)
     began = time.monotonic()
-    timer = threading.Timer(SLOW_SECONDS, logger.info, (f"{what} ...",))
-    timer.daemon = True
-    timer.start()
     try:
-        yield
+        with reported(work.log):
+            yield work
     finally:
-        timer.cancel()
-        timer.join()
         seconds = time.monotonic() - began
         if seconds > SLOW_SECONDS:
             logger.info("%s took %.1f s", what, seconds)

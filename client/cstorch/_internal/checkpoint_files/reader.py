@@ -1,11 +1,12 @@
 """Loads a checkpoint of any kind: `load`."""
 
+import math
 import os
 import pickle
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import h5py
 import torch
@@ -15,7 +16,10 @@ from cstorch._internal.checkpoint_files.dataset import Dataset
 from cstorch._internal.checkpoint_files.deferred import Content, DeferredTensor, Filled, Source
 from cstorch._internal.checkpoint_files.h5 import read_h5
 from cstorch._internal.checkpoint_files.safetensors_file import Entry, is_safetensors, read_safetensors
+from cstorch._internal.log import SlowWork, logged_if_slow
 from cstorch.errors import CheckpointError
+
+_SOURCES: Final = (Dataset, Entry, Filled)
 
 MapLocation: TypeAlias = str | torch.device | dict[str, str] | Callable[[Any, str], Any] | None
 
@@ -44,6 +48,12 @@ def load(ckpt_path: str | os.PathLike[str], map_location: MapLocation = None, **
     Reference: release 2.10, `cerebras.pytorch`.
     """
     path = Path(ckpt_path)
+    with logged_if_slow(f"Loading {path}") as work:
+        return _load(path, map_location, kwargs, work)
+
+
+def _load(path: Path, map_location: MapLocation, kwargs: Mapping[str, Any], work: SlowWork) -> Any:
+    """Loads a checkpoint; arguments and errors are those of `load`."""
     if not path.exists():
         raise FileNotFoundError(f"there is no checkpoint {path}")
     if path.is_dir():
@@ -60,10 +70,15 @@ def load(ckpt_path: str | os.PathLike[str], map_location: MapLocation = None, **
 
     def tensor_of(source: Source) -> torch.Tensor:
         if id(source) not in made:
-            made[id(source)] = _tensor(source, map_location)
+            made[id(source)] = tensor = _tensor(source, map_location)
+            work.add(tensor.nbytes)
         return made[id(source)]
 
-    return pytree.tree_map_only((Dataset, Entry, Filled), tensor_of, read_h5(path) if is_h5 else read_safetensors(path))
+    tree = read_h5(path) if is_h5 else read_safetensors(path)
+    if map_location not in (None, "cache"):
+        sources = {id(leaf): leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, _SOURCES)}
+        work.expect(sum(math.prod(each.shape) * each.dtype.itemsize for each in sources.values()))
+    return pytree.tree_map_only(_SOURCES, tensor_of, tree)
 
 
 def _tensor(source: Source, map_location: str | torch.device | None) -> torch.Tensor:

@@ -21,7 +21,7 @@ from cstorch._internal.checkpoint_files.structure import append_checksum
 from cstorch._internal.checkpoint_files.temporary import Output, new_file
 from cstorch._internal.checkpoint_files.tree import storable
 from cstorch._internal.interrupts import deferred, interruptible
-from cstorch._internal.log import logged_if_slow
+from cstorch._internal.log import SlowWork, logged_if_slow
 from cstorch._internal.tracing import LazyTensor, check_known
 from waferbox import __version__
 
@@ -64,11 +64,12 @@ def save(state_dict: Any, ckpt_path: str | os.PathLike[str]) -> None:
         )
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with logged_if_slow(f"Saving {target}"), new_file(target) as output, deferred():
+        with logged_if_slow(f"Saving {target}") as work, new_file(target) as output, deferred():
+            work.expect(_stored_bytes(tree))
             # libver: attributes of more than 64 kB (the tree of a large model) need the layout of HDF5 1.8, and the
             # real system's library reads no newer one.
             with h5py.File(output, "w", libver=("v108", "v108")) as file:
-                data = _write_tree(file, output, tree)
+                data = _write_tree(file, output, tree, work)
                 file.flush()
                 file.attrs[layout.SUCCESS] = True
             output.check()
@@ -82,8 +83,7 @@ def save(state_dict: Any, ckpt_path: str | os.PathLike[str]) -> None:
 def _not_saved(target: Path, tree: Any, error: OSError) -> OSError:
     text = str(error.strerror)
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        leaves = [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor | np.ndarray)]
-        needed = sum({_identity(leaf): leaf.nbytes for leaf in leaves}.values())
+        needed = _stored_bytes(tree)
         free = shutil.disk_usage(target.parent).free
         text += f": the checkpoint needs at least {needed / 1e6:.2f} MB, and {free / 1e6:.2f} MB are free"
     elif not target.is_absolute() and not os.path.exists(current := os.readlink("/proc/self/cwd")):
@@ -96,7 +96,13 @@ def _not_saved(target: Path, tree: Any, error: OSError) -> OSError:
     return OSError(error.errno, f"{text}. Nothing of it is left; earlier ones are as they were", str(target))
 
 
-def _write_tree(file: h5py.File, output: Output, tree: Any) -> list[tuple[int, int]]:
+def _stored_bytes(tree: Any) -> int:
+    """Returns the bytes of the tensors and arrays of a tree."""
+    leaves = [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor | np.ndarray)]
+    return sum({_identity(leaf): leaf.nbytes for leaf in leaves}.values())
+
+
+def _write_tree(file: h5py.File, output: Output, tree: Any, work: SlowWork) -> list[tuple[int, int]]:
     """Writes all leaves; returns offset and length of the bytes of each tensor and array."""
     leaves, spec = pytree.tree_flatten_with_path(tree)
     file.attrs[layout.VERSION] = layout.FORMAT_VERSION
@@ -110,7 +116,7 @@ def _write_tree(file: h5py.File, output: Output, tree: Any) -> list[tuple[int, i
             raise ValueError(f"two entries of the saved tree have the key {key!r}; rename one of them")
         seen.add(key)
         linked = first_key.setdefault(_identity(leaf), key) if isinstance(leaf, torch.Tensor | np.ndarray) else key
-        entry = _write_leaf(file, key, leaf) if linked == key else _link_to(linked)
+        entry = _write_leaf(file, key, leaf, work) if linked == key else _link_to(linked)
         output.check()
         node = {"type": "builtins.dict", "context": json.dumps([key]), "children_spec": [_LEAF]}
         described = {
@@ -156,7 +162,7 @@ def _link_to(key: str) -> dict[str, Any]:
     return _without_data(layout.LINK, key=key) | {layout.LINKED: True}
 
 
-def _write_leaf(file: h5py.File, key: str, leaf: Any) -> dict[str, Any]:
+def _write_leaf(file: h5py.File, key: str, leaf: Any, work: SlowWork) -> dict[str, Any]:
     match leaf:
         case None:
             return _without_data(layout.NONE)
@@ -165,18 +171,19 @@ def _write_leaf(file: h5py.File, key: str, leaf: Any) -> dict[str, Any]:
         case str():
             return _without_data(layout.STRING, string_value=leaf)
         case torch.Tensor():
-            return _write_tensor(file, key, leaf)
+            return _write_tensor(file, key, leaf, work)
     attributes = {"is_bfloat16": False, layout.TYPE: layout.ARRAY, layout.NUMPY: True, "compressed": False}
-    _write_dataset(file, key, leaf.shape, leaf.dtype, [leaf], attributes)
+    _write_dataset(file, key, leaf.shape, leaf.dtype, [leaf], attributes, work)
     return attributes
 
 
-def _write_tensor(file: h5py.File, key: str, tensor: torch.Tensor) -> dict[str, Any]:
+def _write_tensor(file: h5py.File, key: str, tensor: torch.Tensor, work: SlowWork) -> dict[str, Any]:
     check_known(tensor)
     stored = layout.STORED_TYPES[tensor.dtype]
     shape = list(tensor.shape)
     value = _only_value(tensor)
     if value is not None:
+        work.add(tensor.nbytes)
         return _without_data(layout.FULL, shape=shape, dtype=str(tensor.dtype), fill_value=value)
     attributes = {
         layout.TORCH: True,
@@ -188,7 +195,7 @@ def _write_tensor(file: h5py.File, key: str, tensor: torch.Tensor) -> dict[str, 
         # Weights do not compress, and HDF5's filters take longer than the disk.
         "compressed": False,
     }
-    _write_dataset(file, key, tensor.shape, stored.numpy, map(layout.to_array, _pieces(tensor)), attributes)
+    _write_dataset(file, key, tensor.shape, stored.numpy, map(layout.to_array, _pieces(tensor)), attributes, work)
     return attributes
 
 
@@ -222,6 +229,7 @@ def _write_dataset(
     dtype: np.dtype[Any],
     pieces: Iterable[np.ndarray[Any, Any]],
     attributes: Mapping[str, Any],
+    work: SlowWork,
 ) -> None:
     try:
         dataset = file.create_dataset(key, shape, dtype)
@@ -239,6 +247,7 @@ def _write_dataset(
         elif piece.size:
             dataset[row : row + len(piece)] = piece
             row += len(piece)
+        work.add(piece.nbytes)
     for name, value in attributes.items():
         dataset.attrs[name] = value
     dataset.attrs[layout.CHECKSUM] = checksum.hexdigest()

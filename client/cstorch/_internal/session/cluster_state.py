@@ -9,8 +9,9 @@ from typing import Protocol
 
 import torch
 
+from cstorch._internal.log import SlowWork, logged_if_slow
 from cstorch._internal.session.staging import initial_states
-from cstorch._internal.session.transfer import Outgoing, ShardConnection, ShardedJob
+from cstorch._internal.session.transfer import Outgoing, ShardConnection, ShardedJob, batches
 from cstorch._internal.tracing.cell import Cell
 from cstorch.errors import InternalError, StateError
 from waferbox.links.elements import torch_dtype
@@ -145,6 +146,7 @@ class ClusterState:
         shards: Sequence[coordinator_pb2.StateShard],
         names: Collection[str],
         staged: Mapping[str, int],
+        work: SlowWork,
     ) -> None:
         """Writes states. The shards make the values of cells without bytes.
 
@@ -154,6 +156,7 @@ class ClusterState:
             shards: The shards of the job.
             names: The states to write.
             staged: The shards that have made the value of a state already.
+            work: Takes the bytes that are sent.
 
         Raises:
             ShardReplacedError: The coordinator will request the states again.
@@ -166,6 +169,8 @@ class ClusterState:
         for name in filter(names.__contains__, cells):
             for placement in placed[name]:
                 by_shard.setdefault(placement.shard, []).append(name)
+        sent = (name for names in by_shard.values() for name in names if cells[name].initialisation is None)
+        work.expect(sum(cells[name].nbytes for name in sent))
         for shard, names in by_shard.items():
             made = [name for name in names if cells[name].initialisation is not None]
             self._connections[shard].initialise(
@@ -181,7 +186,9 @@ class ClusterState:
                 for name in names
                 if cells[name].initialisation is None
             ]
-            self._connections[shard].write(outgoing)
+            for batch in batches(outgoing):
+                self._connections[shard].write(batch)
+                work.add(sum(state.nbytes for state in batch))
         for name, cell in cells.items():
             first = placed[name][0]
             self._entries[name] = _Entry(
@@ -264,10 +271,12 @@ class ClusterState:
 
     def fetch_all(self) -> None:
         """Fetches all states whose cells are alive."""
-        for entry in self._entries.values():
-            cell = entry.cell()
-            if cell is not None:
+        cells = [cell for entry in self._entries.values() if (cell := entry.cell()) is not None and cell.remote]
+        with logged_if_slow(f"Fetching {len(cells)} state tensors") as work:
+            work.expect(sum(cell.nbytes for cell in cells))
+            for cell in cells:
                 cell.data()
+                work.add(cell.nbytes)
 
     def lose(self, reason: str) -> None:
         """Marks all states as lost, except those that are already in this process.

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from cstorch._internal.artifacts import make_artifact_dir
 from cstorch._internal.check.private_files import process_folder
+from cstorch._internal.log import logged_if_slow
 from cstorch.distributed.cluster_config import ClusterConfig, check_address
 from cstorch.errors import ClusterError
 from waferbox import deadlines, settings
@@ -144,7 +145,8 @@ class EmbeddedCluster:
         assert process.stdout is not None
         process.stdin.close()
         try:
-            process.wait(deadlines.END.embedded)
+            with logged_if_slow("Ending the embedded cluster"):
+                process.wait(deadlines.END.embedded)
         except subprocess.TimeoutExpired:
             # Not a warning: the script has no further use for the cluster.
             logger.debug("the embedded cluster has not ended within %g s: killing it", deadlines.END.embedded)

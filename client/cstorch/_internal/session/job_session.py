@@ -10,12 +10,12 @@ from typing import Final, TypeAlias, TypeVar
 
 import grpc
 
-from cstorch._internal.log import SLOW_SECONDS
 from cstorch._internal.session import failures
 from cstorch.errors import ClusterUnreachableError, CompileError, ConfigurationError, CstorchError, NodeLostError
 from waferbox import deadlines
 from waferbox.holders import holders_text
 from waferbox.host.event_loop import Changes
+from waferbox.host.slow_work import SLOW_SECONDS
 from waferbox.rpc.server import is_from_ingress, status_of, through
 from wsc.v1 import coordinator_pb2, coordinator_pb2_grpc, management_pb2, management_pb2_grpc
 

@@ -83,13 +83,12 @@ class ShardConnection:
         return self._shard.address
 
     def write(self, states: Sequence[Outgoing]) -> None:
-        """Writes states; the shard has stored them when this returns.
+        """Writes one of the `batches` of states; the shard has stored them when this returns.
 
         Raises:
             ClusterError: The shard is gone or refuses.
         """
-        for batch in batches(states):
-            self._use(partial(_OpenConnection.write, states=batch), "writing state")
+        self._use(partial(_OpenConnection.write, states=states), "writing state")
 
     def initialise(
         self, states: Sequence[node_pb2.InitialState], unstaged: Callable[[], Sequence[node_pb2.InitialState]]

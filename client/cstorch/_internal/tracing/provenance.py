@@ -14,6 +14,7 @@ from torch._C._autograd import _get_sequence_nr
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from cstorch._internal.log import SlowWork
 from cstorch._internal.notebook import notebook_shell
 from waferbox.cirh.dialect.source import Source
 
@@ -129,10 +130,14 @@ class Scopes:
     Args:
         modules: The path of each module.
         parameters: The path of the module that owns a parameter, by the id of the parameter's cell.
+        work: Takes the module of the operation that is being recorded, for those who wait.
     """
 
-    def __init__(self, modules: Mapping[torch.nn.Module, str], parameters: Mapping[int, str]) -> None:
+    def __init__(
+        self, modules: Mapping[torch.nn.Module, str], parameters: Mapping[int, str], work: SlowWork | None = None
+    ) -> None:
         self._modules = modules
+        self._work = SlowWork("Tracing") if work is None else work
         self._parameters = parameters
         self._stack: list[str] = []
         self._starts: list[int] = []
@@ -148,7 +153,7 @@ class Scopes:
         """Returns the source of the operation that is being recorded."""
         node = torch._C._current_autograd_node()
         if node is None:
-            module = self._stack[-1] if self._stack else ""
+            self._work.where = module = self._stack[-1] if self._stack else ""
             file, line = user_frame()
             if torch.is_grad_enabled():
                 # Operations without gradients, which come after one with them, have its number too.
@@ -163,6 +168,7 @@ class Scopes:
             module, file, line = self._forward.get(node._sequence_nr(), ("", "", 0))
             if not file:
                 file, line = user_frame()
+        self._work.where = module
         return Source(module=module, backward=True, op=name, file=file, line=line)
 
     def _enter(self, module: torch.nn.Module, arguments: object) -> None:

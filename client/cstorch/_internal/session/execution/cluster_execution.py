@@ -145,7 +145,8 @@ class ClusterExecution(Execution):
         """Lowers the step, then compiles and starts it, unless the target ends the execution before."""
         folder = self.executor.artifact_dir
         path = folder / execution_folders.CIRH
-        module = self._lower()
+        with logged_if_slow("Lowering the step"):
+            module = self._lower()
         record = self._record()
         write_for_information(path, self._step.text)
         write_for_information(folder / execution_folders.RECORD, record.text())
@@ -215,17 +216,18 @@ class ClusterExecution(Execution):
         stream = self._stream
         self._outputs = compiled.outputs
         pipelined = job.strategy == plan_pb2.EXECUTION_STRATEGY_PIPELINE
-        shards = staged.current(cells)
+        with logged_if_slow("Loading the plan into the nodes"):
+            shards = staged.current(cells)
+            response = stream.receive("state_wanted", "started")
         names: set[str] = set()
-        response = stream.receive("state_wanted", "started")
         while response.HasField("state_wanted"):
             wanted = response.state_wanted
             logger.debug("Sending initial weights to the %s", "wafer" if pipelined else "weight servers")
             # States that were sent before are sent again: a node died before the first recovery point.
             names |= states.unsent(cells, wanted.missing)
             try:
-                with logged_if_slow(f"Sending {len(names)} state tensors"):
-                    states.send(cells, compiled.states, wanted.shards, names, shards)
+                with logged_if_slow(f"Sending {len(names)} state tensors") as work:
+                    states.send(cells, compiled.states, wanted.shards, names, shards, work)
             except ShardReplacedError as error:
                 logger.debug("%s", error)  # the coordinator requests the states again
             except ClusterError as error:
@@ -318,7 +320,8 @@ class ClusterExecution(Execution):
 
     def _finish(self) -> None:
         if self._stream is not None:
-            finished = self._stream.finish()
+            with logged_if_slow("Ending the execution"):
+                finished = self._stream.finish()
             self._warn_of_findings(finished.findings)
             self._settle()
             if finished.input_states:

@@ -304,8 +304,8 @@ class TracedFunction(TracedStep):
             self.outputs.add_results(result)
             return self.outputs.items()
 
-        with logged_if_slow(f"Tracing {self.name}"):
-            return trace_step(step, self._batch, state.named_getters(), state.module_paths(), collect)
+        with logged_if_slow(f"Tracing {self.name}") as work:
+            return trace_step(step, self._batch, state.named_getters(), state.module_paths(), collect, work)
 
     def _input_of(self, tensor: torch.Tensor, inputs: Mapping[int, torch.Tensor]) -> Any:
         """Returns the traced value of a tensor argument."""

@@ -1,10 +1,12 @@
 """Executions without a traced function: each step is the body of the script's own loop."""
 
 from collections.abc import Callable, Generator
+from contextlib import ExitStack
 from typing import Any
 
 from cstorch._internal import state
 from cstorch._internal.execution import Closure, Executor
+from cstorch._internal.log import logged_if_slow
 from cstorch._internal.session.cluster_session import Target
 from cstorch._internal.session.execution.cluster_execution import ClusterExecution
 from cstorch._internal.session.execution.traced_step import TracedStep
@@ -24,6 +26,7 @@ class LoopBody(TracedStep):
     def __init__(self) -> None:
         super().__init__()
         self._open: OpenTrace | None = None
+        self._tracing = ExitStack()  # the context of the open body
 
     @property
     def is_open(self) -> bool:
@@ -33,7 +36,8 @@ class LoopBody(TracedStep):
     def begin(self, batch: Any) -> Any:
         """Begins the next body; returns its batch."""
         self._begin_recording()
-        self._open = OpenTrace(batch, state.named_getters(), state.module_paths())
+        work = self._tracing.enter_context(logged_if_slow("Tracing the loop's body"))
+        self._open = OpenTrace(batch, state.named_getters(), state.module_paths(), work)
         return self._open.batch
 
     def end(self) -> None:
@@ -43,6 +47,7 @@ class LoopBody(TracedStep):
             self.outputs.add_arguments(closure)
         trace = self._open.finish(None, lambda _: self.outputs.items())
         self._open = None
+        self._tracing.close()
         self._end_recording(trace)
         self.calls = self._calls_in_trace
 
@@ -50,6 +55,7 @@ class LoopBody(TracedStep):
         if self._open is not None:
             self._open.close()
             self._open = None
+        self._tracing.close()
         super().close()
 
 

@@ -13,6 +13,7 @@ from torch import fx, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils import _pytree as pytree
 
+from cstorch._internal.log import SlowWork
 from cstorch._internal.tracing import messages
 from cstorch._internal.tracing.cell import Cell
 from cstorch._internal.tracing.context import context
@@ -40,6 +41,7 @@ def trace_step(
     states: Mapping[str, Getter],
     modules: Mapping[nn.Module, str],
     collect_outputs: Callable[[Any], Sequence[tuple[str, torch.Tensor]]],
+    work: SlowWork | None = None,
 ) -> Trace:
     """Runs `function(batch)` once, without computing anything, and returns it as a graph.
 
@@ -51,11 +53,12 @@ def trace_step(
             from before the step become "state.tensors.<i>".
         modules: The path of each module, for provenance and layers.
         collect_outputs: Takes the result of the step, and returns name and device tensor of each output.
+        work: Takes the progress, for those who wait.
 
     Raises:
         TraceError: The step cannot be traced; the message has the line of the script.
     """
-    recording = OpenTrace(batch, states, modules)
+    recording = OpenTrace(batch, states, modules, work)
     try:
         return recording.finish(function(recording.batch), collect_outputs)
     except RuntimeError as error:
@@ -82,7 +85,13 @@ class OpenTrace:
     batch: The batch with device tensors instead of CPU tensors.
     """
 
-    def __init__(self, batch: Any, states: Mapping[str, Getter], modules: Mapping[nn.Module, str]) -> None:
+    def __init__(
+        self,
+        batch: Any,
+        states: Mapping[str, Getter],
+        modules: Mapping[nn.Module, str],
+        work: SlowWork | None = None,
+    ) -> None:
         if context.recorder is not None:
             raise TraceError(
                 "a traced step was called within another traced step; call the inner function without @trace"
@@ -91,7 +100,7 @@ class OpenTrace:
         self._states = states = {name: getter for name, getter in states.items() if not _is_remade(getter())}
         self._before = {name: _state_tensor(name, getter) for name, getter in states.items()}
         self._handles = {name: tensor._handle for name, tensor in self._before.items()}  # `p.data = v` replaces them
-        self._recorder = recorder = Recorder(Scopes(modules, _owners(modules)))
+        self._recorder = recorder = Recorder(Scopes(modules, _owners(modules), work))
         for name, tensor in self._before.items():
             _add_state(recorder, name, tensor)
         self._inputs: list[LazyTensor] = []
