@@ -12,6 +12,7 @@ from typing import Final
 import torch
 from google.protobuf.message import DecodeError
 
+from appliance.compiler.core.progress import progress
 from appliance.compiler.core.target import MicroBatching, Target
 from appliance.compiler.cost.machine_model import machine_model
 from appliance.compiler.micro_batches import compile_in_micro_batches
@@ -156,6 +157,7 @@ class Artifacts:
 
         plan = compile_in_micro_batches(text, target, asked, lambda: machine_model(cache_root()), keep)
         writer.write(self._plans.path(name), self._plans.content(name, plan))
+        progress("writing the report")
         report = make_report(plan, name, machine_model(cache_root()))
         writer.write(beside / REPORT_DATA, report.to_json().encode())
         writer.write(beside / REPORT_PAGE, report_page(report).encode())

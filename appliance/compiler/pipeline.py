@@ -16,6 +16,7 @@ import torch
 from xdsl.dialects.builtin import ModuleOp
 
 from appliance.compiler.core.errors import CompileError, WaferMemoryError
+from appliance.compiler.core.progress import progress
 from appliance.compiler.core.target import ExecutionStrategy, Half, KernelLibrary, Precision, Target
 from appliance.compiler.partition.cut import Cut, make_cut
 from appliance.compiler.partition.precision import check_half_gradients, insert_casts, round_gradients
@@ -81,6 +82,7 @@ class Stages:
         """The sharding of the module, after casts were inserted if the precision is mixed."""
         check_target(self._target, batch_rows(self._module, 1))
         check_half_gradients(self._target)
+        progress("placing the values on the wafers")
         with self._dividing():
             sharding = self._sharding_in_precision()
             if self._target.strict_sharding:
@@ -107,6 +109,7 @@ class Stages:
     @cached_property
     def cut(self) -> Cut:
         sharding = self.sharding
+        progress("dividing the work between the wafers and MemoryX")
         with self._dividing():
             return make_cut(self._module, sharding)
 
@@ -262,10 +265,12 @@ class CompiledStep:
             CirhError: the text is not a valid module.
             CompileError: a pass refuses the step.
         """
+        progress("reading the step")
         self.module = parse_module(text)
         # The last that did not fit: the same targets are tried again with `recomputes`.
         self._refused: deque[Stages] = deque(maxlen=2)
         for number, step in enumerate(PASSES, 1):
+            progress(f"running the pass {step.name}")
             if step.run(self.module) and keep is not None:
                 keep(f"{number:02}-{step.name}", print_module(self.module))
 
@@ -316,6 +321,7 @@ def planned(stages: Stages, keep: Callable[[str, str], None] | None = None) -> p
     plan = stages.plan
     if keep is not None:
         for number, (name, stage) in enumerate(STAGES.items(), len(PASSES) + 1):
+            progress(f"writing the stage {name} to the artifact")
             keep(f"{number:02}-{name}", stage.text(stages))
     return plan
 
@@ -368,6 +374,7 @@ def run_passes(
     stages = Stages(module, target, locations=locations)
     made = print_module(module, locations=locations)
     for name in names:
+        progress(f"running the pass {name}")
         try:
             if name in STAGES:
                 made = STAGES[name].text(stages)

@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 from xdsl.ir import SSAValue
 
+from appliance.compiler.core.progress import progress
 from appliance.compiler.core.target import HALF_TYPES, Target
 from appliance.compiler.cost.kernel_profile import profile_kernels
 from appliance.compiler.cost.link_memory import set_link_bytes
@@ -71,6 +72,7 @@ def make_plan(cut: Cut, target: Target, wafer: FittedWafer | None) -> plan_pb2.P
         plan.precision.optimization_level = target.precision.level
         plan.precision.half_gradients = target.precision.half_gradients
     if wafer is None:
+        progress("placing the layers in regions of the wafer")
         fill_pipeline(plan, cut, target)
     else:
         _stream(plan, cut, target, wafer)
@@ -85,6 +87,7 @@ def _stream(plan: plan_pb2.Plan, cut: Cut, target: Target, fitted: FittedWafer) 
     exchanges, output = find_exchanges(cut, sharing, numbers), find_output(cut, numbers)
     plan.wafer.CopyFrom(wafer.plan)
     for shard in range(target.num_shards):
+        progress(f"scheduling shard {shard + 1} of {target.num_shards} of MemoryX")
         scheduler = ShardScheduler(cut, sharing, wafer, exchanges, output, target, numbers, shard)
         plan.memoryx.append(scheduler.schedule())
         plan.memoryx[-1].arena.CopyFrom(wafer.plan.arena)
@@ -134,16 +137,19 @@ def fit_wafer(cut: Cut, target: Target) -> FittedWafer:
     """
     sharing = divide(cut, target)
     work = make_wafer_work(cut, target)
+    progress("measuring the wafer's kernels")
     profiles = profile_kernels(work.kernels)
 
     def scheduled(order: StepOrder, rounds: Sequence[range] | None = None) -> _Scheduled:
         numbers = Numbers()
+        progress("scheduling the wafer")
         wafer = schedule_wafer(work, sharing, numbers, order, rounds or order.listed_rounds)
         plan = wafer.plan
         add_overwritten(plan, profiles)
         plan.memory_bytes = target.wafer_memory_bytes
         plan.kernel_library = target.kernel_library.code
         plan.arena.CopyFrom(lay_out_arena(plan))
+        progress("planning the wafer's memory")
         memory = plan_memory(plan, profiles, target.wafer_memory_bytes)
         # Each segment then waits until the gradients of the one before were read, which is the last resort.
         if target.row_slices > 1 and not memory.fits:

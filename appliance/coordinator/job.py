@@ -203,6 +203,7 @@ class CoordinatedJob:
         self.observation.tick()
         self._oom_watch.tick()
         self._record.touch()
+        self.session.send_progress(self.plans.progress)
         if (status := self._recovery.long_wait()) is not None:
             self.session.send(coordinator_pb2.SessionResponse(queue=status))
         execution = self.execution

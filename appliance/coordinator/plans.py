@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from appliance.compiler.core.progress import Progress, progress_shown
 from appliance.coordinator.compilation import Compile, CompileRefused, report_of
 from appliance.coordinator.nodes.topology import Topology
 from appliance.coordinator.record import JobRecord
@@ -27,6 +28,7 @@ class Plans:
         self._record = record
         self._changes = Changes()
         self._is_busy = False
+        self._progress: Progress | None = None  # of the step of `compile`; its thread replaces it
         self._plans = dict(record.plans)
         self._steps = dict(record.steps)  # the requests that the plans were compiled from
         self._artifacts = dict(record.artifacts)  # by the hash of the request
@@ -51,7 +53,7 @@ class Plans:
             here = plan_pb2.CompileOptions()
             here.CopyFrom(options)
             here.drops_weights = any(member.node.states_in_files for member in topology.memoryx)
-            with compiling():
+            with compiling(), self._in_progress():
                 artifact, plan, cached = await asyncio.to_thread(
                     self._compile, cirh, len(topology.wafers), len(topology.state_keepers), dict(self._placed), here
                 )
@@ -81,6 +83,22 @@ class Plans:
                 await self._record.divided(artifact, plan)
             self._plans.update(divided)
         return ""
+
+    @property
+    def progress(self) -> Progress | None:
+        """What the compiler does for a step; None: it compiles none, or has not begun."""
+        return self._progress
+
+    @contextlib.contextmanager
+    def _in_progress(self) -> Iterator[None]:
+        def keep(progress: Progress) -> None:
+            self._progress = progress
+
+        try:
+            with progress_shown(keep):
+                yield
+        finally:
+            self._progress = None
 
     @contextlib.asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:

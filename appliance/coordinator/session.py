@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
+from appliance.compiler.core.progress import Progress
 from waferbox import deadlines
 from waferbox.host.event_loop import Changes, Mailbox
 from wsc.v1 import coordinator_pb2
@@ -35,6 +36,7 @@ class ClientSession:
         self._changes = Changes()
         self._ended = False
         self._closed = False
+        self._sent_progress: Progress | None = None
         self._messages: Mailbox[coordinator_pb2.SessionResponse] = Mailbox()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -88,6 +90,13 @@ class ClientSession:
     def send(self, message: coordinator_pb2.SessionResponse) -> None:
         """Queues a message to the client. Never blocks."""
         self._messages.put(message)
+
+    def send_progress(self, progress: Progress | None) -> None:
+        """Queues the progress of a compile, unless it is the last that was sent. None: no step is compiled."""
+        if progress is not None and progress != self._sent_progress:
+            message = coordinator_pb2.CompileProgress(stage=progress.stage, done=progress.done, of=progress.of)
+            self.send(coordinator_pb2.SessionResponse(compiling=message))
+        self._sent_progress = progress
 
     def messages(self) -> AsyncIterator[coordinator_pb2.SessionResponse]:
         """Yields the messages to the client, until close."""

@@ -47,6 +47,7 @@ def check(
     Exits with 0 if nothing was found, with 1 if something was, and with 2 if the script could not be checked.
     """
     with working("loading the compiler"):
+        from appliance.compiler.core.progress import progress_shown
         from waferbox.check.check import Check, CheckSettings
         from waferbox.check.page import verdict_page
         from waferbox.check.tables import verdict_text
@@ -79,7 +80,7 @@ def check(
     )
     with ending_in_order():
         try:
-            with working("starting") as work:
+            with working("starting") as work, progress_shown(lambda progress: work.at(str(progress))):
                 verdict = Check(settings, work.now).verdict()
         except TimeoutError as error:
             fail(f"{error}: name a longer --timeout, or fewer --steps", Status.USAGE)

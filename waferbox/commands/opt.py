@@ -1,9 +1,11 @@
 """`waferbox opt`: passes of the compiler on text, as `mlir-opt` runs them."""
 
 import sys
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
+from appliance.compiler.core.progress import progress_shown
 from appliance.compiler.core.target import Precision, Target
 from appliance.compiler.pipeline import OptError, run_passes
 from waferbox.cirh.text.scanner import MAXIMUM_TEXT
@@ -42,7 +44,7 @@ def optimise(file: str, names: list[str], target: Target, print_after_all: bool,
     shown = "<stdin>" if file == "-" else file
     try:
         text = _read(file)
-        with nullcontext() if print_after_all else working("running the passes"):
+        with nullcontext() if print_after_all else _progress_shown():
             made = run_passes(text, shown, names, target, _show if print_after_all else None)
         if out == "-":
             sys.stdout.write(made)
@@ -53,6 +55,12 @@ def optimise(file: str, names: list[str], target: Target, print_after_all: bool,
     except (OptError, OSError) as error:
         # The message may quote control characters of the text.
         raise OptError(printable(str(error))) from error
+
+
+@contextmanager
+def _progress_shown() -> Iterator[None]:
+    with working("running the passes") as work, progress_shown(lambda progress: work.at(str(progress))):
+        yield
 
 
 def _read(file: str) -> str:

@@ -11,19 +11,17 @@ class Progress:
     """What is under way.
 
     Attributes:
-        stage: in plain English, such as "scheduling the wafer".
-        done: the layers, or other parts, that are done.
-        of: the number of all; 0: they are not counted.
-        part: the name of a part.
+        stage: in plain English, such as "making the wafer's kernels".
+        done: the number of layers that are done; forward and backward are two.
+        of: the number of all layers; 0: they are not counted.
     """
 
     stage: str
     done: int = 0
     of: int = 0
-    part: str = "layer"
 
     def __str__(self) -> str:
-        return f"{self.stage}, {self.part} {self.done:,} of {self.of:,}" if self.of else self.stage
+        return f"{self.stage}, layer {self.done:,} of {self.of:,}" if self.of else self.stage
 
 
 # A variable of the context, and no parameter: the deepest loops know the layer, and no function between them cares.
@@ -34,7 +32,7 @@ _show: ContextVar[Callable[[Progress], None] | None] = ContextVar("show", defaul
 def progress_shown(show: Callable[[Progress], None]) -> Iterator[None]:
     """Context in which a function takes the progress of this thread, and of those that copy its context.
 
-    show: called often, so that it should do no more than to keep its argument.
+    show: called often, by the thread that works, so that it should do no more than to keep its argument.
     """
     token = _show.set(show)
     try:
@@ -43,7 +41,7 @@ def progress_shown(show: Callable[[Progress], None]) -> Iterator[None]:
         _show.reset(token)
 
 
-def progress(stage: str, done: int = 0, of: int = 0, part: str = "layer") -> None:
+def progress(stage: str, done: int = 0, of: int = 0) -> None:
     """Notes what is under way; see Progress."""
     if (show := _show.get()) is not None:
-        show(Progress(stage=stage, done=done, of=of, part=part))
+        show(Progress(stage=stage, done=done, of=of))

@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from xdsl.ir import Operation, SSAValue
 
+from appliance.compiler.core.progress import progress
 from appliance.compiler.core.target import KernelLibrary, Target
 from appliance.compiler.cost.kernel_profile import profile_kernel
 from appliance.compiler.partition.cut import Cut
@@ -153,7 +154,9 @@ def make_wafer_work(cut: Cut, target: Target) -> WaferWork:
     whole = num_of_whole_batch(segments, waits, closing)
     again = _runs_again(cut, waits, segments, whole, in_slices=target.row_slices > 1)
     others = [run for place, run in again.items() if run is not segments[place]]
-    for run in [*order_segment_runs(segments, 0, 1, [range(1)], closing, {}), *others]:
+    runs = [*order_segment_runs(segments, 0, 1, [range(1)], closing, {}), *others]
+    for number, run in enumerate(runs):
+        progress("making the wafer's kernels", number, len(runs))
         kernel = localiser.kernel(run.ops, run.inputs, run.outputs)
         # Inductor decides itself which memory its loops use.
         if target.saves_memory and target.kernel_library is KernelLibrary.ATEN:

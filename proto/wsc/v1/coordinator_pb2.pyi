@@ -81,6 +81,36 @@ class JobReady(_message.Message):
 Global___JobReady: _TypeAlias = JobReady  # noqa: Y015
 
 @_typing.final
+class CompileProgress(_message.Message):
+    """What the compiler does for a call of Compile that waits; at most once a second."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STAGE_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
+    OF_FIELD_NUMBER: _builtins.int
+    stage: _builtins.str
+    """in plain English"""
+    done: _builtins.int
+    """layers; forward and backward are two"""
+    of: _builtins.int
+    """0: they are not counted"""
+    def __init__(
+        self,
+        *,
+        stage: _builtins.str = ...,
+        done: _builtins.int = ...,
+        of: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "of", b"of", "stage", b"stage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CompileProgress: _TypeAlias = CompileProgress  # noqa: Y015
+
+@_typing.final
 class SessionResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -90,6 +120,7 @@ class SessionResponse(_message.Message):
     ADVICE_FIELD_NUMBER: _builtins.int
     OPENED_FIELD_NUMBER: _builtins.int
     FINDING_FIELD_NUMBER: _builtins.int
+    COMPILING_FIELD_NUMBER: _builtins.int
     advice: _builtins.str
     """a warning for the user; the job continues"""
     finding: _builtins.str
@@ -104,6 +135,8 @@ class SessionResponse(_message.Message):
     def ready(self) -> Global___JobReady: ...
     @_builtins.property
     def opened(self) -> Global___SessionOpened: ...
+    @_builtins.property
+    def compiling(self) -> Global___CompileProgress: ...
     def __init__(
         self,
         *,
@@ -113,12 +146,13 @@ class SessionResponse(_message.Message):
         advice: _builtins.str = ...,
         opened: Global___SessionOpened | None = ...,
         finding: _builtins.str = ...,
+        compiling: Global___CompileProgress | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["advice", b"advice", "failure", b"failure", "finding", b"finding", "kind", b"kind", "opened", b"opened", "queue", b"queue", "ready", b"ready"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["advice", b"advice", "compiling", b"compiling", "failure", b"failure", "finding", b"finding", "kind", b"kind", "opened", b"opened", "queue", b"queue", "ready", b"ready"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["advice", b"advice", "failure", b"failure", "finding", b"finding", "kind", b"kind", "opened", b"opened", "queue", b"queue", "ready", b"ready"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["advice", b"advice", "compiling", b"compiling", "failure", b"failure", "finding", b"finding", "kind", b"kind", "opened", b"opened", "queue", b"queue", "ready", b"ready"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["failure", "queue", "ready", "advice", "opened", "finding"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["failure", "queue", "ready", "advice", "opened", "finding", "compiling"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 

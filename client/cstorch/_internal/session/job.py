@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import grpc
 
+from cstorch._internal.log import SlowWork
 from cstorch._internal.session import failures
 from cstorch._internal.session.connecting import connect
 from cstorch._internal.session.job_session import JobSession, create_job
@@ -140,21 +141,28 @@ class ClientJob:
         """Waits until the job has its nodes, or has ended. Its place in the queue is logged meanwhile."""
         self.run(self._session.until_ready())
 
-    def compile(self, cirh: str, options: plan_pb2.CompileOptions) -> coordinator_pb2.CompileResponse:
-        """Compiles a step, or finds its artifact.
+    def compile(
+        self, cirh: str, options: plan_pb2.CompileOptions, work: SlowWork | None = None
+    ) -> coordinator_pb2.CompileResponse:
+        """Compiles a step, or finds its artifact. work: takes the progress.
 
         Raises:
             CompileError: The step has no plan on this cluster.
         """
-        return self.run(self._compile(cirh, options))
+        return self.run(self._compile(cirh, options, work))
 
-    async def _compile(self, cirh: str, options: plan_pb2.CompileOptions) -> coordinator_pb2.CompileResponse:
+    async def _compile(
+        self, cirh: str, options: plan_pb2.CompileOptions, work: SlowWork | None
+    ) -> coordinator_pb2.CompileResponse:
         await self._session.until_ready()
+        self._session.compiling = work
         request = coordinator_pb2.CompileRequest(token=self.token, cirh=cirh, options=options)
         try:
             return await self._session.call(lambda stub: stub.Compile(request, timeout=deadlines.JOB_CREATION.compile))
         except grpc.RpcError as error:
             raise await self._session.reason(failures.from_compile_error(error), "compiling the step") from None
+        finally:
+            self._session.compiling = None
 
     def prepare_input(self, prepared: node_pb2.PrepareInput) -> None:
         """Sends the input of an execution to the workers.

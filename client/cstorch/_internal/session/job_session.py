@@ -10,6 +10,7 @@ from typing import Final, TypeAlias, TypeVar
 
 import grpc
 
+from cstorch._internal.log import SlowWork
 from cstorch._internal.session import failures
 from cstorch.errors import ClusterUnreachableError, CompileError, ConfigurationError, CstorchError, NodeLostError
 from waferbox import deadlines
@@ -81,6 +82,7 @@ class JobSession:
         self._has_cluster_ended = has_cluster_ended
         self._log = log
         self.findings: deque[str] = deque()  # what the script does otherwise than it says; taken by its thread
+        self.compiling: SlowWork | None = None  # takes the progress of the compile that the script waits for
         self._changes = Changes()  # of the connection, of whether it may be replaced, and of the next four
         self._failure: CstorchError | None = None
         self._is_answered = False  # the first coordinator has opened the session, or its connection broke
@@ -209,6 +211,8 @@ class JobSession:
                 self._log.warning("%s", response.advice)
             case "finding":
                 self.findings.append(response.finding)
+            case "compiling" if self.compiling is not None:
+                self.compiling.where = _progress_text(response.compiling)
         self._changes.notify()
 
     def _log_queue(self, status: management_pb2.QueueStatus) -> None:
@@ -435,6 +439,10 @@ async def create_job(
             if not failures.is_management_away(error) or loop.time() >= give_up:
                 raise failures.from_create_job_error(error, address) from None
         await asyncio.sleep(RETRY_SECONDS)
+
+
+def _progress_text(progress: coordinator_pb2.CompileProgress) -> str:
+    return f"{progress.stage}, layer {progress.done:,} of {progress.of:,}" if progress.of else progress.stage
 
 
 def is_unanswered(error: grpc.RpcError) -> bool:

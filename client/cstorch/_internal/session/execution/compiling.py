@@ -61,8 +61,8 @@ def compile_step(target: Target, text: str, *, trains: bool) -> tuple[ClientJob,
         level = options.precision.optimization_level
         gradients = ", gradients travel in it" if options.precision.half_gradients else ""
         logger.info("Mixed precision: %s, optimization level %d%s", get_half_dtype_str(), level, gradients)
-    with logged_if_slow("Compiling the step"):
-        compiled = job.compile(text, options)
+    with logged_if_slow("Compiling the step") as work:
+        compiled = job.compile(text, options, work)
     found = "Found in the cache and verified" if compiled.cached else "Compiled"
     where = " (on the cluster)" if job.gateway else ""
     report = f": {compiled.report}{where}" if compiled.report else ""
