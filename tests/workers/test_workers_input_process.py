@@ -107,6 +107,24 @@ def test_a_function_of_the_script_itself(prepare: Prepare) -> None:
         assert harness.batch() == [7] * ROWS
 
 
+def test_a_module_of_the_script_that_makes_the_backend(prepare: Prepare, tmp_path: Path) -> None:
+    """There is no cluster of the name that it gives: the backend does not look for it."""
+    (tmp_path / "has_backend.py").write_text(
+        'import os\n\nos.environ["WAFERBOX_MANAGEMENT"] = "nowhere"\n'
+        'import cerebras.pytorch\n\nbackend = cerebras.pytorch.backend("CSX")\n'
+    )
+
+    def local_input_fn(rows: int) -> Any:
+        import has_backend  # type: ignore[import-not-found]  # is in a folder that the test makes
+
+        number = int(has_backend.backend.is_csx)
+        return [(torch.full((rows, 3), float(number)), torch.full((rows,), number))]
+
+    local_input_fn.__module__ = "__main__"
+    with running(prepare(local_input_fn, ROWS, python_paths=[str(tmp_path), *sys.path])) as harness:
+        assert harness.batch() == [1] * ROWS
+
+
 def test_folders_of_the_script_come_in_the_scripts_order(
     prepare: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 from cstorch import backends
 from cstorch._internal import state
 from cstorch._internal.execution import check_outside_of_loops, current_execution
+from cstorch._internal.imported_again import is_imported_again
 from cstorch._internal.tracing import move_module
 from cstorch.backend import Backend, current_backend, has_backend, is_on_csx
 from cstorch.backend import backend as make_backend
@@ -125,7 +126,7 @@ def compile(model: nn.Module, backend: str | Backend | None = None) -> CompiledM
                 "zeros, `model(torch.zeros(2, 6))`, before cstorch.compile and before an optimizer gets its parameters"
             )
         move_module(model)
-        if backends.csx.debug.log_initialization:
+        if backends.csx.debug.log_initialization and not is_imported_again():
             size = sum(parameter.numel() for parameter in model.parameters())
             logger.info("The model is on the device: %s, %d parameters", type(model).__name__, size)
     if not isinstance(getattr(type(model), "device", None), property):  # some models have their own

@@ -14,6 +14,7 @@ from cstorch._internal.artifacts import writes_in
 from cstorch._internal.backend.interface import Backend, BackendType, Cluster
 from cstorch._internal.backend.tracebacks import shorten_tracebacks
 from cstorch._internal.execution import Execution, Executor, check_outside_of_loops
+from cstorch._internal.imported_again import is_imported_again
 from cstorch._internal.tracing import LazyTensor, is_tracing, purpose
 from cstorch._internal.tracing.provenance import user_line
 from cstorch._internal.tracing.step_values import is_in_body
@@ -76,10 +77,10 @@ class CsxBackend(Backend):
         self._is_chosen = cluster_config is not None
         self.compile_dir = os.fspath(compile_dir or "cached_compile")
         self._session: ClusterSession | None = None
-        if retrace_every_iteration is None:
-            self.open_session()
-        else:
+        if retrace_every_iteration is not None:
             backends.csx.debug.retrace_every_iteration = self.retrace_every_iteration
+        elif not is_imported_again():
+            self.open_session()
 
     @property
     def cluster_config(self) -> ClusterConfig:
@@ -120,7 +121,7 @@ class CsxBackend(Backend):
             self._close_session()
             self.cluster_config = config
         self._is_chosen = True
-        if self._session is None:
+        if self._session is None and not is_imported_again():
             self.open_session()
 
     def target(self) -> "Target":
@@ -128,6 +129,8 @@ class CsxBackend(Backend):
         from cstorch._internal.session.cluster_session import Target
 
         self.use_cluster(self.cluster_config)
+        if self._session is None:  # one that was made while a spawned process imported the script
+            self.open_session()
         assert self.validate_only or self._session is not None
         return Target(config=self.cluster_config, session=self._session, compile_only=self.compile_only)
 

@@ -16,6 +16,7 @@ from cstorch._internal.backend.cpu import CpuBackend
 from cstorch._internal.backend.csx import CsxBackend
 from cstorch._internal.backend.interface import Backend, BackendType, Device
 from cstorch._internal.execution import check_outside_of_loops, leave_loop
+from cstorch._internal.imported_again import is_for_input
 from cstorch._internal.tracing import random_counter
 from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.distributed.streaming import is_streamer
@@ -129,7 +130,8 @@ def use_backend(kind: BackendType, make: Callable[..., Backend], *args: Any, **s
                 "once, with all its settings, and get it with cstorch.backend(). For other settings, as in a notebook, "
                 "close it first with cstorch.close_backend(), and make the model anew"
             )
-        log.configure()
+        if not is_for_input():
+            log.configure()
         _current = (make if _replacement is None else _replacement(kind, make))(*args, **settings)
         _made_in = os.getpid()
         _current.on_exit = functools.partial(_close_if_current, _current)

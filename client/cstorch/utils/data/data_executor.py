@@ -15,7 +15,9 @@ from cstorch._internal.artifacts import make_artifact_dir
 from cstorch._internal.batch import num_samples
 from cstorch._internal.check.run import checked_run
 from cstorch._internal.execution import Execution, check_not_nested, enter, record_loop
+from cstorch._internal.imported_again import is_for_input, is_imported_again
 from cstorch._internal.notebook import inline_report
+from cstorch._internal.tracing.provenance import user_line
 from cstorch.backend import Backend, CsxBackend, current_backend
 from cstorch.backends.csx_flags import MicroBatchSize as MbsSetting
 from cstorch.distributed.cs_config import CSConfig
@@ -110,6 +112,7 @@ class DataExecutor:
         return loop
 
     def _loop(self) -> Generator[Any]:
+        _check_runs_steps()
         check_not_nested()  # before anything changes that belongs to the open loop
         self._artifact_dir = new_artifact_dir(self.backend.artifact_dir).absolute()  # the script may change its folder
         self._profiler = Profiler(self._artifact_dir, self._activities)
@@ -267,6 +270,16 @@ class DataExecutor:
                 stacklevel=3,
             )
         return common
+
+
+def _check_runs_steps() -> None:
+    """Raises UsageError in a process that only imports a module of the script."""
+    if is_imported_again():
+        what = "the process of an input_fn" if is_for_input() else "a process that multiprocessing spawns"
+        raise UsageError(
+            f"at {user_line()} the loop of an executor begins in {what}, which imports the script's module and runs no "
+            'steps. Put the training under `if __name__ == "__main__":`, or in a function that the script calls'
+        )
 
 
 def _checkpoint_schedule(checkpoint_steps: int | Schedule | None, num_steps: int) -> Schedule | None:

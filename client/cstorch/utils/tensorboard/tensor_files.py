@@ -32,12 +32,15 @@ class TensorDescriptor:
     tensor: torch.Tensor
 
 
-def make_folder(log_dir: Path) -> Path:
-    """Makes the folder of one writer."""
-    folder = log_dir / f"{_PREFIX}{time.time_ns()}.{os.getpid()}"
-    folder.mkdir(parents=True)
+def new_folder(log_dir: Path) -> Path:
+    """Returns a folder for one writer, which is not made yet."""
+    return log_dir / f"{_PREFIX}{time.time_ns()}.{os.getpid()}"
+
+
+def make_folder(folder: Path) -> None:
+    """Makes the folder of a writer, unless it is there."""
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / _METADATA).write_text(json.dumps({"waferbox": __version__, "tensors": "tensors/<name>/<step>.<ns>.pt"}))
-    return folder
 
 
 def write(folder: Path, name: str, tensor: torch.Tensor, step: int) -> None:
@@ -53,6 +56,8 @@ def write(folder: Path, name: str, tensor: torch.Tensor, step: int) -> None:
         )
     if step < 0:
         raise ConfigurationError(f"the step of a summary must not be negative, got {step}")
+    if not folder.exists():
+        make_folder(folder)
     target = folder.joinpath("tensors", *parts)
     target.mkdir(parents=True, exist_ok=True)
     torch.save(tensor.detach().cpu().clone(), target / f"{step}.{time.time_ns()}.pt")

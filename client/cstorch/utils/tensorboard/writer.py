@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch.utils import tensorboard
 
+from cstorch._internal.imported_again import is_imported_again
 from cstorch.utils.tensorboard import tensor_files
 
 
@@ -23,9 +24,17 @@ class SummaryWriter(tensorboard.SummaryWriter):
     """
 
     def __init__(self, *args: Any, base_step: int = 1, **kwargs: Any) -> None:
+        # Where only a module of the script is imported, the writer that it makes has no files before its first event.
+        self._may_make_files = not is_imported_again()
         super().__init__(*args, **kwargs)
         self.base_step = base_step
-        self.cs_events_dir = tensor_files.make_folder(Path(self.log_dir))
+        self.cs_events_dir = tensor_files.new_folder(Path(self.log_dir))
+        if self._may_make_files:
+            tensor_files.make_folder(self.cs_events_dir)
+        self._may_make_files = True
+
+    def _get_file_writer(self) -> Any:
+        return super()._get_file_writer() if self._may_make_files else None  # type: ignore[no-untyped-call]
 
     def add_tensor(  # type: ignore[override]  # the real API's, not torch's
         self, name: str, tensor: torch.Tensor, step: int
