@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from appliance.coordinator.processes import SPAWN_RETRY_SECONDS, CoordinatorProcess, CoordinatorProcesses, ProcessLost
-from appliance.coordinator.settings import TAKEN_STATUS
+from appliance.coordinator.settings import CUT_OFF_STATUS, TAKEN_STATUS
 from appliance.management.coordination import Coordination
 from appliance.management.jobs import ENDED, JobEntry
 from waferbox import deadlines
@@ -234,7 +234,13 @@ class Supervision:
         if self.stream is not None:
             self.stream.end()
             self._drop_stream()
-        if event.status:
+        if event.status == CUT_OFF_STATUS and self._is_closing and self.job.report.phase not in ENDED:
+            # A cluster of the script's own ends with it, while the coordinator finds the script's end.
+            pid = self.job.request.process_id
+            script = f"the script (pid {pid})" if pid else "the script"
+            how = f"{script} has ended, or its connection broke, and its cluster went down"
+            self._end(management_pb2.JOB_PHASE_CANCELLED, how)
+        elif event.status:
             self._replace(event.how)
         else:
             self._how = event.how
@@ -354,7 +360,9 @@ class Supervision:
         except ProcessLost as error:
             event: Event = Lost(process, str(error))
         else:
-            event = Exited(process, status, process.cause or f"its coordinator ended with status {status}")
+            is_cut_off = status == CUT_OFF_STATUS
+            how = "the connection to its script broke" if is_cut_off else f"its coordinator ended with status {status}"
+            event = Exited(process, status, process.cause or how)
         await process.close(0.0)
         self.handle(event)
 

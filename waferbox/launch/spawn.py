@@ -31,6 +31,7 @@ from waferbox.security.tokens import without_tokens
 
 
 MAX_STATUS_BYTES = 1024
+_PF_EXITING = 0x4  # of Linux: the process is ending
 
 
 class ExitStatus(Protocol):
@@ -107,12 +108,15 @@ def process_started(pid: int) -> int:
 
 
 def is_running(pid: int, started: int) -> bool:
-    """Whether a process runs, and is no zombie. started: its time, by process_started, as an id may be used again."""
+    """Whether a process runs, and is neither a zombie nor about to be one, with its connections closed already.
+
+    started: its time, by process_started, as an id may be used again.
+    """
     try:
         fields = _stat_fields(pid)
     except ProcessLookupError:
         return False
-    return int(fields[19]) == started and fields[0] not in "ZX"
+    return int(fields[19]) == started and fields[0] not in "ZX" and not int(fields[6]) & _PF_EXITING
 
 
 def _stat_fields(pid: int) -> list[str]:

@@ -112,9 +112,13 @@ def coordinators(cluster: ClusterInProcess, monkeypatch: pytest.MonkeyPatch) -> 
         one.end(0)
 
 
-def create(cluster: ClusterInProcess, max_num_restarts: int = 3) -> str:
+def create(cluster: ClusterInProcess, max_num_restarts: int = 3, process_id: int = 0) -> str:
     request = management_pb2.CreateJobRequest(
-        version=WIRE_VERSION, num_csx=1, num_workers_per_csx=1, max_num_restarts=max_num_restarts
+        version=WIRE_VERSION,
+        num_csx=1,
+        num_workers_per_csx=1,
+        max_num_restarts=max_num_restarts,
+        process_id=process_id,
     )
     return str(cluster.stub.CreateJob(request, timeout=WAIT_SECONDS).job)
 
@@ -159,6 +163,31 @@ def test_a_job_whose_coordinators_end_again_and_again_fails(
     assert ended.message == "its coordinator ended with status -9, the last of 4 in 60 s"
     cluster.until(lambda: cluster.free_nodes() == 4)
     assert len(coordinators.started) == 4
+
+
+def test_a_script_that_ends_with_its_own_cluster_has_not_failed(
+    cluster: ClusterInProcess, coordinators: Coordinators
+) -> None:
+    name = create(cluster, process_id=4711)
+    one = coordinators.wait_for(1)
+    one.nodes()
+    supervision = cluster.service._supervisor._supervisions[name]
+    cluster.call(lambda: setattr(supervision, "_is_closing", True))
+    one.end(coordinator_settings.CUT_OFF_STATUS)
+    cluster.until(lambda: job(cluster, name).ended)
+    ended = job(cluster, name)
+    assert ended.phase == management_pb2.JOB_PHASE_CANCELLED
+    assert ended.message == "the script (pid 4711) has ended, or its connection broke, and its cluster went down"
+
+
+def test_a_coordinator_that_lost_its_script_is_named(cluster: ClusterInProcess, coordinators: Coordinators) -> None:
+    name = create(cluster, max_num_restarts=1)
+    for number in (1, 2):
+        one = coordinators.wait_for(number)
+        one.nodes()
+        one.end(coordinator_settings.CUT_OFF_STATUS)
+    cluster.until(lambda: job(cluster, name).ended)
+    assert job(cluster, name).message == "the connection to its script broke, the last of 2 in 60 s"
 
 
 def test_one_that_cannot_be_started_at_once_is_tried_again(

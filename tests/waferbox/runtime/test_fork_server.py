@@ -19,8 +19,9 @@ from probe import gone, run
 
 from waferbox import settings
 from waferbox.host.descriptors import readable
+from waferbox.launch import spawn as spawning
 from waferbox.launch.fork_server_process import ForkServerProcess
-from waferbox.launch.spawn import Child, SpawnError, process_started, spawn
+from waferbox.launch.spawn import Child, SpawnError, is_running, process_started, spawn
 
 pytestmark = pytest.mark.cluster
 
@@ -310,3 +311,14 @@ def test_a_process_that_another_had_started_is_found_by_id_and_start() -> None:
     assert Child.find("wafer", process.pid, started) is None
     with pytest.raises(ProcessLookupError):
         process_started(process.pid)
+
+
+def test_a_process_that_is_ending_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connections are closed before it is a zombie, and who is told of that looks at once."""
+    pid = os.getpid()
+    started, fields = process_started(pid), spawning._stat_fields(pid)
+    assert is_running(pid, started)
+    assert not is_running(pid, started + 1)
+    fields[6] = str(int(fields[6]) | 0x4)
+    monkeypatch.setattr(spawning, "_stat_fields", lambda _: fields)
+    assert not is_running(pid, started)
