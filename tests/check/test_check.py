@@ -123,6 +123,18 @@ def test_loop_that_is_left_in_its_first_step_has_no_step_to_compare(checked: Che
     (answer,) = [each for each in verdict.answers if each.question is Question.VALUES]
     assert answer.state is State.OPEN
     assert answer.summary.startswith("Not compared: the script leaves its loop in the first step")
+    (answer,) = [each for each in verdict.answers if each.question is Question.INPUT]
+    assert answer.summary == "Not measured: the loop ended before its second batch."
+
+
+@pytest.mark.parametrize("full_size", [False, True])
+def test_input_of_a_loop_that_is_left_later_is_measured(full_size: bool, checked: CheckScript, tmp_path: Path) -> None:
+    script = tmp_path / "left.py"
+    text = (SCRIPTS / "faulty" / "loop_left.py").read_text()
+    script.write_text(text.replace("if losses and losses[-1] < 10.0:", "if executor.user_iteration == 2:"))
+    verdict = checked(script, full_size=full_size)
+    (answer,) = [each for each in verdict.answers if each.question is Question.INPUT]
+    assert answer.summary.startswith("One worker makes ")
 
 
 def test_other_program_computes_other_values(checked: CheckScript) -> None:

@@ -615,7 +615,8 @@ def _input_answer(
         findings.append(Finding(line=program.input_line, message=first.failure.message))
     measured = [one for run in runs for one in _of(run, InputMeasured) if one.execution == program.execution]
     if not measured or not measured[0].batches:
-        summary = "Not measured: there was no second batch."
+        why = "there was no second batch" if measured else "the loop ended before its second batch"
+        summary = f"Not measured: {why}."
         state = State.FOUND if findings else State.OPEN
         return Answer(question=question, state=state, summary=summary, findings=tuple(findings))
     one = measured[0]

@@ -70,10 +70,10 @@ class CheckedExecution(ClusterExecution):
             yield from super().batches()  # type: ignore[safe-super]  # a subclass has the execution as its next class
         except GeneratorExit:
             self._note_left()
+            self._measure_input()
             raise
         self._note_left()
-        if self._run.settings.way is Way.TRACE:
-            self._measure_input()  # no run by plain PyTorch does
+        self._measure_input()
         if self._trains:
             report_lost_states(self._run, self._changed)
         self._run.end_execution()
@@ -85,7 +85,9 @@ class CheckedExecution(ClusterExecution):
             self._run.found(Question.RESUME, LEFT_EARLY, user_line(), is_error=True)
 
     def _measure_input(self) -> None:
-        """Times the batches after the first, and records what is wrong with the loader."""
+        """Times the batches after the first, and records what is wrong with the loader, if no run by PyTorch does."""
+        if self._run.settings.way is not Way.TRACE:
+            return
         # A trainer asks for a single step if nothing is to run.
         count = self._run.settings.steps - 1
         busy = BusyLines()
@@ -274,8 +276,13 @@ class CheckedEagerExecution(CpuExecution):
                 # A loader may give half precision, which fits no weight in float32.
                 batch = pytree.tree_map_only(torch.Tensor, _as_single, batch)
             self._batch = batch
-            with self._around_body():
-                yield batch
+            try:
+                with self._around_body():
+                    yield batch
+            except GeneratorExit:  # the script has left its loop
+                if step > 1:
+                    _record_input(self._run, number, executor, batch, step - 1, seconds, busy.busiest)
+                raise
             own_random = random_state()
             self._run.record_step(number, step, self._result, _detached_states(), batch)
         if executor.dataloader.is_restartable:
