@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import sysconfig
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -101,6 +102,19 @@ def test_errors_of_others_and_defects_stay_as_they_are() -> None:
         before = files_of(error)
         tracebacks.shorten(error)
         assert files_of(error) == before
+
+
+def test_an_interrupt_while_a_package_is_imported_is_shown_without_the_package() -> None:
+    namespace: dict[str, Any] = {}
+    file = Path(sysconfig.get_path("purelib")) / "package" / "__init__.py"
+    exec(compile("def imported(error):\n    raise error", file, "exec"), namespace)
+    with pytest.raises(KeyboardInterrupt) as interrupt:
+        cstorch.trace(namespace["imported"])(KeyboardInterrupt())
+    tracebacks.shorten(interrupt.value)
+    assert files_of(interrupt.value) == {Path(__file__).name}
+    error = caught(cstorch.trace(namespace["imported"]), ValueError())
+    tracebacks.shorten(error)
+    assert files_of(error) == {Path(__file__).name, file.name}  # a package may have raised it for the script
 
 
 def test_an_error_without_a_frame_of_the_script_keeps_its_frames() -> None:

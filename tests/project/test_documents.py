@@ -1,5 +1,6 @@
 """What README and docs/ name exists: files, commands, and every word of code; links lead somewhere."""
 
+import ast
 import re
 import sys
 from functools import cache
@@ -179,3 +180,17 @@ def test_examples_run_in_the_tests(script: Path) -> None:
 
 def test_the_table_of_the_vendors_calls_is_what_the_gateway_serves() -> None:
     assert vendor_calls.PAGE.read_text() == vendor_calls.page(), "stale: run `python docs/vendor_calls.py`"
+
+
+def test_no_message_names_a_file_of_the_documents() -> None:
+    """An installed wheel has none."""
+    for folder in ("client", "waferbox", "appliance", "memoryx", "swarmx", "wafer", "workers", "vendor_gateway"):
+        for path in (ROOT / folder).rglob("*.py"):
+            text = path.read_text()
+            if not re.search(r"docs/\w+\.md", text):
+                continue
+            tree = ast.parse(text)
+            comments = [node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)]  # docstrings
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in comments:
+                    assert not re.search(r"docs/\w+\.md", node.value), f"{path}:{node.lineno}"

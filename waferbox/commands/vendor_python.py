@@ -32,7 +32,7 @@ def vendor_python(interpreter: Path) -> str:
     if missing:
         raise typer.BadParameter(
             f"--vendor-client: {interpreter} has no {' and no '.join(missing)}: install the vendor's client there, or "
-            "name the Python of its environment (docs/vendor_client.md)"
+            "name the Python of its environment, such as vendor/bin/python"
         )
     return os.path.abspath(interpreter)
 

@@ -150,7 +150,7 @@ from its first step to its last. To evaluate every `n` steps of training, let th
         for batch in cstorch.utils.data.DataExecutor(evaluation_loader, num_steps=m):
             note_evaluation(evaluation_step(batch))
 
-Weights and the state of the optimizer go on from one execution to the next; docs/patterns.md has the whole script"""
+Weights and the state of the optimizer go on from one execution to the next"""
 
 _KEPT = ". An iterator that the script keeps, as in `batches = iter(executor)`, is in its loop until `batches.close()`"
 

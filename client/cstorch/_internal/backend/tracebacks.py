@@ -5,7 +5,7 @@ from types import TracebackType
 from typing import Any
 
 from cstorch._internal.notebook import notebook_shell
-from cstorch._internal.tracing.provenance import is_user_file
+from cstorch._internal.tracing.provenance import is_of_package, is_user_file
 from cstorch.errors import CstorchError, InternalError
 from waferbox import settings
 
@@ -64,6 +64,8 @@ def _shorten(error: BaseException) -> None:
         trace = trace.tb_next
     is_ours = isinstance(error, CstorchError) or "cstorch" in map(_package, frames)
     kept = [frame for frame in frames if _is_users(frame)]
+    if isinstance(error, KeyboardInterrupt):  # which may come while torch imports a package
+        kept = [frame for frame in kept if not is_of_package(frame.tb_frame)] or kept
     if is_ours and kept:
         short = None
         for frame in reversed(kept):

@@ -31,7 +31,7 @@ checkpoint step (checkpoint_steps of the DataExecutor), or after the loop:
         note(training_step(batch))  # a step closure that appends to losses: it runs before checkpoint closures
         keep()
 
-docs/patterns.md has the whole script, with cstorch.save as well."""
+In place of the copy, `cstorch.save(model.state_dict(), "best.mdl")` writes a file."""
 
 
 @dataclass(slots=True, kw_only=True)

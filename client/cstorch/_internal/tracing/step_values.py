@@ -193,7 +193,7 @@ A step runs when the script has left the body of its loop. To read a value of it
     for inputs, labels in executor:
         note(training_step(inputs, labels), labels)
 
-What the batch holds can also be read in the input_fn. docs/patterns.md has more."""
+What the batch holds can also be read in the input_fn."""
 
 _READ_STATE = """\
 A step runs when the script has left the body of its loop, so its state is not known before. Read or save it in a \
@@ -207,7 +207,8 @@ checkpoint closure, on a checkpoint step, or after the loop:
         training_step(batch)
         save()
 
-docs/patterns.md has this for the best weights and early stopping."""
+For the best weights, save only where the loss of this step, which a step closure has noted before, is the smallest. \
+To stop early, call `executor.stop()` in a step closure."""
 
 
 def unknown_value_yet(step: StepAtHand) -> TraceError:
