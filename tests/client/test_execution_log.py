@@ -20,8 +20,7 @@ from waferbox.host.slow_work import reported
 LINES = [
     "The model is on the device: Linear, 3 parameters",
     r"Execution 1 \(executors/000003\), train: step \(.*halved_weight.py:\d+\) of Linear, 2 steps of 4 rows from .*",
-    r"Compiled in \S+ s, for job-1",
-    "Beginning the run on 1 CSX",
+    r"Compiled in \S+ s, for job-1 on 1 CSX",
     r"\| Eval Device=CSX, Step=1, Loss=1.00000, Rate=.* samples/sec, GlobalRate=.* samples/sec",
     r"\| Eval Device=CSX, Step=2, Loss=2.00000, Rate=.* samples/sec, GlobalRate=.* samples/sec",
     "Training of 2 steps completed successfully!",

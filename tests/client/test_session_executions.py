@@ -375,7 +375,7 @@ def test_validate_only_traces_and_compile_only_compiles(
     assert (cluster.begun, cluster.prepared, closures) == ([], [], [])
     assert setup.weight() == 1.0  # it never left, and the step was not done
     assert "With compile_only nothing is run, and no weights were sent" in caplog.messages
-    assert any(re.fullmatch(r"Compiled in \S+ s, for job-1", message) for message in caplog.messages)
+    assert any(re.fullmatch(r"Compiled in \S+ s, for job-1 on \d CSX", message) for message in caplog.messages)
     cstorch.close_backend()
     caplog.clear()
     setup = Setup(cluster, tmp_path, validate_only=True)
@@ -471,7 +471,7 @@ def test_a_hit_and_the_report_are_told(
     setup = Setup(cluster, tmp_path)
     run(setup.executor(1), lambda batch: setup.step(batch))
     where = "/cache/0/report.html (on the cluster)" if gateway else "/cache/0/report.html"
-    assert f"Found in the cache and verified in 0.2 s, for job-1: {where}" in caplog.messages
+    assert f"Found in the cache and verified in 0.2 s, for job-1 on 1 CSX: {where}" in caplog.messages
 
 
 def test_a_checkpoint_is_that_of_its_step_while_the_cluster_goes_on(cluster: FakeCluster, tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ NOT_RECOVERABLE = (
 )
 LEFT_EARLY = (
     "On a Cerebras system a loop must run to its last step, and the states would be lost now: run several executions "
-    "in a row, and decide between them whether to go on (docs/patterns.md)"
+    "in a row, each a loop over a DataExecutor with a smaller num_steps, and decide between them whether to go on"
 )
 
 _numbers = itertools.count(1)  # of the script's executions
@@ -167,7 +167,7 @@ class ClusterExecution(Execution):
             outcome(self._input)
         self._start(job, compiled, self._staged)
         self.executor.profiler.start()
-        logger.info("Beginning the run on %d CSX", self._target.config.num_csx)
+        logger.debug("Beginning the run on %d CSX", self._target.config.num_csx)
 
     def _lower(self) -> ModuleOp:
         return self._step.lower()

@@ -66,7 +66,8 @@ def compile_step(target: Target, text: str, *, trains: bool) -> tuple[ClientJob,
     found = "Found in the cache and verified" if compiled.cached else "Compiled"
     where = " (on the cluster)" if job.gateway else ""
     report = f": {compiled.report}{where}" if compiled.report else ""
-    logger.info("%s in %.1f s, for %s%s", found, compiled.seconds, job.name, report)
+    wafers = target.config.num_csx
+    logger.info("%s in %.1f s, for %s on %d CSX%s", found, compiled.seconds, job.name, wafers, report)
     logger.debug("Compile artifact: %s", compiled.artifact)
     for note in compiled.notes:
         logger.info("%s", note)
