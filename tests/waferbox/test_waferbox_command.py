@@ -150,7 +150,9 @@ def test_up_in_the_background_status_and_down(environment: dict[str, str], forke
     assert again.returncode == 0
     begin = time.monotonic()
     # The record of the cluster names its secret, whatever a later command has in its environment.
-    down = waferbox({**environment, "WAFERBOX_SECRET_FILE": str(tmp_path / "absent")}, "down")
+    # A cluster that is found by its record is this account's, whatever a shell has set for others.
+    other = {"WAFERBOX_SECRET_FILE": str(tmp_path / "absent"), "WAFERBOX_TOKEN": "user:ada:00"}
+    down = waferbox({**environment, **other}, "down")
     assert down.returncode == 0, down.stderr
     assert time.monotonic() - begin < 20
     assert not (tmp_path / "absent").exists()

@@ -23,7 +23,6 @@ from waferbox.commands.connection import (
     ManagementOption,
     checked_address,
     connect,
-    find_cluster,
 )
 from waferbox.commands.script_command import (
     STANDARD_INPUT,
@@ -401,8 +400,8 @@ def down(management: ManagementOption = None) -> None:
     """End a cluster and its jobs."""
     with working("ending the cluster"):
         try:
-            address, own = find_cluster(management, for_everybody)
-            with connect(address) as cluster:
+            with connect(management, for_everybody) as cluster:
+                address, own = cluster.address, cluster.record
                 cluster.management.Shutdown(management_pb2.ShutdownRequest(), timeout=deadlines.QUERIES.command)
         finally:
             forget_failure()  # if no cluster runs, the error has shown the failure

@@ -69,9 +69,10 @@ class WatchLost(Exception):
 class Connection:
     """The services of the cluster at an address. Thread-safe."""
 
-    def __init__(self, address: str, channel: grpc.Channel, token: str) -> None:
-        """token: that calls through the channel bear."""
+    def __init__(self, address: str, channel: grpc.Channel, token: str, record: LocalCluster | None) -> None:
+        """token: that calls through the channel bear. record: of the cluster, if it was started on this machine."""
         self.address = address
+        self.record = record
         self.token = token
         self.management = management_pb2_grpc.ManagementStub(channel)
         self.observation = observation_pb2_grpc.ObservationStub(channel)
@@ -98,15 +99,23 @@ class Connection:
         return self.management.GetJob(management_pb2.GetJobRequest(job=name), timeout=deadlines.QUERIES.command).job
 
 
+def meant(clusters: Sequence[LocalCluster]) -> Sequence[LocalCluster]:
+    """Returns the clusters that a command may mean which names none: one of `waferbox up` before those of scripts."""
+    return for_everybody(clusters) or clusters
+
+
 @contextlib.contextmanager
-def connect(management: str | None) -> Iterator[Connection]:
+def connect(
+    management: str | None, among: Callable[[Sequence[LocalCluster]], Sequence[LocalCluster]] = meant
+) -> Iterator[Connection]:
     """A connection to a cluster; a failed call or WatchLost within the block ends the command.
 
     Args:
         management: address of the management service, or the name of a cluster of this machine; None: that of
             `waferbox up`, or the only one.
+        among: those that may be meant where none is named.
     """
-    address, own = find_cluster(management)
+    address, own = find_cluster(management, among)
     # As in scripts, an address gets the token of the environment, and a cluster that is found by its record its own.
     secret_file = "" if own is None else own.secret
     if own is None or _is_address(management):
@@ -115,16 +124,11 @@ def connect(management: str | None) -> Iterator[Connection]:
         token = own_clusters_token(Kind.ADMIN, secret_file)
     with make_channel(address, token) as channel:
         try:
-            yield Connection(address, channel, token)
+            yield Connection(address, channel, token, own)
         except grpc.RpcError as error:
             _fail_for(address, error)
         except WatchLost as error:
             fail(str(error), error.status)
-
-
-def meant(clusters: Sequence[LocalCluster]) -> Sequence[LocalCluster]:
-    """Returns the clusters that a command may mean which names none: one of `waferbox up` before those of scripts."""
-    return for_everybody(clusters) or clusters
 
 
 def find_cluster(

@@ -10,7 +10,6 @@ import typer
 from waferbox.commands.connection import DEFAULT_PAGE, Connection, ManagementOption, connect
 from waferbox.host.descriptors import readable
 from waferbox.host.folders import cache_root
-from waferbox.launch.local_clusters import cluster_at
 from waferbox.launch.stop_signals import StopSignals
 from waferbox.output.console import errors, fail, print_text
 from waferbox.rpc.address import is_loopback, listen, split_address
@@ -39,9 +38,8 @@ def page(
     host, default = DEFAULT_PAGE.split(":")
     with connect(management) as cluster:
         cluster.nodes()  # fails where there is no cluster
-        record = cluster_at(cluster.address)
-        if port is None and record is not None and record.page:
-            _show(cluster.address, record.page, browser=browser)
+        if port is None and cluster.record is not None and cluster.record.page:
+            _show(cluster.address, cluster.record.page, browser=browser)
             return
         try:
             server = listen(PageServer, f"{host}:{default if port is None else port}", next_free=port is None)
