@@ -11,7 +11,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cstorch._internal.tracing import messages
+from cstorch._internal.tracing import messages, wrong_operands
 from cstorch._internal.tracing.context import context
 from cstorch._internal.tracing.device import known_values
 from cstorch._internal.tracing.eager import run as run_eagerly
@@ -168,7 +168,14 @@ class FunctionMode(TorchFunctionMode):
             if isinstance(func, HigherOrderOperator) and context.recorder is not None:
                 with _in_function_mode():
                     return control_flow.run(func, args, kwargs)
+            if context.recorder is not None:
+                wrong_operands.check(func, args, kwargs)
             return recorded_function(func, [*args, *kwargs.values()])(*args, **kwargs)
+        except (RuntimeError, ValueError, AssertionError) as error:
+            explained = None if context.recorder is None else wrong_operands.explained(func, args, kwargs or {}, error)
+            if explained is None:
+                raise
+            raise explained.with_traceback(error.__traceback__) from None
         finally:
             context.functions.pop()
 

@@ -28,6 +28,7 @@ from cstorch._internal.tracing.recording.recorder import Recorder
 from cstorch._internal.tracing.recording.trace import Argument, InputInfo, OutputInfo, StateInfo, Trace
 from cstorch._internal.tracing.rewrites.patches import patched
 from cstorch._internal.tracing.tensor import Handle, LazyTensor
+from cstorch._internal.tracing.wrong_operands import strings_explained
 from cstorch.errors import TraceError
 
 logger = logging.getLogger("cstorch")
@@ -64,6 +65,10 @@ def trace_step(
     except RuntimeError as error:
         if "Creating a new Tensor subclass" in str(error):
             raise messages.subclass(line_of(error)) from error
+        raise
+    except (TypeError, AttributeError, ValueError) as error:
+        if (explained := strings_explained(batch, error)) is not None:
+            raise explained.with_traceback(error.__traceback__) from None
         raise
     finally:
         recording.close()
