@@ -142,11 +142,14 @@ def test_tracing_says_the_module() -> None:
 
     def step(x: torch.Tensor) -> torch.Tensor:
         loss = model(x).sum()
+        found.append(("loss", work.where))
         loss.backward()
         return loss.detach()
 
     trace_step(step, torch.randn(2, 4), states_of(model=model), names_of(model), outputs_of, work)
-    assert found == [("forward", "1"), ("backward", "1")]
+    outside = "what is outside of the model's modules"
+    assert found == [("forward", "1"), ("loss", outside), ("backward", "1")]
+    assert work.where == "making a graph of what was traced"
 
 
 def test_checkpoints_count_bytes(lines: list[str], tmp_path: Path) -> None:

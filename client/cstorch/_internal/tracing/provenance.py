@@ -7,7 +7,7 @@ import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import torch
 from torch._C._autograd import _get_sequence_nr
@@ -29,6 +29,8 @@ _SKIPPED = (
     "<string>",
     "<eval_with",
 )
+
+_OUTSIDE: Final = "what is outside of the model's modules"  # such as the update by the optimizer
 
 _shown: dict[str, str | None] = {}
 
@@ -133,11 +135,9 @@ class Scopes:
         work: Takes the module of the operation that is being recorded, for those who wait.
     """
 
-    def __init__(
-        self, modules: Mapping[torch.nn.Module, str], parameters: Mapping[int, str], work: SlowWork | None = None
-    ) -> None:
+    def __init__(self, modules: Mapping[torch.nn.Module, str], parameters: Mapping[int, str], work: SlowWork) -> None:
         self._modules = modules
-        self._work = SlowWork("Tracing") if work is None else work
+        self._work = work
         self._parameters = parameters
         self._stack: list[str] = []
         self._starts: list[int] = []
@@ -153,7 +153,8 @@ class Scopes:
         """Returns the source of the operation that is being recorded."""
         node = torch._C._current_autograd_node()
         if node is None:
-            self._work.where = module = self._stack[-1] if self._stack else ""
+            module = self._stack[-1] if self._stack else ""
+            self._work.where = module or _OUTSIDE
             file, line = user_frame()
             if torch.is_grad_enabled():
                 # Operations without gradients, which come after one with them, have its number too.
@@ -168,7 +169,7 @@ class Scopes:
             module, file, line = self._forward.get(node._sequence_nr(), ("", "", 0))
             if not file:
                 file, line = user_frame()
-        self._work.where = module
+        self._work.where = module or _OUTSIDE
         return Source(module=module, backward=True, op=name, file=file, line=line)
 
     def _enter(self, module: torch.nn.Module, arguments: object) -> None:

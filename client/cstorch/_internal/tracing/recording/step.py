@@ -105,7 +105,8 @@ class OpenTrace:
         self._states = states = {name: getter for name, getter in states.items() if not _is_remade(getter())}
         self._before = {name: _state_tensor(name, getter) for name, getter in states.items()}
         self._handles = {name: tensor._handle for name, tensor in self._before.items()}  # `p.data = v` replaces them
-        self._recorder = recorder = Recorder(Scopes(modules, _owners(modules), work))
+        self._work = SlowWork("Tracing") if work is None else work
+        self._recorder = recorder = Recorder(Scopes(modules, _owners(modules), self._work))
         for name, tensor in self._before.items():
             _add_state(recorder, name, tensor)
         self._inputs: list[LazyTensor] = []
@@ -150,6 +151,7 @@ class OpenTrace:
                 recorder.counter.add_(1)
             self._modes.close()
             context.recorder = None
+            self._work.where = "making a graph of what was traced"
             kept = kept_gradients(recorder, before, self._optimizers)
             ends = _state_ends(recorder, states, self._handles)
             step_end = _StepEnd(recorder, ends, result, self._optimizers, kept)
