@@ -2,35 +2,32 @@
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from compiled_steps import Traced
+from torch import nn
 
 from appliance.compiler.artifacts import Artifacts
 from appliance.compiler.core.progress import Progress, progress, progress_shown
 from appliance.compiler.pipeline import PASSES, STAGES, Target
 from waferbox import settings
 
-TEXT = """module {
-  func @graph(%x: tensor<4x8xf32> {cs.input_name = "input_0"},
-              %w: tensor<3x8xf32> {tf.aliasing_output = 1 : i64, tf.resource_name = "w"})
-      -> (tensor<3xf32> {cs.output_name = "y"}, tensor<3x8xf32>) {
-    %p = cirh.Const dense<[1, 0]> : tensor<2xi64>
-    %t = cirh.Transpose %w, %p : (tensor<3x8xf32>, tensor<2xi64>) -> tensor<8x3xf32>
-    %m = cirh.MatMul %x, %t : (tensor<4x8xf32>, tensor<8x3xf32>) -> tensor<4x3xf32>
-    %y = cirh.Reduce %m {dimensions = dense<[0]> : tensor<1xi64>, reduce_kind = "ADD"}
-        : (tensor<4x3xf32>) -> tensor<3xf32>
-    %v = cirh.Add %w, %w : tensor<3x8xf32>
-    return %y, %v : tensor<3xf32>, tensor<3x8xf32>
-  }
-}
-"""
+
+def two_layers() -> str:
+    def build(model: Any) -> Any:
+        return lambda x: model(x).sum()
+
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    return Traced(build, model, torch.randn(4, 8, dtype=torch.float64)).text
 
 
 def test_the_stages_of_a_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(settings.CACHE.name, str(tmp_path / "root"))
     found: list[Progress] = []
     with progress_shown(found.append):
-        Artifacts(tmp_path, tmp_path).compile(TEXT, Target(num_csx=2, num_shards=2))
+        Artifacts(tmp_path, tmp_path).compile(two_layers(), Target(num_csx=2, num_shards=2))
     stages = [stage for stage, _ in itertools.groupby(found, lambda each: each.stage)]
     assert stages == [
         "reading the step",
@@ -46,6 +43,7 @@ def test_the_stages_of_a_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         "writing the report",
     ]
     layers = [(each.done, each.of) for each in found if each.of]
+    assert len(layers) > 1
     assert layers == [(number, len(layers)) for number in range(len(layers))]
 
 
