@@ -237,7 +237,8 @@ def up(
     if name != Starter.UP and with_name(local_clusters(), name):  # the default name gets a number
         fail(f"a cluster with the name {name} runs already: `waferbox get clusters` shows it")
     if vendor_client is not None:
-        settings = dataclasses.replace(settings, vendor_python=vendor_python(vendor_client))
+        with working(f"looking for packages of {vendor_client}"):
+            settings = dataclasses.replace(settings, vendor_python=vendor_python(vendor_client))
     if compile_root is not None:
         settings = dataclasses.replace(settings, compile_root=str(compile_root.absolute()))
     if tls:
