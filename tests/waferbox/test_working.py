@@ -14,7 +14,7 @@ from rich.console import Console
 from test_plan_command import step as step
 from typer.testing import CliRunner, Result
 
-from waferbox.commands import cluster_commands
+from waferbox.commands import cluster_commands, connection
 from waferbox.commands.cli import app
 from waferbox.host.slow_work import INTERVALS
 from waferbox.output import working as working_module
@@ -139,8 +139,8 @@ def test_commands_that_ask_the_cluster(arguments: tuple[str, ...]) -> None:
 
 @pytest.mark.usefixtures("slow")
 def test_down_waits_for_the_end(management: FakeManagement, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = SimpleNamespace(wait=lambda seconds: True, pid=1)
-    monkeypatch.setattr(cluster_commands, "find_cluster", lambda *arguments: (management.address, own))
+    own = SimpleNamespace(wait=lambda seconds: True, pid=1, secret="")
+    monkeypatch.setattr(connection, "find_cluster", lambda *arguments: (management.address, own))
     result = call("down")
     assert result.stderr == "waferbox: ending the cluster ...\n"
     assert result.stdout == f"The cluster at {management.address} is down.\n"
