@@ -256,7 +256,7 @@ def test_run_starts_a_script_again_that_died(environment: dict[str, str], forked
     done = forked(environment, "run", "--restarts", "2", str(script))
     assert done.returncode == 0, done.stderr
     assert [line for line in done.stdout.splitlines() if line.isdigit()] == ["0", "1", "2"]
-    assert "ended with status 137: starting it again (1 of 2)" in done.stdout
+    assert "ended with status 137: starting it again (1 of 2)" in done.stderr
     done = forked(environment, "run", "--restarts", "1", str(script))
     assert done.returncode == 3
 

@@ -156,6 +156,24 @@ def test_run_starts_and_ends_a_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert call("run", str(script)).stderr == "waferbox: starting the cluster ...\nwaferbox: ending the cluster ...\n"
 
 
+def test_a_script_is_not_started_again_without_its_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ended = SimpleNamespace(poll=lambda: -9)
+    monkeypatch.setattr(cluster_commands, "start_embedded", lambda *arguments: (ended, "127.0.0.1:9000", "", ""))
+    monkeypatch.setattr(cluster_commands, "stop_embedded", lambda process: None)
+    runs: list[object] = []
+
+    def fails(command: object, variables: object) -> int:
+        runs.append(command)
+        return 1
+
+    monkeypatch.setattr(cluster_commands, "run_script", fails)
+    script = tmp_path / "script.py"
+    script.touch()
+    result = CliRunner().invoke(app, ["run", "--restarts", "3", str(script)])
+    assert (result.exit_code, len(runs)) == (1, 1)
+    assert "is not started again: its cluster has ended" in " ".join(result.stderr.split())
+
+
 @pytest.mark.usefixtures("slow")
 def test_opt_and_its_result_on_standard_output(step: Path) -> None:
     result = call("opt", str(step), "--pass", "canonicalise")

@@ -50,7 +50,7 @@ from waferbox.launch.local_clusters import (
     with_name,
 )
 from waferbox.launch.stop_signals import StopSignals
-from waferbox.output.console import Status, errors, fail, output, print_heading, print_text, warn
+from waferbox.output.console import Status, errors, fail, output, print_error, print_heading, print_text, warn
 from waferbox.output.tables import cluster_table
 from waferbox.output.working import working
 from waferbox.roles import WORKER
@@ -390,7 +390,10 @@ def run(
             if status == 0 or status in STOPPED:
                 break
             if restart < restarts:
-                print_text(f"{script} ended with status {status}: starting it again ({restart + 1} of {restarts})")
+                if process.poll() is not None:
+                    print_error(f"{script} is not started again: its cluster has ended")
+                    break
+                warn(f"{script} ended with status {status}: starting it again ({restart + 1} of {restarts})")
     finally:
         with working("ending the cluster"):
             stop_embedded(process)

@@ -84,6 +84,7 @@ class RecoveryPoints:
         self._complete = complete
         # The hosts that have a share of the complete point, by keeper: those that restored it as well.
         self._hosts = {} if complete is None else {keeper: set(hosts) for keeper, hosts in complete.hosts.items()}
+        self.is_given_up = False  # whether a share of a point after the complete one could not be written
         self._making: dict[int, _Making] = {}
         self._restored: dict[str, node_pb2.RecoveryPointKept] = {}  # shares of the complete point, by keeper
 
@@ -171,6 +172,7 @@ class RecoveryPoints:
 
     def given_up(self, number: int) -> None:
         """Discards a point whose share a member could not write; the earlier one stays."""
+        self.is_given_up = True
         self._making.pop(number, None)
 
     def forget(self, before: int) -> None:
@@ -225,7 +227,7 @@ class RecoveryPoints:
             hosts=making.hosts,
         )
         self._on_complete(point)  # recorded before anything relies on it
-        self._complete, self._hosts = point, making.hosts
+        self._complete, self._hosts, self.is_given_up = point, making.hosts, False
         self._making = {later: each for later, each in self._making.items() if later > number}
 
 
@@ -294,7 +296,8 @@ class ExecutionPoints:
             is_of_last = point.execution == self._execution - 1
             if point.execution == self._execution or (is_of_last and (point.is_last or self._follows_left)):
                 return point
-        raise NoRecoveryPoint("no recovery point has the states that the job would resume from")
+        why = ": the last could not be written, as a warning has said" if self._points.is_given_up else ""
+        raise NoRecoveryPoint(f"no recovery point has the states that the job would resume from{why}")
 
     def usable_start(self) -> RecoveryPoint:
         """The point with the states before the first step. Raises as usable."""

@@ -2,11 +2,14 @@
 
 from collections import Counter
 from collections.abc import Collection, Mapping
+from typing import cast
 
 import pytest
 
-from appliance.coordinator.execution.recovery_points import RecoveryPoints
+from appliance.coordinator.execution.recovery_points import ExecutionPoints, NoRecoveryPoint, RecoveryPoints
+from appliance.coordinator.nodes.job_nodes import JobMembers
 from appliance.coordinator.points import ShareHolder, choose_copiers
+from waferbox.host.clock import SystemClock
 from wsc.v1 import node_pb2
 
 
@@ -193,3 +196,25 @@ def test_a_point_after_the_last_step_waits_for_the_states_of_all_loaders() -> No
     assert points.settle() == [1]
     assert points.points.complete is not None
     assert points.points.complete.input_states == [b"nought", b"one"]
+
+
+def test_a_job_without_a_point_says_that_the_last_could_not_be_written() -> None:
+    points = RecoveryPoints(None, lambda kept: (), lambda point: None, lambda number: None)
+    own = ExecutionPoints(
+        points,
+        cast(JobMembers, None),
+        execution=1,
+        follows_left=False,
+        num_steps=5,
+        wants_input_states=False,
+        is_received=lambda step: True,
+        clock=SystemClock(),
+    )
+    points.make(1, execution=1, step=0, keepers=["a"], workers=())
+    with pytest.raises(NoRecoveryPoint, match=r"would resume from$"):
+        own.usable()
+    points.given_up(1)
+    with pytest.raises(
+        NoRecoveryPoint, match="would resume from: the last could not be written, as a warning has said"
+    ):
+        own.usable()
