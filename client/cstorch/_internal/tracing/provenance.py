@@ -56,8 +56,10 @@ def _shown_name(filename: str) -> str | None:
     except KeyError:
         if (cell := _cell(filename)) is not None:
             return cell  # which may be run again, and then has another number
-        shown = _shown[filename] = _show(filename)
-        return shown
+        shown = _show(filename)
+        # The bytes of a file's name need not be text, and messages carry text alone.
+        _shown[filename] = None if shown is None else shown.encode(errors="backslashreplace").decode()
+        return _shown[filename]
 
 
 def _cell(filename: str) -> str | None:
