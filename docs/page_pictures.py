@@ -23,10 +23,10 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 ROOT: Final = Path(__file__).parents[1]
 IMAGES: Final = ROOT / "docs" / "images"
-STEPS: Final = 600
-STILL_STEP: Final = 400  # after which page.png is taken
+STEPS: Final = 2400
+STILL_STEP: Final = 1600  # after which page.png is taken
 STILL: Final = (1160, 1000)  # width and height of page.png
-MOVING: Final = (880, 845)  # of job.webp
+MOVING: Final = (880, 1040)  # of job.webp
 FRAME_SECONDS: Final = 0.5
 LAST_FRAME_SECONDS: Final = 3.0
 START_SECONDS: Final = 60.0
@@ -55,7 +55,7 @@ def _frames(browser: webdriver.Chrome) -> Iterator[Image.Image]:
     step, is_written = 0, False
     while step < STEPS:
         text = browser.find_element(By.TAG_NAME, "body").text
-        if (found := re.search(rf"step ([\d,]+) of {STEPS}", text)) is None:
+        if (found := re.search(r"step ([\d,]+) of ", text)) is None:
             time.sleep(0.1)
             continue
         step = int(found[1].replace(",", ""))
