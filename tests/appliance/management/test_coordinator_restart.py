@@ -149,14 +149,19 @@ def test_another_takes_up_the_job_and_has_its_nodes(cluster: ClusterInProcess, c
     assert len(coordinators.started) == 2
 
 
+def end_each(coordinators: Coordinators, count: int, status: int) -> None:
+    """Ends the first coordinators of a job, each when it has its nodes."""
+    for number in range(1, count + 1):
+        one = coordinators.wait_for(number)
+        one.nodes()
+        one.end(status)
+
+
 def test_a_job_whose_coordinators_end_again_and_again_fails(
     cluster: ClusterInProcess, coordinators: Coordinators
 ) -> None:
     name = create(cluster)
-    for number in range(1, 5):
-        one = coordinators.wait_for(number)
-        one.nodes()
-        one.end(-9)
+    end_each(coordinators, 4, -9)
     cluster.until(lambda: job(cluster, name).ended)
     ended = job(cluster, name)
     assert ended.phase == management_pb2.JOB_PHASE_FAILED
@@ -182,10 +187,7 @@ def test_a_script_that_ends_with_its_own_cluster_has_not_failed(
 
 def test_a_coordinator_that_lost_its_script_is_named(cluster: ClusterInProcess, coordinators: Coordinators) -> None:
     name = create(cluster, max_num_restarts=1)
-    for number in (1, 2):
-        one = coordinators.wait_for(number)
-        one.nodes()
-        one.end(coordinator_settings.CUT_OFF_STATUS)
+    end_each(coordinators, 2, coordinator_settings.CUT_OFF_STATUS)
     cluster.until(lambda: job(cluster, name).ended)
     assert job(cluster, name).message == "the connection to its script broke, the last of 2 in 60 s"
 
