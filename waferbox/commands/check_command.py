@@ -80,7 +80,7 @@ def check(
     )
     with ending_in_order():
         try:
-            with working("starting") as work, progress_shown(lambda progress: work.at(str(progress))):
+            with working("starting") as work, progress_shown(work.at):
                 verdict = Check(settings, work.now).verdict()
         except TimeoutError as error:
             fail(f"{error}: name a longer --timeout, or fewer --steps", Status.USAGE)

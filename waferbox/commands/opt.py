@@ -59,7 +59,7 @@ def optimise(file: str, names: list[str], target: Target, print_after_all: bool,
 
 @contextmanager
 def _progress_shown() -> Iterator[None]:
-    with working("running the passes") as work, progress_shown(lambda progress: work.at(str(progress))):
+    with working("running the passes") as work, progress_shown(work.at):
         yield
 
 

@@ -142,7 +142,7 @@ def plan(
             optimization_level=optimization_level,
             half_gradients=half_gradients,
         )
-        with working("reading the step") as work, progress_shown(lambda progress: work.at(str(progress))):
+        with working("reading the step") as work, progress_shown(work.at):
             step = _plan_of(found, planned, given, work)
             work.now("predicting the step")
             if len(counts) == 1:

@@ -21,7 +21,7 @@ class Working:
     def __init__(self, intervals: Sequence[float]) -> None:
         self._intervals = intervals
         self._what = ""
-        self._where = ""
+        self._where: object = ""
         self._printed = ""
         self._shown: Live | None = None
         self._part = ExitStack()
@@ -32,8 +32,8 @@ class Working:
         self._what, self._where = what, ""
         self._part.enter_context(reported(self._show, self._intervals))
 
-    def at(self, where: str) -> None:
-        """Says where the work is, such as "layer 12 of 96". It may be called often: it shows nothing by itself."""
+    def at(self, where: object) -> None:
+        """Says where the work is, such as "layer 12 of 96". It may be called often: it makes and shows no text itself."""
         self._where = where
 
     def end(self) -> None:
@@ -47,7 +47,7 @@ class Working:
 
     @property
     def _text(self) -> str:
-        where = self._where
+        where = str(self._where)
         return f"{self._what}: {where} ..." if where else f"{self._what} ..."
 
     def _show(self) -> None:
