@@ -33,7 +33,7 @@ class Working:
         self._part.enter_context(reported(self._show, self._intervals))
 
     def at(self, where: object) -> None:
-        """Says where the work is, such as "layer 12 of 96". It may be called often: it makes and shows no text itself."""
+        """Says where the work is, such as "layer 12 of 96". It may be called often: it makes and shows no text."""
         self._where = where
 
     def end(self) -> None:
