@@ -1,6 +1,8 @@
 """Scripts with other threads, and forked processes: they share the backend, or are refused with a way out."""
 
+import gc
 import os
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -82,6 +84,34 @@ def test_a_forked_process_is_refused_the_cluster_of_its_parent(cluster: FakeClus
     os.waitpid(child, 0)
     assert "forked from the one that uses the cluster" in text
     assert "get_context('spawn')" in text
+
+
+def test_a_process_that_is_forked_in_the_loop_leaves_the_execution_alone(
+    cluster: FakeCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    script = Script(tmp_path, cluster)
+    reader, writer = os.pipe()
+    children: list[int] = []
+    steps = iter(range(3))
+
+    def body(batch: torch.Tensor) -> None:
+        script.step(batch)
+        if next(steps) == 1:
+            caplog.clear()
+            children.append(os.fork())
+            if children[0] == 0:
+                sys.exit()
+
+    try:
+        script.loop(body, [torch.ones(4, 2)] * 3, num_steps=3)
+    except SystemExit:  # in the child
+        gc.collect()  # ends the loop
+        os.write(writer, caplog.text.encode() or b"nothing")
+        os._exit(0)
+    os.close(writer)
+    with open(reader, encoding="utf-8") as pipe:
+        assert pipe.read() == "nothing"
+    os.waitpid(children[0], 0)
 
 
 def test_a_model_of_a_closed_backend_is_named(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ class ClusterSession:
             self.open_in_background()
 
     @property
-    def _is_parents(self) -> bool:
+    def is_parents(self) -> bool:
         """Whether this process was forked from the one with the session, in which alone gRPC works."""
         return os.getpid() != self._process
 
@@ -153,7 +153,7 @@ class ClusterSession:
         Raises:
             UsageError: This process was forked from the one with the session.
         """
-        if self._is_parents:
+        if self.is_parents:
             raise UsageError(FORKED)
         strategy = execution_strategy()
         if strategy != self._strategy:
@@ -291,7 +291,7 @@ class ClusterSession:
 
     def close(self) -> None:
         """Ends the job, and the embedded cluster with all its processes. No effect in a forked process."""
-        if self._is_parents:
+        if self.is_parents:
             return
         try:
             if self._opening is not None:

@@ -7,7 +7,7 @@ import sys
 from collections import ChainMap
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import cloudpickle
@@ -16,6 +16,7 @@ import torch
 from cstorch._internal.batch_objects import has_objects
 from cstorch._internal.check.run import checked_run
 from cstorch._internal.execution import current_execution
+from cstorch._internal.importable_modules import can_be_imported
 from cstorch._internal.loader_processes import workers_in_process
 from cstorch._internal.random_state import random_state, random_state_kept
 from cstorch._internal.sparing_fetcher import spare_samples
@@ -69,13 +70,8 @@ class RestartableDataLoader(Protocol):
 
 def pickled_recipe(recipe: object) -> bytes:
     """Returns a recipe, pickled by cloudpickle with the names of the user's files. Raises as cloudpickle does."""
-    # In a process that multiprocessing has spawned, the script is the module __mp_main__, which workers cannot import.
-    # cloudpickle pickles only __main__ by value without being asked. In other processes the name is an alias.
-    script = sys.modules.get("__mp_main__")
-    if script is not None and script.__name__ == "__mp_main__":
-        cloudpickle.register_pickle_by_value(script)
-    with io.BytesIO() as file:
-        _Pickler(file).dump(recipe)
+    with io.BytesIO() as file, closing(_Pickler(file)) as pickler:
+        pickler.dump(recipe)
         return file.getvalue()
 
 
@@ -87,7 +83,38 @@ def _reduce_code(code: CodeType) -> tuple[Any, ...]:
 
 
 class _Pickler(cloudpickle.CloudPickler):
+    """A pickler that sends the code of modules that a worker cannot import, as cloudpickle does that of __main__."""
+
     dispatch_table: ClassVar = ChainMap({CodeType: _reduce_code}, cloudpickle.CloudPickler.dispatch_table)
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self._seen: set[str] = set()  # modules
+        self._sent: list[ModuleType] = []
+
+    def close(self) -> None:
+        """Leaves cloudpickle, whose list of modules is the process's, as it was."""
+        for module in self._sent:
+            cloudpickle.unregister_pickle_by_value(module)
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, (FunctionType, type)):
+            self._see(obj.__module__)
+        elif isinstance(obj, ModuleType):
+            self._see(obj.__name__)
+        return super().reducer_override(obj)
+
+    def _see(self, name: str) -> None:
+        """Looks at a module when the first of its functions and classes is pickled."""
+        if name in self._seen:
+            return
+        self._seen.add(name)
+        module = sys.modules.get(name)
+        if not isinstance(module, ModuleType) or module.__name__ != name:
+            return
+        if name not in cloudpickle.list_registry_pickle_by_value() and not can_be_imported(module):
+            cloudpickle.register_pickle_by_value(module)
+            self._sent.append(module)
 
 
 # --- The DataLoader: a recipe for input that every worker of the cluster follows by itself ----------------------------

@@ -343,7 +343,7 @@ class ClusterExecution(Execution):
         """Ends the execution, or marks it as left if the script has left its loop before the last step."""
         self._step.close()
         job, stream, executor = self._job, self._stream, self.executor
-        if job is None or stream is None:
+        if job is None or stream is None or self._session.is_parents:  # of a process that was forked in the loop
             return
         if stream.failed_step:
             self._done = min(self._done, stream.failed_step - 1)  # the script is ahead where it awaits no outputs

@@ -37,8 +37,9 @@ def check_step(trace: Trace, model: nn.Module | None, traceable: Sequence[torch.
         if getattr(optimizer.step, "_wrapped_by_lr_sched", False):
             raise UsageError(
                 f"a scheduler of torch.optim.lr_scheduler is attached to {name}: it sets numbers from outside, which a "
-                "traced step does not see, so the learning rate would stay the first one of an execution. Use the "
-                "scheduler of the same name in cstorch.optim.lr_scheduler, which is a function of the step"
+                "traced step does not see, so the learning rate would stay the first one of an execution. Use a "
+                "scheduler of cstorch.optim.lr_scheduler, which is a function of the step: that of the same name, or a "
+                "SequentialLR of others"
             )
         if any(optimizer is known for known in traceable):
             continue
