@@ -16,7 +16,7 @@ import pytest
 from cstorch._internal.session import embedded
 from cstorch._internal.session.embedded import EmbeddedCluster, shards_for
 from cstorch.distributed.cluster_config import ClusterConfig
-from cstorch.errors import ClusterError
+from cstorch.errors import ClusterError, ConfigurationError
 from waferbox import deadlines
 from waferbox.host.descriptors import readable
 
@@ -142,6 +142,11 @@ def test_who_waits_for_the_address_hears_of_the_stop(monkeypatch: pytest.MonkeyP
 )
 def test_max_wgt_servers_is_a_limit(limit: int, num_cores: int, shards: int) -> None:
     assert shards_for(limit, num_cores) == shards
+
+
+def test_more_workers_than_a_machine_runs_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"ask for 262144 input workers, .* at most 1024"):
+        EmbeddedCluster(ClusterConfig(num_csx=1024, num_workers_per_csx=256), tmp_path / "log")
 
 
 def test_the_process_is_asked_for_so_many_shards(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import pytest
 from typer.testing import CliRunner
 
+from waferbox.commands import cluster_commands
 from waferbox.commands.cli import app
 
 
@@ -30,3 +31,21 @@ def test_what_memoryx_could_not_use_is_refused_at_once(
         refused = CliRunner().invoke(app, [command[0], *options, *command[1:]])
         assert refused.exit_code == 2
         assert reason in refused.output
+
+
+@pytest.mark.parametrize("option", ["--wafers", "--memoryx", "--workers", "--swarmx"])
+@pytest.mark.parametrize("number", ["1025", "99999999999999999999"])
+def test_more_processes_than_a_machine_runs_are_refused(
+    option: str, number: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setattr(cluster_commands, "start_embedded", _not_to_be_called)
+    monkeypatch.setattr(cluster_commands, "Cluster", _not_to_be_called)
+    for command in (["up"], ["run", __file__]):
+        refused = CliRunner().invoke(app, [command[0], option, number, *command[1:]])
+        assert refused.exit_code == 2
+        assert f"'{option}': Input should be less than or equal to 1024" in refused.output
+
+
+def _not_to_be_called(*arguments: object, **options: object) -> None:
+    pytest.fail("a cluster would have started")

@@ -204,9 +204,9 @@ def test_a_name_that_no_cluster_has_is_an_error(tmp_path: Path) -> None:
     assert "WAFERBOX_MANAGEMENT is 'nobody', which is neither host:port nor a cluster of this machine" in output
 
 
-@pytest.mark.parametrize("options", [[], ["-n", "2"]])
-def test_a_marker_that_is_not_understood_is_an_error(tmp_path: Path, options: Sequence[str]) -> None:
-    text = "import pytest\n\n@pytest.mark.waferbox(2)\ndef test_it(): pass\n\ndef test_other(): pass\n"
+@pytest.mark.parametrize(("given", "options"), [("2", []), ("2", ["-n", "2"]), ("wafers=1025", [])])
+def test_a_marker_that_is_not_understood_is_an_error(tmp_path: Path, given: str, options: Sequence[str]) -> None:
+    text = f"import pytest\n\n@pytest.mark.waferbox({given})\ndef test_it(): pass\n\ndef test_other(): pass\n"
     (tmp_path / "test_steps.py").write_text(text)
     with start(tmp_path, *options) as run:
         assert run.stdout is not None

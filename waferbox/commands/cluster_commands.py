@@ -50,6 +50,7 @@ from waferbox.launch.local_clusters import (
     with_name,
 )
 from waferbox.launch.stop_signals import StopSignals
+from waferbox.limits import MAX_NODES
 from waferbox.output.console import Status, errors, fail, output, print_error, print_heading, print_text, warn
 from waferbox.output.tables import cluster_table
 from waferbox.output.working import working
@@ -131,13 +132,19 @@ class Engine(enum.StrEnum):
     RAY = "ray"
 
 
-Wafers = Annotated[int, typer.Option(min=1, help="Wafers.")]
-MemoryX = Annotated[int | None, typer.Option(min=1, help=r"MemoryX shards.  \[default: 1; on Ray one for each host]")]
-Workers = Annotated[int | None, typer.Option(min=1, help=r"Input workers in total.  \[default: one for each wafer]")]
+Wafers = Annotated[int, typer.Option(min=1, max=MAX_NODES, help="Wafers.")]
+MemoryX = Annotated[
+    int | None, typer.Option(min=1, max=MAX_NODES, help=r"MemoryX shards.  \[default: 1; on Ray one for each host]")
+]
+Workers = Annotated[
+    int | None, typer.Option(min=1, max=MAX_NODES, help=r"Input workers in total.  \[default: one for each wafer]")
+]
 SwarmX = Annotated[
     int | None,
     typer.Option(
-        min=1, help=r"SwarmX nodes.  \[default: a tree over several wafers; on Ray at least one for each host]"
+        min=1,
+        max=MAX_NODES,
+        help=r"SwarmX nodes.  \[default: a tree over several wafers; on Ray at least one for each host]",
     ),
 ]
 Threads = Annotated[int | None, typer.Option(min=1, help=r"Threads of a wafer.  \[default: its share of the cores]")]

@@ -28,6 +28,7 @@ import pytest
 
 from waferbox import deadlines, settings
 from waferbox.launch.local_clusters import EMBEDDED, LocalCluster, Starter, local_clusters, runtime_folder, with_name
+from waferbox.limits import MAX_NODES
 
 if TYPE_CHECKING:
     from cstorch.backend import Backend
@@ -68,7 +69,7 @@ def _wafers_of(item: pytest.Item) -> int | None:
     if marker is None:
         return 0
     wafers = marker.kwargs.get("wafers", 1)
-    if marker.args or marker.kwargs.keys() - {"wafers"} or type(wafers) is not int or wafers < 1:
+    if marker.args or marker.kwargs.keys() - {"wafers"} or type(wafers) is not int or not 1 <= wafers <= MAX_NODES:
         return None
     return wafers
 
@@ -155,7 +156,10 @@ def _own_job(request: pytest.FixtureRequest) -> Iterator[None]:
     """Runs a marked test with the cluster; its job ends with it."""
     wafers = _wafers_of(request.node)
     if wafers is None:
-        pytest.fail(f"{request.node.nodeid}: the marker is written as @pytest.mark.{MARKER}(wafers=2)", pytrace=False)
+        pytest.fail(
+            f"{request.node.nodeid}: the marker is written as @pytest.mark.{MARKER}(wafers=2), at most {MAX_NODES}",
+            pytrace=False,
+        )
     if wafers == 0:
         yield
         return

@@ -14,12 +14,13 @@ from cstorch._internal.artifacts import make_artifact_dir
 from cstorch._internal.check.private_files import process_folder
 from cstorch._internal.log import logged_if_slow
 from cstorch.distributed.cluster_config import ClusterConfig, check_address
-from cstorch.errors import ClusterError
+from cstorch.errors import ClusterError, ConfigurationError
 from waferbox import deadlines, settings
 from waferbox.host.descriptors import readable
 from waferbox.host.process_limits import failed_start
 from waferbox.launch.installation import python_command
 from waferbox.launch.local_clusters import name_of_script
+from waferbox.limits import MAX_NODES
 
 logger = logging.getLogger("cstorch.cluster")
 
@@ -53,10 +54,17 @@ class EmbeddedCluster:
 
     Raises:
         ClusterError: The process could not be started.
+        ConfigurationError: The cluster would have too many workers for one machine.
         SettingError: An environment variable has a wrong text.
     """
 
     def __init__(self, config: ClusterConfig, log: Path) -> None:
+        workers = config.num_csx * config.num_workers_per_csx
+        if workers > MAX_NODES:
+            raise ConfigurationError(
+                f"num_csx={config.num_csx} and num_workers_per_csx={config.num_workers_per_csx} ask for {workers} "
+                f"input workers, and a script's own cluster has at most {MAX_NODES}: lower one of them"
+            )
         settings.check()  # else a process of the cluster would end, with the reason in its log
         make_artifact_dir(log.parent)
         self.log = log
@@ -66,7 +74,7 @@ class EmbeddedCluster:
             *python_command(MODULE),
             *("--wafers", str(config.num_csx)),
             *("--memoryx", str(shards_for(config.max_wgt_servers, len(os.sched_getaffinity(0))))),
-            *("--workers", str(config.num_csx * config.num_workers_per_csx)),
+            *("--workers", str(workers)),
             *("--name", name_of_script((sys.argv or [""])[0])),
         ]
         logger.info("No management address is set: starting an embedded cluster (its log: %s)", log)
