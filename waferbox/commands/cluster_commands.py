@@ -422,6 +422,17 @@ def down(management: ManagementOption = None) -> None:
     print_text(f"The cluster at {address} is down.")
 
 
+def _make_cache_root(folder: Path) -> None:
+    """Makes the folder, if there is none. Raises typer.BadParameter: it cannot be made or written."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):  # of some folders, such as /proc, only this says that they take none
+            pass
+    except OSError as error:
+        reason = "it is a file" if isinstance(error, FileExistsError) else error.strerror
+        raise typer.BadParameter(f"--cache-root: {folder} must be a folder that can be written: {reason}") from error
+
+
 def _settings(
     wafers: int,
     memoryx: int | None,
@@ -439,6 +450,8 @@ def _settings(
             parse_size(memory_limit)
         except ValueError as error:
             raise typer.BadParameter(f"--memory-limit: {error}") from error
+    if cache_root is not None:
+        _make_cache_root(cache_root)
     if workers is not None:
         warn_of_few_workers(wafers, workers, "--workers ")
     return ClusterSettings(
