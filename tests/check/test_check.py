@@ -198,6 +198,19 @@ def test_a_check_that_is_ended_leaves_no_process(number: signal.Signals, status:
     assert number is signal.SIGKILL or not os.listdir(temporary)
 
 
+def test_script_that_a_signal_kills_after_its_first_steps(checked: CheckScript, tmp_path: Path) -> None:
+    script = tmp_path / "killed.py"
+    text = (SCRIPTS / "right" / "mlp.py").read_text()
+    call = "    report(training_step(batch))\n"
+    assert call in text
+    kill = "    batches.append(0)\n    if len(batches) == 3:\n        os.kill(os.getpid(), 9)\n"
+    script.write_text(f"import os\nbatches = []\n{text.replace(call, call + kill)}")
+    verdict = checked(script)
+    assert verdict.status == 1
+    (finding,) = verdict.findings
+    assert finding.message.startswith("the script was killed by SIGKILL, perhaps for want of memory")
+
+
 def test_script_that_fails_before_its_first_step(tmp_path: Path) -> None:
     script = tmp_path / "fails.py"
     lines = (

@@ -71,6 +71,29 @@ def test_exit_status_is_said(run: MakeRun) -> None:
     assert trace.summary.endswith("Then the script ended with status 3.")
 
 
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [(9, "SIGKILL, perhaps for want of memory; it wrote last:\nTrace"), (11, "SIGSEGV; it"), (40, "signal 40; it")],
+)
+def test_signal_that_killed_the_script_is_a_finding(number: int, said: str, run: MakeRun) -> None:
+    killed, ended = run(status=-number), run()
+    traced = run(status=-number, way=Way.TRACE)
+    torch = run(status=-number, way=Way.TORCH)
+    for first, eager, began, goes_on in (
+        (killed, torch, "the script was", False),
+        (killed, run(way=Way.TORCH), "the script was", True),
+        (ended, torch, "by plain PyTorch, the script was", False),
+        (traced, None, "the script was", False),
+    ):
+        answers = list(trace_answers(first, eager, [PROGRAM]))
+        (finding,) = answers[0].findings
+        assert finding.message.startswith(f"{began} killed by {said}")
+        assert finding.message.endswith("By plain PyTorch it goes on") is goes_on
+        assert Verdict(command=(), answers=tuple(answers), seconds=1.0).status == 1
+    (trace,) = trace_answers(killed, torch, [])
+    assert (trace.state, f"was killed by {said}" in trace.summary) == (State.OPEN, True)
+
+
 def test_error_on_the_cluster_alone_is_a_finding(run: MakeRun) -> None:
     trace, _ = trace_answers(run(status=1, failed=True), run(way=Way.TORCH), [PROGRAM])
     assert trace.state is State.FOUND

@@ -3,6 +3,7 @@
 import math
 import os
 import re
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -317,18 +318,26 @@ def trace_answers(run: Run, eager: Run | None, programs: Sequence[Program]) -> I
         line = "" if failure is None else failure.line
         message = f"{_why_open(run)}. By plain PyTorch it goes on"
         refusals.append(Finding(line=line, message=message))
-    if not is_traced and not refusals:
+    killed = next((each for each in (run, eager) if each is not None and each.killed_by), None)
+    if is_traced and killed is not None and not refusals:
+        beside = "by plain PyTorch, " if killed is eager else ""
+        message = f"{beside}{_why_open(killed)}"
+        summary = f"Not to the end: {_traced(programs)} Then the script was killed."
+        yield Answer(
+            question=Question.TRACE,
+            state=State.FOUND,
+            summary=summary,
+            findings=(Finding(line="", message=message),),
+        )
+    elif not is_traced and not refusals:
         yield Answer(question=Question.TRACE, state=State.OPEN, summary=_why_open(run))
         return
-    if refusals:
+    elif refusals:
         summary = f"No: {_counted(len(refusals), 'line')} of the script cannot be traced or run."
         yield Answer(question=Question.TRACE, state=State.FOUND, summary=summary, findings=tuple(refusals))
     else:
-        seconds = max(program.trace_seconds for program in programs)
-        functions = list(dict.fromkeys(program.function.partition(" (")[0] for program in programs))
         ended = f" Then {_why_ended(run)}." if run.has_failed and not _is_of_input(failure) else ""
-        summary = f"Yes: {', '.join(functions)}; the trace takes {seconds_text(seconds)}.{ended}"
-        yield Answer(question=Question.TRACE, state=State.GOOD, summary=summary)
+        yield Answer(question=Question.TRACE, state=State.GOOD, summary=f"Yes: {_traced(programs)}{ended}")
     if not is_traced:
         return
     found = tuple(_finding(each) for each in _of(run, Found) if each.question is Question.PROGRAM)
@@ -347,6 +356,13 @@ def trace_answers(run: Run, eager: Run | None, programs: Sequence[Program]) -> I
 
 def _of(run: Run, kind: type[_E]) -> list[_E]:
     return [event for event in run.events if isinstance(event, kind)]
+
+
+def _traced(programs: Sequence[Program]) -> str:
+    """Names the functions that were traced, and the time that it takes."""
+    seconds = max(program.trace_seconds for program in programs)
+    functions = list(dict.fromkeys(program.function.partition(" (")[0] for program in programs))
+    return f"{', '.join(functions)}; the trace takes {seconds_text(seconds)}."
 
 
 def _part(run: Run) -> str:
@@ -442,6 +458,9 @@ def _why_ended(run: Run) -> str:
     """Says how the script ended, other than with exit status 0."""
     if (failure := run.failure) is not None:
         return f"the script ended at {failure.line} with {failure.type}: {failure.message}"
+    if run.killed_by:
+        memory = ", perhaps for want of memory" if run.killed_by == signal.SIGKILL.name else ""
+        return f"the script was killed by {run.killed_by}{memory}"
     return f"the script ended with status {run.status}"
 
 

@@ -45,6 +45,14 @@ class Run:
         return self.failure is not None or self.status != 0
 
     @property
+    def killed_by(self) -> str:
+        """The name of the signal that ended the script, such as "SIGKILL"; empty: none did."""
+        if self.status >= 0:
+            return ""
+        names = {number.value: number.name for number in signal.Signals}
+        return names.get(-self.status, f"signal {-self.status}")  # most real-time signals have no name
+
+    @property
     def log_tail(self) -> str:
         """The end of what the script has written."""
         return (self.folder / LOG).read_bytes()[-_TAIL_BYTES:].decode(errors="replace").strip()
