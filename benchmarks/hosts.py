@@ -98,11 +98,12 @@ def bench(repeats: int, count: int = 4, network: str = "layers", rate: str = RAT
     print(f"{training.title}, {training.rows} rows on each of {count} hosts, {rate} links, SGD")
     times: dict[str, list[float]] = {side: [] for side in ("cluster", *SIDES)}
     shares = []
+    streamed = training.streamed_bytes(count)
     for _ in range(repeats):
         with hosts(count, rate) as made:
             seconds, sent = cluster_steps(made, network)
             times["cluster"].append(seconds)
-            shares.append(sent / training.streamed_bytes(count) if count > 1 else 1.0)
+            shares.append(sent / streamed if count > 1 else 1.0)
             for side in SIDES:
                 times[side].append(distributed_steps(made, network, side))
     for side in SIDES:

@@ -77,13 +77,16 @@ def input_fn():
 """
 
 
-@pytest.fixture(autouse=True)
-def modules_kept() -> Iterator[None]:
-    """Has modules that a test imports be there for that test alone."""
-    known = {*sys.modules}
-    yield
-    for name in {*sys.modules} - known:
+def forget_modules() -> None:
+    """Drops the modules of a test, as in a process that has not imported them."""
+    for name in [name for name in sys.modules if name.startswith("my_")]:
         del sys.modules[name]
+
+
+@pytest.fixture(autouse=True)
+def modules_of_one_test() -> Iterator[None]:
+    yield
+    forget_modules()
 
 
 def from_a_file(folder: Path) -> ModuleType:
@@ -123,8 +126,7 @@ def test_a_module_that_only_the_script_has_is_pickled_whole(make: Any, tmp_path:
     module = make(tmp_path)
     pickled = pickled_recipe([module.input_fn, module.Numbers])
     assert module.__name__ not in cloudpickle.list_registry_pickle_by_value()
-    for name in [name for name in sys.modules if name.startswith("my_")]:
-        del sys.modules[name]
+    forget_modules()
     input_fn, numbers = cloudpickle.loads(pickled)
     assert (input_fn(), numbers.size) == (3, 3)
 

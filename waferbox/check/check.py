@@ -307,37 +307,31 @@ def trace_answers(run: Run, eager: Run | None, programs: Sequence[Program]) -> I
         eager: the run by plain PyTorch; None: there is none.
         programs: the steps that were traced.
     """
-    refusals = sorted((_finding(each) for each in _of(run, Found) if each.question is Question.TRACE), key=_by_line)
+    findings = sorted((_finding(each) for each in _of(run, Found) if each.question is Question.TRACE), key=_by_line)
     failure = run.failure
     is_traced = bool(programs)
-    if failure is not None and failure.is_ours and not _is_of_input(failure) and not refusals:
+    if failure is not None and failure.is_ours and not _is_of_input(failure) and not findings:
         named = _LINE.search(failure.message)
-        refusals.append(Finding(line=named[1] if named else failure.line, message=failure.message))
+        findings.append(Finding(line=named[1] if named else failure.line, message=failure.message))
     ends_here_alone = run.has_failed and eager is not None and not eager.has_failed
-    if is_traced and ends_here_alone and not refusals:
+    if is_traced and ends_here_alone and not findings:
         line = "" if failure is None else failure.line
         message = f"{_why_open(run)}. By plain PyTorch it goes on"
-        refusals.append(Finding(line=line, message=message))
-    killed = next((each for each in (run, eager) if each is not None and each.killed_by), None)
-    if is_traced and killed is not None and not refusals:
-        beside = "by plain PyTorch, " if killed is eager else ""
-        message = f"{beside}{_why_open(killed)}"
-        summary = f"Not to the end: {_traced(programs)} Then the script was killed."
-        yield Answer(
-            question=Question.TRACE,
-            state=State.FOUND,
-            summary=summary,
-            findings=(Finding(line="", message=message),),
-        )
-    elif not is_traced and not refusals:
+        findings.append(Finding(line=line, message=message))
+    if not is_traced and not findings:
         yield Answer(question=Question.TRACE, state=State.OPEN, summary=_why_open(run))
         return
-    elif refusals:
-        summary = f"No: {_counted(len(refusals), 'line')} of the script cannot be traced or run."
-        yield Answer(question=Question.TRACE, state=State.FOUND, summary=summary, findings=tuple(refusals))
+    if findings:
+        summary = f"No: {_counted(len(findings), 'line')} of the script cannot be traced or run."
+    elif (killed := next((each for each in (run, eager) if each is not None and each.killed_by), None)) is not None:
+        beside = "by plain PyTorch, " if killed is eager else ""
+        findings.append(Finding(line="", message=f"{beside}{_why_open(killed)}"))
+        summary = f"Not to the end: {_traced(programs)} Then the script was killed."
     else:
         ended = f" Then {_why_ended(run)}." if run.has_failed and not _is_of_input(failure) else ""
-        yield Answer(question=Question.TRACE, state=State.GOOD, summary=f"Yes: {_traced(programs)}{ended}")
+        summary = f"Yes: {_traced(programs)}{ended}"
+    state = State.FOUND if findings else State.GOOD
+    yield Answer(question=Question.TRACE, state=state, summary=summary, findings=tuple(findings))
     if not is_traced:
         return
     found = tuple(_finding(each) for each in _of(run, Found) if each.question is Question.PROGRAM)

@@ -16,7 +16,7 @@ def can_be_imported(module: ModuleType) -> bool:
     """
     name, spec = module.__name__, getattr(module, "__spec__", None)
     package, _, last = name.rpartition(".")
-    if name == "__main__" or (package or name).partition(".")[0] in sys.stdlib_module_names:
+    if name == "__main__" or name.partition(".")[0] in sys.stdlib_module_names:
         return True  # whoever pickles __main__ knows what it is
     if spec is None or spec.loader is None:
         # Code in Python has brought this name, so the module is not one that an extension has made.
