@@ -348,3 +348,28 @@ def test_phases_are_told_in_order_and_none_after_the_end() -> None:
         management_pb2.JOB_PHASE_IDLE,
         management_pb2.JOB_PHASE_SUCCEEDED,
     ]
+
+
+def test_a_compile_that_fails_is_the_reason_for_the_end(
+    cluster: ClusterInProcess, client: Callable[..., Client]
+) -> None:
+    """A script that fails closes its job in good order, like one that has done all its work."""
+    cluster.add(**FULL)
+    one = client()
+    with pytest.raises(grpc.RpcError):
+        one.compile("refuse")
+    one.close()
+    cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_FAILED)
+    assert cluster.jobs()[0].message == "no rule for aten.foo, train.py:3"
+
+
+def test_a_script_that_goes_on_after_a_compile_that_failed_succeeds(
+    cluster: ClusterInProcess, client: Callable[..., Client]
+) -> None:
+    cluster.add(**FULL)
+    one = client()
+    with pytest.raises(grpc.RpcError):
+        one.compile("defect")
+    one.compile()
+    one.close()
+    cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_SUCCEEDED)
