@@ -45,6 +45,7 @@ from waferbox.input_process.temporary_folder import remove_abandoned_folders, re
 from waferbox.launch.installation import user_environment
 from waferbox.launch.process import FIRST_FD
 from waferbox.launch.spawn import SpawnError, spawn
+from waferbox.launch.stop_signals import signal_name
 from waferbox.links.hub import Stopped
 from waferbox.runtime.node_job import JobFailure
 from workers.output import ConsoleReader
@@ -313,9 +314,9 @@ class InputProcess:
         if status >= 0:
             message = f"the process of the input_fn ended with exit status {status}; did the input_fn call os._exit?"
             return JobFailure(node_pb2.Failure.KIND_INPUT, message)
-        name = signal.Signals(-status).name
         hint = ", perhaps for want of memory" if -status == signal.SIGKILL else ""
-        return JobFailure(node_pb2.Failure.KIND_NODE, f"the process of the input_fn was killed by {name}{hint}")
+        how = f"was killed by {signal_name(-status)}{hint}"
+        return JobFailure(node_pb2.Failure.KIND_NODE, f"the process of the input_fn {how}")
 
 
 def prepare_message(request: node_pb2.PrepareInput) -> Prepare:

@@ -88,7 +88,7 @@ def test_a_cluster_whose_fork_server_was_killed_is_whole_again_soon(
         assert cluster.wait(60) == 0
         assert cluster.stderr is not None
         told = cluster.stderr.read()
-    assert f"the fork server (pid {victim.pid}) was killed by signal 9, and all nodes with it" in told
+    assert f"the fork server (pid {victim.pid}) was killed by SIGKILL, and all nodes with it" in told
     surroundings.assert_nothing_left()
 
 
@@ -110,7 +110,7 @@ def test_a_cluster_in_the_background_whose_fork_server_does_not_stay_leaves_word
                 victims.append(victim.pid)
                 victim.kill()
     assert len(victims) >= MAX_EARLY_EXITS
-    cause = "was killed by signal 9, 5 times in a row"
+    cause = "was killed by SIGKILL, 5 times in a row"
     assert cause in waferbox(surroundings, "status", server=role_server).stderr
     # Until it is cleared away, or nobody is told once another has been started.
     assert waferbox(surroundings, "up", "--background").returncode == 0
@@ -138,7 +138,7 @@ def test_a_cluster_starts_although_its_fork_server_dies_meanwhile(surroundings: 
         cluster.stdin.close()
         assert cluster.wait(60) == 0
         errors = cluster.stderr.read()
-    assert f"the fork server (pid {victim.pid}) was killed by signal 9, and all nodes with it" in errors
+    assert f"the fork server (pid {victim.pid}) was killed by SIGKILL, and all nodes with it" in errors
     surroundings.assert_nothing_left()
 
 

@@ -329,7 +329,7 @@ class DyingLauncher(FakeLauncher):
         if module == "wafer" and self.restarts < self._deaths:
             self.was_killed = True
             if not self.end():
-                self.fail("the fork server (pid 7) was killed by signal 9")
+                self.fail("the fork server (pid 7) was killed by SIGKILL")
             raise ForkServerLost("the fork server does not answer")
         return super().start(module, arguments, fds)
 
@@ -412,11 +412,11 @@ def test_a_cluster_does_not_start_whose_process_is_killed_again_and_again(
 
 def test_what_died_with_the_fork_server_is_started_by_another(supervised: Supervised) -> None:
     launcher = supervised.launcher
-    launcher.fail("the fork server (pid 7) was killed by signal 9")
+    launcher.fail("the fork server (pid 7) was killed by SIGKILL")
     launcher.wait_for(lambda: launcher.restarts == 1)
     launcher.wait_for(lambda: all(len(launcher.of(m)) == 2 for m in ("wafer", "workers", "memoryx", "swarmx")))
     assert len(launcher.of("appliance")) == 1
-    cause = "the fork server (pid 7) was killed by signal 9"
+    cause = "the fork server (pid 7) was killed by SIGKILL"
     assert f"{cause}, and all nodes with it; another is started, and starts them again" in supervised.told
 
 

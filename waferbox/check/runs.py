@@ -13,6 +13,7 @@ from waferbox.checked_run import record
 from waferbox.checked_run.record import Event, RunFailed, RunSettings, Way
 from waferbox.launch.installation import user_environment
 from waferbox.launch.local_clusters import EMBEDDED
+from waferbox.launch.stop_signals import signal_name
 
 LOG: Final = "log"
 _TAIL_BYTES: Final = 4000
@@ -47,10 +48,7 @@ class Run:
     @property
     def killed_by(self) -> str:
         """The name of the signal that ended the script, such as "SIGKILL"; empty: none did."""
-        if self.status >= 0:
-            return ""
-        names = {number.value: number.name for number in signal.Signals}
-        return names.get(-self.status, f"signal {-self.status}")  # most real-time signals have no name
+        return signal_name(-self.status) if self.status < 0 else ""
 
     @property
     def log_tail(self) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from waferbox import deadlines, settings
 from waferbox.host.descriptors import readable
 from waferbox.launch.installation import python_command
+from waferbox.launch.stop_signals import signal_name
 from waferbox.security.tokens import without_tokens
 
 CLOSE_SECONDS = 8.0  # more than the fork server grants its children
@@ -130,7 +131,7 @@ class ForkServerProcess:
         status = self.poll()
         if status is None:
             return ""
-        how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+        how = f"was killed by {signal_name(-status)}" if status < 0 else f"ended with status {status}"
         return f"the fork server (pid {self.pid}) {how}"
 
     def close(self) -> None:

@@ -12,6 +12,12 @@ from collections.abc import Callable, Iterator
 from waferbox.host.threads import GuardedThread
 
 
+def signal_name(number: int) -> str:
+    """Returns the name of a signal, such as "SIGKILL"; most real-time signals have none, and are "signal 40"."""
+    names = {each.value: each.name for each in signal.Signals}
+    return names.get(number, f"signal {number}")
+
+
 class StopSignals:
     """Some signals as a descriptor to select on. Made in the main thread; a process has one at a time."""
 

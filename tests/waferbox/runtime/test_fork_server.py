@@ -294,7 +294,7 @@ def test_the_end_of_the_fork_server_is_described(server: ForkServerProcess) -> N
     assert server.end() == ""
     os.kill(server.pid, signal.SIGKILL)
     assert readable([server], 10)
-    assert server.end() == f"the fork server (pid {server.pid}) was killed by signal 9"
+    assert server.end() == f"the fork server (pid {server.pid}) was killed by SIGKILL"
 
 
 def test_a_process_that_another_had_started_is_found_by_id_and_start() -> None:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from waferbox.launch.stop_signals import signal_name
+
 pytestmark = pytest.mark.services
 
 SECONDS = 10.0
@@ -76,3 +78,8 @@ def test_an_ignored_signal_stays_ignored() -> None:
         timeout=SECONDS,
     )
     assert (ended.returncode, ended.stdout) == (0, "ignored\nin order\n")
+
+
+def test_a_signal_without_a_name_has_its_number() -> None:
+    assert signal_name(signal.SIGKILL) == "SIGKILL"
+    assert signal_name(40) == "signal 40"

@@ -20,6 +20,7 @@ from waferbox.host.descriptors import readable
 from waferbox.host.process_limits import failed_start
 from waferbox.launch.installation import python_command
 from waferbox.launch.local_clusters import name_of_script
+from waferbox.launch.stop_signals import signal_name
 from waferbox.limits import MAX_NODES
 
 logger = logging.getLogger("cstorch.cluster")
@@ -140,7 +141,7 @@ class EmbeddedCluster:
             status = self._process.wait(deadlines.END.embedded)
         except subprocess.TimeoutExpired:
             return ""
-        return f", by {signal.Signals(-status).name}" if status < 0 else ""
+        return f", by {signal_name(-status)}" if status < 0 else ""
 
     def _log_tail(self) -> str:
         tail = self.log.read_bytes()[self._log_begin :][-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
