@@ -122,10 +122,19 @@ def test_numbers_sizes_and_images_are_values(helm: str) -> None:
     assert container["resources"] == {"requests": {"memory": "96Gi"}, "limits": {"memory": "96Gi"}}
 
 
-def test_more_wafers_alone_have_a_worker_each(helm: str) -> None:
-    rendered = render(helm, ["wafers=4"])
-    assert rendered["StatefulSet", "wafer"]["spec"]["replicas"] == 4
-    assert rendered["Deployment", "worker"]["spec"]["replicas"] == 4
+@pytest.mark.parametrize(
+    ("values", "options"),
+    [
+        (["wafers=4"], ["wafer=4"]),
+        (["wafers=4", "memoryx=1", "swarmx=0"], ["wafer=4", "memoryx=1", "swarmx=0"]),
+        (["wafers=0"], ["wafer=0"]),
+    ],
+)
+def test_each_wafer_has_a_shard_a_node_and_a_worker_beside_it_unless_numbers_are_given(
+    helm: str, values: Sequence[str], options: Sequence[str]
+) -> None:
+    scale = itertools.chain.from_iterable(("--scale", option) for option in options)
+    assert render(helm, ["createSecret=false", *values]) == expected(*scale)
 
 
 def test_options_are_the_defaults_of_the_values(helm: str, tmp_path: Path) -> None:
@@ -140,6 +149,7 @@ def test_options_are_the_defaults_of_the_values(helm: str, tmp_path: Path) -> No
         ("wafer=4", "additional properties 'wafer' not allowed"),
         ("wafers=-1", "minimum"),
         ("wafers=many", "got string, want integer"),
+        ("memoryx=many", "got string, want null or integer"),
         ("memory.wafer=8G", "does not match pattern"),
         ("memory.wafers=8Gi", "additional properties 'wafers' not allowed"),
         ("images=registry.example/team", "does not match pattern"),

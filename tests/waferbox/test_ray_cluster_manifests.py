@@ -13,7 +13,6 @@ from test_kubernetes import COMPOSE, EVERYTHING, ROOT, SCHEMAS, nothing_of_the_e
 from typer.testing import CliRunner
 
 from waferbox.commands.cli import app
-from waferbox.kubernetes.compose_file import read_roles
 from waferbox.ray_engine.settings import lay_out, parse_resources
 
 __all__ = ["nothing_of_the_environment"]  # a fixture for all tests here too
@@ -114,10 +113,10 @@ def test_ray_and_waferbox_take_the_options_that_they_are_given(options: list[str
     assert scripts.start.make_context("start", join[2:]).params["address"] == "waferbox-head-svc:6379"
     commands: Any = typer.main.get_command(app)
     asked = commands.commands["up"].make_context("up", up[1:]).params
-    roles = read_roles(COMPOSE, {})
-    count = {"wafer": 4, "worker": 8} if options else {}
-    for name, option in {"wafer": "wafers", "memoryx": "memoryx", "swarmx": "swarmx", "worker": "workers"}.items():
-        assert asked[option] == count.get(name, roles[name].count)
+    count = dict(
+        zip(("wafers", "memoryx", "swarmx", "workers"), (4, 4, 4, 8) if options else (1, 2, 2, 2), strict=True)
+    )
+    assert {option: asked[option] for option in count} == count
     assert asked["insecure"] == (not options)
 
 

@@ -32,7 +32,12 @@ def kubernetes(
         ),
     ] = None,
     scale: Annotated[
-        list[str] | None, typer.Option(metavar="ROLE=N", help="Processes of a role, instead of the file's number.")
+        list[str] | None,
+        typer.Option(
+            metavar="ROLE=N",
+            help=r"Processes of a role.  \[default: the file's number; of memoryx, swarmx and worker at least as many as "
+            "wafers]",
+        ),
     ] = None,
     namespace: Annotated[str, typer.Option(help="Namespace of all objects.")] = "waferbox",
     images: Annotated[str, typer.Option(metavar="PREFIX", help="Prefix of the images: registry.example/me/")] = "",
@@ -60,7 +65,7 @@ def kubernetes(
 ) -> None:
     """Print the manifests of a cluster, for `kubectl apply -f -`."""
     from waferbox.kubernetes.chart import write_chart
-    from waferbox.kubernetes.compose_file import OWN_FILE, ComposeFileError, read_roles
+    from waferbox.kubernetes.compose_file import OWN_FILE, ComposeFileError, read_roles, with_counts
     from waferbox.kubernetes.manifests import ClusterOptions, as_text, cluster_manifests
     from waferbox.kubernetes.ray_cluster import ray_manifests
 
@@ -99,9 +104,10 @@ def kubernetes(
         name, _, count = each.partition("=")
         if name not in roles or not count.isdecimal():
             raise typer.BadParameter(f"--scale: {each!r} must look like ROLE=N; the roles are {', '.join(roles)}")
-        roles[name] = dataclasses.replace(roles[name], count=int(count))
+        roles[name] = dataclasses.replace(roles[name], count=int(count), follows_wafers=False)
+    counted = with_counts(roles)
     if WAFER.name in roles and WORKER.name in roles:
-        warn_of_few_workers(roles[WAFER.name].count, roles[WORKER.name].count, f"--scale {WORKER.name}=")
+        warn_of_few_workers(counted[WAFER.name].count, counted[WORKER.name].count, f"--scale {WORKER.name}=")
     if chart:
         try:
             write_chart(chart, roles, options)
@@ -109,7 +115,7 @@ def kubernetes(
             fail(f"the chart cannot be written: {error}")
         return
     try:
-        made = ray_manifests(roles, options, wafer_cpus) if ray else cluster_manifests(roles, options)
+        made = ray_manifests(counted, options, wafer_cpus) if ray else cluster_manifests(counted, options)
     except ComposeFileError as error:
         fail(str(error))
     print_text(as_text(made).rstrip())

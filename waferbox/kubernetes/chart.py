@@ -15,9 +15,9 @@ from typing import Any, Final
 import yaml
 
 import waferbox
-from waferbox.kubernetes.compose_file import RoleSettings
+from waferbox.kubernetes.compose_file import FOLLOWERS, RoleSettings
 from waferbox.kubernetes.manifests import ClusterOptions, Manifest, as_text, cluster_manifests
-from waferbox.roles import BY_NAME, LEASED, MEMORYX, SWARMX, WAFER, WORKER
+from waferbox.roles import BY_NAME, LEASED, WAFER
 
 _FILES: Final = Path(__file__).with_name("chart_files")  # the parts of a chart that no manifest has
 _SHARED: Final = "cluster"  # the template of the objects that belong to no role
@@ -25,14 +25,6 @@ _SHARED: Final = "cluster"  # the template of the objects that belong to no role
 # An expression of a template, between these marks, passes through YAML as a plain word.
 _MARKS: Final = ("<", ">")
 _EXPRESSION: Final = ("{{ ", " }}")
-
-# A link of a host then carries about the same bytes for any number of hosts.
-_ONE_A_HOST: Final = "; over several hosts one for each is best"
-_NUMBER_NOTES: Final = {
-    MEMORYX.name: _ONE_A_HOST,
-    SWARMX.name: _ONE_A_HOST,
-    WORKER.name: "; at least one for each wafer is started",
-}
 
 _NAME: Final = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
 _SIZE: Final = {"type": "string", "pattern": "^[1-9][0-9]*(Ki|Mi|Gi|Ti)?$"}
@@ -86,9 +78,7 @@ def _values(roles: Mapping[str, RoleSettings], options: ClusterOptions) -> dict[
     made: dict[str, _Value | dict[str, _Value]] = {}
     for role in LEASED:
         if role.name in roles:
-            meaning = f"number of {role.noun}s{_NUMBER_NOTES.get(role.name, '')}"
-            number = {"type": "integer", "minimum": 0}
-            made[role.count_option] = _Value(default=roles[role.name].count, schema=number, meaning=meaning)
+            made[role.count_option] = _number(roles[role.name], role.noun)
     made["images"] = _Value(
         default=options.images,
         schema={"type": "string", "pattern": "^([a-z0-9][-a-z0-9._:/]*/)?$"},
@@ -127,6 +117,19 @@ def _values(roles: Mapping[str, RoleSettings], options: ClusterOptions) -> dict[
         meaning='make the secret "waferbox-secret" if it is absent; false where charts are rendered without a cluster',
     )
     return made
+
+
+def _number(role: RoleSettings, noun: str) -> _Value:
+    """The value for the number of a role's processes."""
+    schema: dict[str, Any] = {"type": "integer", "minimum": 0}
+    meaning = f"number of {noun}s"
+    if role.name not in FOLLOWERS:
+        return _Value(default=role.count, schema=schema, meaning=meaning)
+    return _Value(
+        default=None if role.follows_wafers else role.count,
+        schema={**schema, "type": ["integer", "null"]},
+        meaning=f"{meaning}; null: as many as wafers, and at least {role.count}",
+    )
 
 
 def _values_text(values: Mapping[str, _Value | Mapping[str, _Value]]) -> str:
@@ -211,12 +214,18 @@ def _by_template(manifests: Sequence[Manifest], roles: Mapping[str, RoleSettings
             continue
         name = str(manifest["metadata"]["name"]).removesuffix("-cache")
         if "replicas" in manifest.get("spec", {}) and (option := BY_NAME[name].count_option):
-            count = f".Values.{option}"
-            if name == WORKER.name:
-                count = f"max (int {count}) (int .Values.{WAFER.count_option})"
-            manifest["spec"]["replicas"] = _expression(count)
+            manifest["spec"]["replicas"] = _expression(_count(roles[name], option))
         made.setdefault(name if name in roles else _SHARED, []).append(manifest)
     return made
+
+
+def _count(role: RoleSettings, option: str) -> str:
+    """The number of a role's processes as an expression of a template; `option` is the name of its value."""
+    given = f".Values.{option}"
+    if role.name not in FOLLOWERS:
+        return given
+    default = f"max {role.count} (int .Values.{WAFER.count_option})"
+    return f'ternary ({default}) (int {given}) (kindIs "invalid" {given})'
 
 
 def _merged(conditions: Sequence[str], chosen: tuple[bool, ...], texts: Mapping[tuple[bool, ...], str]) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any, Final
 import yaml
 
 from waferbox import deadlines, settings
-from waferbox.kubernetes.compose_file import CACHE_FOLDER, LISTEN, METRICS_PORT, PORT, RoleSettings
+from waferbox.kubernetes.compose_file import CACHE_FOLDER, FOLLOWERS, LISTEN, METRICS_PORT, PORT, RoleSettings
 from waferbox.roles import BY_NAME, INGRESS, MANAGEMENT, WAFER, WORKER
 from waferbox.security.tokens import SECRET_FILE
 
@@ -67,7 +67,7 @@ def pod(role: RoleSettings, options: ClusterOptions) -> Manifest:
         spec["hostname"] = role.name  # the process announces its address by its host's name
     else:
         spec["topologySpreadConstraints"] = [spread(labels(role.name))]
-    if role.name == WORKER.name:
+    if role.name in FOLLOWERS:
         spec["affinity"] = _beside(WAFER.name)
     return {"metadata": {"labels": labels(role.name)}, "spec": spec}
 
