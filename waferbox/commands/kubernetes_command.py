@@ -35,8 +35,8 @@ def kubernetes(
         list[str] | None,
         typer.Option(
             metavar="ROLE=N",
-            help=r"Processes of a role.  \[default: the file's number; of memoryx, swarmx and worker at least as many as "
-            "wafers]",
+            help=r"Processes of a role.  \[default: the file's number; of memoryx, swarmx and worker at least "
+            "as many as wafers]",
         ),
     ] = None,
     namespace: Annotated[str, typer.Option(help="Namespace of all objects.")] = "waferbox",

@@ -17,8 +17,8 @@ LISTEN: Final = f"0.0.0.0:{PORT}"  # the --listen argument of each role in the f
 CACHE_FOLDER: Final = "/var/lib/waferbox"
 OWN_FILE: Final = Path(__file__).with_name("docker-compose.yml")  # in a checkout a link to the file at its root
 
-# Each wafer needs a worker. With a shard and a SwarmX node beside each, the busiest link of a host carries about the same
-# bytes for any number of hosts.
+# Each wafer needs a worker. With a shard and a SwarmX node beside each, the busiest link of a host carries about the
+# same bytes for any number of hosts.
 FOLLOWERS: Final = frozenset({MEMORYX.name, SWARMX.name, WORKER.name})
 
 _VARIABLE: Final = re.compile(r"\$\{(\w+)(?::-([^}$]*))?\}")
