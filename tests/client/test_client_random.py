@@ -90,16 +90,32 @@ def test_a_permutation() -> None:
 def test_operations_draw_different_numbers_and_those_that_draw_nothing_take_none() -> None:
     first, second = drawn(lambda x: (torch.rand_like(x), torch.rand_like(x)))
     assert not first.equal(second)
-    traced = trace(lambda x: F.dropout(x, 0.5, training=False) + F.dropout(x, 0.0), X)
+    traced = trace(lambda x: F.dropout(x, 0.5, training=False) + F.dropout(x, 0.0) + F.rrelu(x), X)
     assert traced.states == ()
     assert "Random" not in print_module(lower(traced))
 
 
+def test_random_slopes_are_those_of_the_gradient() -> None:
+    def step(batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        leaf = batch.clone().requires_grad_()
+        result = F.rrelu(leaf, 0.25, 0.5, training=True)
+        (gradient,) = torch.autograd.grad(result.sum(), leaf)
+        return result, gradient
+
+    batch = torch.linspace(-3, 1, 4000)
+    result, slopes = drawn(step, batch)
+    assert result.equal(batch * slopes)
+    assert slopes[batch > 0].eq(1).all()
+    negative = slopes[batch <= 0]
+    assert 0.25 <= negative.min() < 0.26 < 0.49 < negative.max() <= 0.5
+    assert abs(negative.mean().item() - 0.375) < 0.01
+
+
 def test_what_there_is_not_is_refused_with_the_line() -> None:
     with pytest.raises(
-        CompileError, match=r"(?s)test_client_random.py:\d+.*aten::rrelu_with_noise.*there are dropout, rand"
+        CompileError, match=r"(?s)test_client_random.py:\d+.*aten::_fused_dropout.*there are dropout, rand"
     ):
-        lower(trace(lambda x: torch.nn.functional.rrelu(x, training=True), X))
+        lower(trace(lambda x: torch.ops.aten._fused_dropout(x, 0.5)[0], X))
     with pytest.raises(CompileError, match=r"(?s)test_client_random.py:\d+.*without bounds.*random_\(0, 100\)"):
         lower(trace(lambda x: torch.empty_like(x).random_(), X))
     generator = torch.Generator()

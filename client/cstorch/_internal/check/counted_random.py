@@ -7,6 +7,7 @@ import torch
 from torch._ops import OpOverload
 
 from cstorch._internal.tracing.device.dispatch import DispatchMode
+from cstorch._internal.tracing.operators import arguments_by_name, draws_numbers
 from cstorch._internal.tracing.random_counter import first_number
 from waferbox.cirh.calls.random_numbers import Numbers, bernoulli, draw, integers, normal, uniform
 
@@ -66,6 +67,8 @@ class CountedRandom(DispatchMode):
 
     def _call(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> Any:
         given = dict(kwargs or {})
+        if not draws_numbers(func, args, given):
+            return func(*args, **given)
         dtype = given.get("dtype") or torch.get_default_dtype()
         match func:
             case aten.bernoulli_.float:
@@ -88,8 +91,9 @@ class CountedRandom(DispatchMode):
                 return self._numbers(integers(given.get("dtype") or torch.int64, 0, args[0]), args[1])
             case aten.randint.low:
                 return self._numbers(integers(given.get("dtype") or torch.int64, *args[:2]), args[2])
-            case aten._scaled_dot_product_flash_attention_for_cpu.default if not any(args[3:4]):
-                return func(*args, **given)  # without dropout it draws nothing
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            self.unknown.add(func._schema.name.removeprefix("aten::"))
+            case aten.rrelu_with_noise.default:
+                named = arguments_by_name(func, args, given)
+                slopes = self._draw(uniform, args[0].dtype, args[0].shape, named["lower"], named["upper"])
+                return args[0] * args[1].copy_(torch.where(args[0] <= 0, slopes, 1))
+        self.unknown.add(func._schema.name.removeprefix("aten::"))
         return func(*args, **given)

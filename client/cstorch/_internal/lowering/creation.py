@@ -63,10 +63,13 @@ def _draw(
     return lowering.emit(name, [*operands, key], attributes, result)
 
 
-def _uniform(lowering: Lowering, node: fx.Node, low: float, high: float, dtype: torch.dtype) -> SSAValue:
-    shape = lowering.builder.dense(torch.tensor(shape_of(node), dtype=torch.int64, device="cpu"), lowering.source)
+def _uniform(
+    lowering: Lowering, node: fx.Node, low: float, high: float, dtype: torch.dtype, shape: tuple[int, ...] | None = None
+) -> SSAValue:
+    shape = shape_of(node) if shape is None else shape
+    sizes = lowering.builder.dense(torch.tensor(shape, dtype=torch.int64, device="cpu"), lowering.source)
     bounds = [lowering.splat(bound, (), dtype) for bound in (low, high)]
-    return _draw(lowering, node, "cirh.RandomUniform", [*bounds, shape], {}, (shape_of(node), dtype))
+    return _draw(lowering, node, "cirh.RandomUniform", [*bounds, sizes], {}, (shape, dtype))
 
 
 def _normal(lowering: Lowering, node: fx.Node, mean: float, std: float) -> SSAValue:
@@ -145,3 +148,17 @@ def dropout(lowering: Lowering, node: fx.Node) -> tuple[SSAValue, SSAValue]:
     # The same operation as for the gradient, so that both have the same factor.
     scale = {"scale": 1 / (1 - p) if p < 1 else 0.0}
     return lowering.emit("aten.native_dropout_backward", [value, mask], scale), mask
+
+
+def rrelu(lowering: Lowering, node: fx.Node) -> tuple[SSAValue, SSAValue]:
+    """rrelu_with_noise: the result, and the slope of each element, which is random where it is negative."""
+    arguments = arguments_of(node)
+    value, low, high = lowering.value(arguments["self"]), arguments.get("lower", 1 / 8), arguments.get("upper", 1 / 3)
+    shape, dtype = types.shape(value), types.dtype(value)
+    if is_random := arguments.get("training", False):
+        slopes = _uniform(lowering, node, low, high, dtype, shape)
+    else:
+        slopes = lowering.splat((low + high) / 2, shape, dtype)
+    negative = lowering.emit("cirh.Compare", [value, lowering.splat(0, shape, dtype)], {"comparison_direction": "LE"})
+    noise = lowering.emit("cirh.Select", [negative, slopes, lowering.splat(1, shape, dtype)])
+    return lowering.emit("cirh.Mul", [value, noise]), noise if is_random else lowering.value(arguments["noise"])

@@ -21,6 +21,7 @@ from cstorch._internal.lowering.creation import (
     integers,
     normal,
     permutation,
+    rrelu,
     uniform,
 )
 from cstorch._internal.lowering.indexing import index, index_put
@@ -211,6 +212,7 @@ _NAMES: Mapping[str, Rule] = {
     "random": integers,
     "randperm": permutation,
     "exponential": exponential,
+    "rrelu_with_noise_functional": rrelu,
 }
 
 # Rules of single overloads.

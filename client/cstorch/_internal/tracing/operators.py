@@ -84,7 +84,7 @@ def draws_numbers(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, 
     if not operator(func).random:
         return False
     given = arguments_by_name(func, args, kwargs)
-    return given.get("train") is not False and given.get("dropout_p") != 0
+    return given.get("train") is not False and given.get("training") is not False and given.get("dropout_p") != 0
 
 
 def arguments_by_name(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
