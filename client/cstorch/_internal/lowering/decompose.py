@@ -198,6 +198,42 @@ def _shifted(shift: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
 
 _shifted_left, _shifted_right = _shifted(torch.bitwise_left_shift), _shifted(torch.bitwise_right_shift)
 
+
+def _take(input: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Reads from positions in the tensor as if it were one row."""
+    return aten.index.Tensor(input.reshape(-1), [index])
+
+
+def _put(input: torch.Tensor, index: torch.Tensor, source: torch.Tensor, accumulate: bool = False) -> torch.Tensor:
+    """Writes to positions in the tensor as if it were one row."""
+    row = input.reshape(-1)
+    return row.index_put((index.reshape(-1),), source.reshape(-1), accumulate).reshape(input.shape)
+
+
+def _histc(input: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0) -> torch.Tensor:
+    """Counts the elements in equal bins between two bounds; two that are equal stand for the extremes of the tensor."""
+    values = input.reshape(-1)
+    if min == max and len(values):
+        low, high = values.min(), values.max()
+        is_one = low == high
+        low, high = torch.where(is_one, low - 1, low), torch.where(is_one, high + 1, high)
+    else:
+        low, high = (torch.full((), bound, dtype=input.dtype, device=input.device) for bound in (min, max))
+    inside = (values >= low) & (values <= high)
+    position = torch.where(inside, (values - low) * bins / (high - low), 0).to(torch.int64).clamp(max=bins - 1)
+    return input.new_zeros(bins).scatter_add(0, position, inside.to(input.dtype))
+
+
+def _nonzero_static(input: torch.Tensor, *, size: int, fill_value: int = -1) -> torch.Tensor:
+    """The indices of the first elements that are not zero, and the fill value for those that there are not."""
+    mask = (input != 0).reshape(-1)
+    places = torch.where(mask, mask.cumsum(0) - 1, size).clamp(max=size)  # the last row is dropped
+    number = torch.arange(len(mask), device=input.device)
+    indices = [number // math.prod(input.shape[place + 1 :]) % length for place, length in enumerate(input.shape)]
+    found = torch.stack(indices, 1) if indices else number.unsqueeze(1)[:, :0]
+    return found.new_full((size + 1, input.dim()), fill_value).index_put((places,), found)[:size]
+
+
 FORMULAS: Mapping[OpOverload, Callable[..., Any]] = {
     aten.masked_scatter.default: _masked_scatter,
     aten.masked_scatter_backward.default: _masked_scatter_backward,
@@ -221,6 +257,10 @@ FORMULAS: Mapping[OpOverload, Callable[..., Any]] = {
     aten.bitwise_left_shift.Scalar_Tensor: _shifted_left,
     aten.bitwise_right_shift.Tensor_Scalar: _shifted_right,
     aten.bitwise_right_shift.Scalar_Tensor: _shifted_right,
+    aten.take.default: _take,
+    aten.put.default: _put,
+    aten.histc.default: _histc,
+    aten.nonzero_static.default: _nonzero_static,
     aten.index_fill.int_Scalar: _index_fill,
     aten.index_fill.int_Tensor: _index_fill,
 }
