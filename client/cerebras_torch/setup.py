@@ -31,7 +31,7 @@ def wrap_optimizer(optimizer: torch.optim.Optimizer) -> Optimizer:
         UsageError: There is none, or it lacks a setting that is on; or the given one has stepped already.
     """
     name = type(optimizer).__name__
-    same = getattr(optim, name, None) if type(optimizer).__module__.startswith("torch.optim.") else None
+    same = getattr(optim, name, None) if type(optimizer).__module__.startswith("torch.optim") else None
     if same is None:
         raise UsageError(
             f"{name} makes its state within the step, which is recorded before it runs: make it a subclass of "

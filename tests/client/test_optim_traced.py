@@ -12,6 +12,7 @@ from traced_steps import Runner, names_of, outputs_of
 
 from cstorch._internal.state import Registry, named_getters
 from cstorch._internal.tracing import DEVICE, move_module, trace_step
+from cstorch.errors import TraceError
 from cstorch.metrics import AccuracyMetric
 from cstorch.metrics import metric as metric_module
 from cstorch.optim import SGD, Adam, AdamW, Optimizer
@@ -143,3 +144,26 @@ def test_state_is_named_as_in_the_real_system(monkeypatch: pytest.MonkeyPatch) -
         "state.metrics.accuracy.0.total_num_tokens",
         *(f"state.optimizer.state.{index}.{name}" for index in range(2) for name in optimizer_state),
     }
+
+
+def test_an_optimizer_of_a_model_elsewhere_cannot_step() -> None:
+    model, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    move_module(model)
+    optimizer = SGD(other.parameters(), lr=0.1)
+    with pytest.raises(TraceError, match=r"test_optim_traced.py:\d+ the step steps SGD, none of whose"):
+        trace_step(lambda batch: optimizer.step(), torch.ones(1, 2), {}, {}, outputs_of)
+
+
+def test_an_optimizer_of_torch_that_reads_values_is_named() -> None:
+    registry = Registry()
+    model = nn.Linear(2, 2)
+    move_module(model)
+    registry.register("model", model)
+    optimizer = torch.optim.Adafactor(model.parameters())
+
+    def step(batch: torch.Tensor) -> None:
+        model(batch).sum().backward()
+        optimizer.step()
+
+    with pytest.raises(TraceError, match=r"torch.optim.Adafactor decides by .* Use an optimizer of cstorch.optim"):
+        trace_step(step, torch.ones(1, 2), named_getters(registry), {}, outputs_of)

@@ -9,7 +9,8 @@ from cstorch._internal.state import Registry, named_getters
 
 
 class Scheduler:
-    def __init__(self) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
         self.last_epoch = torch.zeros((), dtype=torch.int64)
         self.initial = 0.1
 
@@ -27,7 +28,7 @@ def test_names_are_those_of_the_graph() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for parameter in model.parameters():
         optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-    scheduler, metric = Scheduler(), Counter("accuracy")
+    scheduler, metric = Scheduler(optimizer), Counter("accuracy")
     registry.register("model", model)
     registry.register("optimizer", optimizer)
     registry.register("scheduler", scheduler)
@@ -46,6 +47,23 @@ def test_names_are_those_of_the_graph() -> None:
         "state.optimizer.state.3.momentum_buffer",
         "state.schedulers.0.last_epoch",
         "state.metrics.accuracy.0.total",
+    ]
+
+
+def test_an_optimizer_of_a_model_elsewhere_has_no_state() -> None:
+    """A script may train another model on the CPU beside that of the cluster."""
+    registry = Registry()
+    ours, other = nn.Linear(1, 1, device="meta"), nn.Linear(1, 1)
+    registry.register("model", ours)
+    for model in (ours, other):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer.state[model.weight]["momentum_buffer"] = torch.zeros(1, 1)
+        registry.register("optimizer", optimizer)
+        registry.register("scheduler", scheduler := Scheduler(optimizer))
+        model.kept = [optimizer, scheduler]  # type: ignore[assignment]
+    assert [name for name in named_getters(registry) if "model" not in name] == [
+        "state.optimizer.state.0.momentum_buffer",
+        "state.schedulers.0.last_epoch",
     ]
 
 

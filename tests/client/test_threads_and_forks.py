@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -17,6 +18,9 @@ from user_script import Script, step_of_cluster
 import cstorch
 from cstorch._internal.tracing import trace_step
 from cstorch.errors import UsageError
+from waferbox.host.descriptors import readable
+
+CHILD_SECONDS = 20.0
 
 
 @pytest.fixture
@@ -86,32 +90,49 @@ def test_a_forked_process_is_refused_the_cluster_of_its_parent(cluster: FakeClus
     assert "get_context('spawn')" in text
 
 
+@pytest.mark.parametrize("goes_on", [False, True])
 def test_a_process_that_is_forked_in_the_loop_leaves_the_execution_alone(
-    cluster: FakeCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    start_cluster: StartCluster, tmp_path: Path, caplog: pytest.LogCaptureFixture, goes_on: bool
 ) -> None:
-    script = Script(tmp_path, cluster)
+    """It waits for no outputs, which only its parent gets."""
+    has_ended = threading.Event()
+
+    def step_after_child(state: dict[str, torch.Tensor], step: int) -> dict[str, torch.Tensor]:
+        assert step < 2 or has_ended.wait(2 * CHILD_SECONDS)
+        return step_of_cluster(state, step)
+
+    script = Script(tmp_path, start_cluster(step_after_child))
     reader, writer = os.pipe()
-    children: list[int] = []
+    texts = [""]
     steps = iter(range(3))
 
     def body(batch: torch.Tensor) -> None:
         script.step(batch)
-        if next(steps) == 1:
-            caplog.clear()
-            children.append(os.fork())
-            if children[0] == 0:
+        if next(steps) != 1:
+            return
+        caplog.clear()
+        child = os.fork()
+        if child == 0:
+            if not goes_on:
                 sys.exit()
+            return
+        os.close(writer)
+        if readable([reader], CHILD_SECONDS):
+            texts.append(os.read(reader, 10_000).decode())
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        has_ended.set()
 
     try:
         script.loop(body, [torch.ones(4, 2)] * 3, num_steps=3)
-    except SystemExit:  # in the child
+    except (SystemExit, UsageError) as error:  # in the child
         gc.collect()  # ends the loop
-        os.write(writer, caplog.text.encode() or b"nothing")
+        os.write(writer, f"{error!r} {caplog.text}".encode())
         os._exit(0)
-    os.close(writer)
-    with open(reader, encoding="utf-8") as pipe:
-        assert pipe.read() == "nothing"
-    os.waitpid(children[0], 0)
+    if goes_on:
+        assert "forked from the one that uses the cluster" in texts[-1]
+    else:
+        assert texts[-1] == "SystemExit() "
 
 
 def test_a_model_of_a_closed_backend_is_named(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ when they are applied. The names are those of the real system: `state.model.fc1.
 """
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Literal, get_args
 
 import torch
@@ -72,15 +72,23 @@ def registered(kind: Kind) -> list[Any]:
 
 
 def named_getters(registry: Registry | None = None) -> dict[str, Getter]:
-    """Returns the getter of each state, by name; it returns the tensor that is the state at the time of the call."""
+    """Returns the getter of each state, by name; it returns the tensor that is the state at the time of the call.
+
+    An optimizer of a model elsewhere, such as one that the script trains on the CPU meanwhile, has no states, nor have
+    its schedulers.
+    """
     registry = registry or _registry
     getters: dict[str, Getter] = {}
+    devices: set[torch.device] = set()
     for number, model in registry.of_kind("model"):
         getters.update(_of_module(f"state.{_numbered('model', number)}", model))
+        devices.update(parameter.device for parameter in model.parameters())
     for number, optimizer in registry.of_kind("optimizer"):
-        getters.update(_of_optimizer(f"state.{_numbered('optimizer', number)}.state", optimizer))
+        if _is_of_models_on(devices, optimizer):
+            getters.update(_of_optimizer(f"state.{_numbered('optimizer', number)}.state", optimizer))
     for number, scheduler in registry.of_kind("scheduler"):
-        getters.update(_of_attributes(f"state.schedulers.{number}", scheduler))
+        if _is_of_models_on(devices, scheduler.optimizer):
+            getters.update(_of_attributes(f"state.schedulers.{number}", scheduler))
     for number, scaler in registry.of_kind("grad_scaler"):
         getters.update(_of_attributes(f"state.grad_scaler.{number}", scaler))
     for number, algorithm in registry.of_kind("sparsity"):
@@ -88,6 +96,11 @@ def named_getters(registry: Registry | None = None) -> dict[str, Getter]:
     for number, metric in registry.of_kind("metric"):
         getters.update(_of_module(f"state.metrics.{metric.name}.{number}", metric))
     return getters
+
+
+def _is_of_models_on(devices: Collection[torch.device], optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer has a parameter on one of these devices; of no devices, every optimizer has."""
+    return not devices or any(p.device in devices for group in optimizer.param_groups for p in group["params"])
 
 
 def module_paths() -> dict[nn.Module, str]:

@@ -97,7 +97,7 @@ def _optimizer_of_torch() -> type[torch.optim.Optimizer] | None:
     while frame.f_back is not None:
         frame = frame.f_back
         optimizer = frame.f_locals.get("self") if frame.f_code.co_name == "step" else None
-        if isinstance(optimizer, torch.optim.Optimizer) and type(optimizer).__module__.startswith("torch.optim."):
+        if isinstance(optimizer, torch.optim.Optimizer) and type(optimizer).__module__.startswith("torch.optim"):
             return type(optimizer)
     return None
 
@@ -274,7 +274,7 @@ def created_by_optimizer(tensor: Any, where: str, name: str, kind: type[torch.op
         f"{tensor!r}, created at {where}, is kept as {name!r} in the state of {kind.__name__} after the step. It would "
         f"be created anew in every step, so nothing would be carried from one step to the next. "
     )
-    if kind.__module__.startswith("torch.optim."):
+    if kind.__module__.startswith("torch.optim"):
         return TraceError(
             f"{created}Use cstorch.optim.{kind.__name__}, which creates its state before the first step, or another "
             f"optimizer of cstorch.optim."
@@ -287,6 +287,14 @@ def created_by_optimizer(tensor: Any, where: str, name: str, kind: type[torch.op
         f"                self.state[p][{name!r}] = cstorch.zeros_like(p)\n"
         f"What counts steps must be a tensor that `step` updates in place (`self.increment_global_step(p)`), and no "
         f"number."
+    )
+
+
+def optimizer_elsewhere(optimizer: torch.optim.Optimizer) -> TraceError:
+    """Returns the error for an optimizer in a step that has no parameter on the device."""
+    return TraceError(
+        f"at {user_line()} the step steps {type(optimizer).__name__}, none of whose parameters is on the device: make "
+        "it of the parameters of the model that cstorch.compile got; another model is trained outside of the step"
     )
 
 

@@ -30,7 +30,7 @@ from cstorch._internal.session.execution.outputs import takes_values, unpack
 from cstorch._internal.session.execution.program_check import report
 from cstorch._internal.session.execution.stream import ExecutionStream
 from cstorch._internal.session.execution.traced_step import TracedStep
-from cstorch._internal.session.job import ClientJob
+from cstorch._internal.session.job import FORKED, ClientJob
 from cstorch._internal.session.staging import Staged
 from cstorch._internal.session.tensor_hooks import call_tensor_hooks
 from cstorch._internal.session.transfer import ShardReplacedError
@@ -116,6 +116,11 @@ class ClusterExecution(Execution):
     def _session(self) -> ClusterSession:
         assert self._target.session is not None
         return self._target.session
+
+    @property
+    def _is_parents(self) -> bool:
+        """Whether this process was forked in the loop: the outputs are for its parent."""
+        return self._target.session is not None and self._target.session.is_parents
 
     def _begin(self, looked_at: int = 1) -> Any:
         """Sends the input to the workers, and returns the first batch with tensors on the meta device.
@@ -253,6 +258,8 @@ class ClusterExecution(Execution):
         stream, executor = self._stream, self.executor
         if stream is None:
             return
+        if self._is_parents:
+            raise UsageError(FORKED)
         executor.profiler.step(self._rows)
         has_snapshot = step in self._snapshots
         values = self._receive_outputs(stream) if executor.on_activation_step else {}
@@ -343,7 +350,7 @@ class ClusterExecution(Execution):
         """Ends the execution, or marks it as left if the script has left its loop before the last step."""
         self._step.close()
         job, stream, executor = self._job, self._stream, self.executor
-        if job is None or stream is None or self._session.is_parents:  # of a process that was forked in the loop
+        if job is None or stream is None or self._is_parents:
             return
         if stream.failed_step:
             self._done = min(self._done, stream.failed_step - 1)  # the script is ahead where it awaits no outputs

@@ -345,7 +345,7 @@ class FunctionExecution(ClusterExecution):
                 try:
                     yield self._function.begin(batch)
                 except GeneratorExit:
-                    if self._function.was_called and self.completes_left_step:
+                    if self._function.was_called and self.completes_left_step and not self._is_parents:
                         self._complete_left(step)
                     raise
                 if not self._function.was_called:

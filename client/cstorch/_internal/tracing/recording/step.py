@@ -119,8 +119,11 @@ class OpenTrace:
         def note(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
             if threading.get_ident() != thread:  # which may train another model meanwhile
                 return
+            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            if not any(isinstance(parameter, LazyTensor) for parameter in parameters):
+                raise messages.optimizer_elsewhere(optimizer)
             optimizers.append(optimizer)
-            stepped.update(id(p) for group in optimizer.param_groups for p in group["params"])
+            stepped.update(map(id, parameters))
 
         self._hook = register_optimizer_step_post_hook(note)
         self._modes = contextlib.ExitStack()
