@@ -67,7 +67,7 @@ EXPRESSIONS: dict[str, Callable[[Any, Any], Any]] = {
     "several results": lambda rows, loss: rows.max(dim=0)[0] - rows.split(2)[1].sum(0),
     "in place": lambda rows, loss: (loss * 3).add_(1).mul_(rows.mean()),
     "of another tensor": lambda rows, loss: torch.where(rows > 12, rows, torch.tensor(0.5)),
-    "like": lambda rows, loss: torch.ones_like(loss) + torch.zeros_like(rows),
+    "like": lambda rows, loss: torch.ones_like(loss) + torch.zeros_like(rows) + torch.randint_like(rows, 1),
 }
 
 

@@ -114,9 +114,6 @@ def _overlaps(target: LazyTensor, argument: Any) -> bool:
 
 
 def _new(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> LazyTensor:
-    device = kwargs.get("device")
-    if device is not None and not is_device(device):
-        raise _Impossible
     named = _named(kwargs)
     meta = _on_meta(func, args, {**named, **({"device": META} if "device" in kwargs else {})})
     cell = _room_for(meta)
@@ -133,9 +130,6 @@ def _new(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
 
 def _filled(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> LazyTensor:
     """Defers a factory of random numbers, or of one number in all elements."""
-    device = kwargs.get("device")
-    if device is not None and not is_device(device):
-        raise _Impossible
     meta = _on_meta(func, args, {**_named(kwargs), "device": META})
     filling, *numbers = _FACTORIES[func]
     return _in_place(filling, (new_tensor(_room_for(meta)), *(numbers or args[1:])), {})
@@ -246,7 +240,7 @@ def run(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> A
     op = operator(func)
     if (op.views and not op.written) or op.reshapes:
         return _view(func, op, args, kwargs)
-    if func in _ZEROS and not _is_host(kwargs.get("device")):
+    if func in _ZEROS:
         meta = func(*(_meta(argument) for argument in args), **{**kwargs, "device": META})
         if meta.is_contiguous():
             return new_tensor(Cell(tuple(meta.shape), meta.dtype))
@@ -285,11 +279,6 @@ def _check_devices(func: OpOverload, arguments: list[Any]) -> None:
 
 def _is_of(cell: Cell | None, argument: Any) -> bool:
     return isinstance(argument, LazyTensor) and argument._handle.cell is cell
-
-
-def _is_host(device: Any) -> bool:
-    """Whether a device is given, and is another one."""
-    return device is not None and not is_device(device)
 
 
 def _view(func: OpOverload, op: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -9,7 +9,7 @@ import torch
 from torch._ops import OpOverload
 
 from cstorch._internal.tracing.cell import Cell
-from cstorch._internal.tracing.tensor import DEVICE, META, LazyTensor
+from cstorch._internal.tracing.tensor import META, LazyTensor, is_device
 
 aten = torch.ops.aten
 
@@ -20,6 +20,13 @@ SHAPE_ONLY = frozenset(
     {aten.empty_like.default, aten.zeros_like.default, aten.ones_like.default, aten.full_like.default}
     | {aten.new_empty.default, aten.new_zeros.default, aten.new_ones.default, aten.new_full.default}
     | {aten.new_empty_strided.default}
+)
+# These, and those that draw random numbers for a tensor of that shape and type.
+LIKE = (
+    SHAPE_ONLY
+    | {aten.rand_like.default, aten.rand_like.generator, aten.randn_like.default, aten.randn_like.generator}
+    | {aten.randint_like.default, aten.randint_like.generator}
+    | {aten.randint_like.low_dtype, aten.randint_like.low_generator_dtype}
 )
 _DATA_DEPENDENT = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 
@@ -124,8 +131,8 @@ def is_whole(meta: torch.Tensor, cell: Cell) -> bool:
 
 
 def moves_to_host(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a call copies from the device to the host: `.to("cpu")`, or `copy_` into a CPU tensor."""
-    if func is aten._to_copy.default:
-        device = kwargs.get("device")
-        return device is not None and torch.device(device).type != DEVICE.type
+    """Whether the result of a call is not on the device: with `device="cpu"`, or of `copy_` into a CPU tensor."""
+    device = kwargs.get("device")
+    if device is not None:
+        return not is_device(device)
     return func is aten.copy_.default and not isinstance(args[0], LazyTensor)

@@ -101,8 +101,6 @@ def postpone(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any])
         return NotImplemented
     if moves_to_host(func, args, kwargs) or op.reads_values or (op.views and not op.written):
         return NotImplemented
-    if any(not is_device(device) for device in (kwargs.get("device"),) if device is not None):
-        return NotImplemented
     try:
         on_meta = {name: as_meta(value) for name, value in kwargs.items()}
         meta = func(*map(as_meta, args), **({**on_meta, "device": META} if "device" in kwargs else on_meta))

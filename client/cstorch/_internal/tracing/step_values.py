@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 
 from cstorch._internal.tracing import messages
 from cstorch._internal.tracing.cell import Cell
-from cstorch._internal.tracing.operators import SHAPE_ONLY, as_meta, aten, is_whole, moves_to_host, operator
+from cstorch._internal.tracing.operators import LIKE, as_meta, is_whole, moves_to_host, operator
 from cstorch._internal.tracing.provenance import user_line
 from cstorch._internal.tracing.tensor import Base, Handle, LazyTensor, Source, StepValue, new_tensor
 from cstorch.errors import StateError, TraceError
@@ -289,13 +289,10 @@ def shapes_of(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappi
 
 # --- Operations in the body of a loop ---------------------------------------------------------------------------------
 
-# Operations that read shape and type of a tensor, and not its value.
-_LIKE = SHAPE_ONLY | {aten.rand_like.default, aten.randn_like.default}
-
 
 def without_values(func: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Returns the arguments of a call, with zeros for an unknown tensor whose value the operation does not read."""
-    if func in _LIKE and isinstance(args[0], LazyTensor) and _is_unknown(args[0], step_at_hand()):
+    if func in LIKE and isinstance(args[0], LazyTensor) and _is_unknown(args[0], step_at_hand()):
         return (new_tensor(Cell(tuple(args[0].shape), args[0].dtype)), *args[1:])
     return args
 
@@ -313,7 +310,7 @@ def deferred_result(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str
         changed = args[op.written[0]] if op.written[0] < len(args) else None
         if isinstance(changed, LazyTensor) and step.is_state(changed._handle):
             raise changed_in_closure(changed)
-    if not found or func in _LIKE:
+    if not found or func in LIKE:
         return NotImplemented
     if (op.views or op.reshapes) and found[0]._handle.cell is not None:
         return NotImplemented  # a view of a state reads nothing

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from cstorch._internal.tracing import messages, wrong_operands
 from cstorch._internal.tracing.context import context
-from cstorch._internal.tracing.device import known_values
+from cstorch._internal.tracing.device import host_factories, known_values
 from cstorch._internal.tracing.eager import run as run_eagerly
 from cstorch._internal.tracing.operators import aten, moves_to_host, operator
 from cstorch._internal.tracing.rewrites import control_flow, decompositions, foreach
@@ -39,6 +39,8 @@ def dispatch(func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any])
         raise messages.other_layout(op.name, op.layout)
     if foreach.applies(func):
         return foreach.run(func, args, kwargs)
+    if host_factories.applies(func, args, kwargs):
+        return host_factories.run(func, args, kwargs)
     recorder = context.recorder
     if recorder is None:
         return run_eagerly(func, args, kwargs)
