@@ -94,12 +94,28 @@ class Optimizer(torch.optim.Optimizer, metaclass=_Preinitialized):
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any], enable_global_step: bool = False) -> None:
         self.enable_global_step = enable_global_step
-        self.schedulers: list[Schedule] = []
         self._preinitialized = False
+        super().__init__(params, defaults)
+        self._make_hooks()
+
+    def _make_hooks(self) -> None:
+        self.schedulers: list[Schedule] = []
         self._zero_grad_pre_hooks: OrderedDict[int, Callable[..., None]] = OrderedDict()
         self._zero_grad_post_hooks: OrderedDict[int, Callable[..., None]] = OrderedDict()
-        super().__init__(params, defaults)
         self.register_step_pre_hook(_evaluate_schedules)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Without hooks, as torch. Schedules that are copied too add themselves to the copy.
+        return {
+            **super().__getstate__(),
+            "enable_global_step": self.enable_global_step,
+            "_preinitialized": self._preinitialized,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "schedulers" not in vars(self):  # a copy; a load of a state dict comes here too, and keeps the hooks
+            self._make_hooks()
 
     @abstractmethod
     def preinitialize(self) -> None:

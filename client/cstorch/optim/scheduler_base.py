@@ -67,6 +67,16 @@ class Scheduler(ABC):
         state.register("scheduler", self)
         self.update_last_value()
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_is_of_optimizer": self in self.optimizer.schedulers}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Makes a copy, and adds it to the copied optimizer, unless it is a part of another schedule."""
+        is_of_optimizer = state.pop("_is_of_optimizer")
+        vars(self).update(state)
+        if is_of_optimizer:
+            self.optimizer.schedulers.append(self)
+
     @property
     @abstractmethod
     def param_group_key(self) -> str:
