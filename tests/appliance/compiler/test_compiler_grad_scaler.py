@@ -1,5 +1,6 @@
 """A dynamic loss scale on a simulated cluster, against torch's own GradScaler: skipped steps, and what they cost."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ import cerebras_torch
 import cstorch
 from cstorch._internal.state import Registry, named_getters
 from cstorch._internal.tracing import LazyTensor
+from cstorch.amp.updates import all_finite
 from cstorch.optim import SGD, AdamW, Optimizer
 from waferbox.cirh.text.parser import parse_module
 from waferbox.lair.lower import NotLowered, lower
@@ -35,8 +37,8 @@ def csx() -> None:
     cstorch.backend("CSX", validate_only=True)
 
 
-def torch_scaler() -> torch.amp.GradScaler:
-    return torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
+def torch_scaler(init_scale: float = 2.0**10) -> torch.amp.GradScaler:
+    return torch.amp.GradScaler("cpu", init_scale=init_scale, growth_interval=2)
 
 
 def training(
@@ -47,17 +49,19 @@ def training(
         optimizer = make(model.parameters())
         registry.register("optimizer", optimizer)
         scaler: Any = None
+        largest = clip
         if isinstance(model[0].weight, LazyTensor):
+            largest = None if "max_gradient_norm" in settings else clip
             scaler = cstorch.amp.GradScaler(**{**SETTINGS, **settings}) if scaled else None
         elif scaled:
-            scaler = torch_scaler()
+            scaler = torch_scaler(settings.get("init_scale", 2.0**10))
         if isinstance(scaler, cstorch.amp.GradScaler):
             registry.register("grad_scaler", scaler)
 
         def step(batch: Any) -> Any:
             features, targets = batch
             loss = (model(features) - targets).square().mean()
-            cstorch.amp.optimizer_step(loss, optimizer, scaler, max_gradient_norm=clip)
+            cstorch.amp.optimizer_step(loss, optimizer, scaler, max_gradient_norm=largest)
             return loss if scaler is None else (loss, torch.as_tensor(scaler.get_scale()))
 
         return step, dict(named_getters(registry))
@@ -93,6 +97,65 @@ def test_a_step_that_overflows_is_skipped_as_by_torch(optimizer: str, clip: floa
     outputs, _ = traced.expected(given)
     scales = [float(scale) for _, scale in outputs]
     assert scales == [2.0**10, 2.0**11, 2.0**10, 2.0**10, 2.0**11]  # doubled after two good steps, halved in the third
+
+
+@pytest.mark.parametrize("exponent", [31, 70, 100])
+@pytest.mark.parametrize("bad", [None, math.inf, math.nan])
+@pytest.mark.parametrize("how", [{}, {"clip": 0.5}, {"clip": 0.5, "max_gradient_norm": 0.5}], ids=str)
+def test_a_step_is_skipped_only_for_an_infinite_or_undefined_element(
+    exponent: int, bad: float | None, how: dict[str, float]
+) -> None:
+    """Squares of the scaled gradients overflow float32 from 2^64 on, the gradients themselves do not."""
+    given = [tuple(tensor.float() for tensor in batch) for batch in batches()]
+    if bad is not None:
+        given[2][1][-1, 0] = bad
+    settings: dict[str, Any] = {"init_scale": 2.0**exponent, "max_loss_scale": 2.0**110, **how}
+    traced = Traced(training(OPTIMIZERS["sgd"], **settings), network(), given[0], double=False)
+    traced.check(given, CLUSTERS, rtol=1e-5)
+    outputs, _ = traced.expected(given)
+    doublings = [0, 1, 1, 2, 2] if bad is None else [0, 1, 0, 0, 1]
+    assert [float(scale) for _, scale in outputs] == [2.0 ** (exponent + number) for number in doublings]
+
+
+@pytest.mark.parametrize("which", [0, 3])
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+def test_one_element_of_one_gradient_decides(which: int, bad: float) -> None:
+    gradients = [torch.full((3, 5), 1e38) for _ in range(4)]
+    assert bool(all_finite(gradients))
+    gradients[which][2, 3] = bad
+    assert not bool(all_finite(gradients))
+
+
+def test_gradients_of_samples_are_examined_on_all_wafers() -> None:
+    """The rows of the parameter are those of the batch, of which each wafer has some."""
+
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shift = nn.Parameter(torch.zeros(BATCH, 4))
+            self.layer = nn.Linear(7, 4)
+
+        def forward(self, features: torch.Tensor) -> torch.Tensor:
+            return self.layer(features) + self.shift
+
+    def build(model: Any) -> tuple[Step, Getters]:
+        registry = Registry()
+        optimizer = OPTIMIZERS["sgd"](model.parameters())
+        registry.register("optimizer", optimizer)
+        scaler: Any = torch_scaler()
+        if isinstance(model.shift, LazyTensor):
+            scaler = cstorch.amp.GradScaler(**SETTINGS)
+            registry.register("grad_scaler", scaler)
+
+        def step(batch: Any) -> Any:
+            loss = (model(batch[0]) - batch[1]).square().mean()
+            cstorch.amp.optimizer_step(loss, optimizer, scaler)
+            return loss, torch.as_tensor(scaler.get_scale())
+
+        return step, dict(named_getters(registry))
+
+    given = batches(2)
+    Traced(build, Shifted(), given[0]).check(given, CLUSTERS)
 
 
 def simulated(given: list[Any], wafers: int = 1, **settings: Any) -> tuple[list[float], dict[str, torch.Tensor], Any]:
@@ -155,6 +218,11 @@ def test_a_skipped_step_keeps_what_an_own_optimizer_has_marked() -> None:
     assert [float(number) for step in outputs for number in step.values()] == [1.0, 1.0, 2.0]
 
 
+# The orders of norms, as they are printed.
+GREATEST = "ord = 0x7FF0000000000000"
+SQUARES = "ord = 2.000000e+00"
+
+
 def is_loop(text: str) -> bool:
     try:
         lower(parse_module(text))
@@ -177,13 +245,25 @@ def memoryx_work(build: Any) -> list[tuple[list[str], list[str], int]]:
     ]
 
 
-@pytest.mark.parametrize("clip", [None, 0.5])
-def test_it_costs_no_more_passes_and_messages_than_clipping(clip: float | None) -> None:
-    """The norms are the only other kernels that pass over a gradient, and updates stay one generated loop each."""
+def test_it_costs_no_more_passes_and_messages_than_clipping() -> None:
+    """A maximum over each gradient takes the place of its norm, and updates stay one generated loop each."""
     clipping = memoryx_work(training(OPTIMIZERS["adamw"], 0.5, scaled=False))
-    scaling = memoryx_work(training(OPTIMIZERS["adamw"], clip))
+    scaling = memoryx_work(training(OPTIMIZERS["adamw"]))
     for (others, updates, exchanges), (norms, expected, allowed) in zip(scaling, clipping, strict=True):
-        assert others == norms
+        assert [text.replace(GREATEST, SQUARES) for text in others] == norms
+        assert all(GREATEST in text for text in others)
+        assert len(updates) == len(expected)
+        assert all(map(is_loop, updates))
+        assert exchanges == allowed
+
+
+def test_clipping_adds_the_norms_of_unscaled_gradients_in_the_same_messages() -> None:
+    clipping = memoryx_work(training(OPTIMIZERS["adamw"], 0.5, scaled=False))
+    both = memoryx_work(training(OPTIMIZERS["adamw"], 0.5))
+    for (others, updates, exchanges), (norms, expected, allowed) in zip(both, clipping, strict=True):
+        maxima = [text for text in others if SQUARES not in text]
+        assert [text.replace(GREATEST, SQUARES) for text in maxima] == norms[:-1]  # the last joins those of all shards
+        assert len(others) - len(maxima) == len(norms)
         assert len(updates) == len(expected)
         assert all(map(is_loop, updates))
         assert exchanges == allowed
