@@ -163,7 +163,7 @@ def test_an_optimizer_of_torch_that_reads_values_is_named() -> None:
 
     def step(batch: torch.Tensor) -> None:
         model(batch).sum().backward()
-        optimizer.step()
+        optimizer.step()  # type: ignore[no-untyped-call]
 
     with pytest.raises(TraceError, match=r"torch.optim.Adafactor decides by .* Use an optimizer of cstorch.optim"):
         trace_step(step, torch.ones(1, 2), named_getters(registry), {}, outputs_of)

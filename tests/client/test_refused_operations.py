@@ -29,7 +29,7 @@ def several(y: torch.Tensor) -> torch.Tensor:
     spectrum = torch.fft.rfft(y).abs()  # makes complex numbers
     y = y + torch.bucketize(y, torch.zeros(3))  # a tensor of another device
     noise = torch.rand(3, generator=torch.Generator(), device=y.device)  # numbers of another generator
-    counts = torch.histc(y, 4)  # has no lowering
+    counts = torch.histogram(y, 4).hist  # has no lowering
     return y.sum() + mantissas.max() + spectrum.sum() + noise.sum() + counts.sum()
 
 
@@ -42,7 +42,7 @@ def test_all_operations_are_reported(lines: list[int]) -> None:
 def test_all_lowerings_are_reported(lines: list[int]) -> None:
     def step(y: torch.Tensor) -> torch.Tensor:
         mantissas, _ = torch.frexp(y)
-        counts = torch.histc(y, 4)
+        counts = torch.histogram(y, 4).hist
         return y.sum() + mantissas.max() + counts.sum()
 
     lower(trace_behind_linear(step))

@@ -22,7 +22,8 @@ _MOST_USED = """
     nn.functional.softplus nn.functional.layer_norm nn.functional.group_norm nn.functional.embedding
     nn.functional.cross_entropy nn.functional.nll_loss nn.functional.mse_loss nn.functional.max_pool2d
     nn.functional.avg_pool2d nn.functional.pad.constant nn.functional.cosine_similarity
-    topk sort bucketize searchsorted histc take put nonzero_static isin cdist logaddexp fmax fmin nansum polygamma.polygamma_n_0
+    topk sort bucketize searchsorted histc take put nonzero_static isin cdist logaddexp fmax fmin nansum
+    polygamma.polygamma_n_0
     linalg.inv linalg.solve linalg.solve_triangular linalg.cholesky linalg.qr linalg.svd linalg.eigh linalg.slogdet
     linalg.pinv matrix_exp fft.rfft nonzero
 """

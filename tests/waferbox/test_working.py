@@ -2,11 +2,14 @@
 
 import io
 import json
+import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Never
 
 import pytest
 from fake_management import FakeManagement, job
@@ -17,6 +20,7 @@ from typer.testing import CliRunner, Result
 from waferbox.commands import cluster_commands, connection
 from waferbox.commands.cli import app
 from waferbox.host.slow_work import INTERVALS
+from waferbox.launch.local_clusters import ClusterStopped
 from waferbox.output import working as working_module
 from waferbox.output.working import working
 from wsc.v1 import management_pb2
@@ -179,3 +183,24 @@ def test_opt_and_its_result_on_standard_output(step: Path) -> None:
     result = call("opt", str(step), "--pass", "canonicalise")
     assert result.stderr.splitlines()[-1].startswith("waferbox: running the passes")
     assert "func @graph" in result.stdout
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_up_that_is_stopped_while_it_starts_has_the_status_of_the_signal(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals, status: int
+) -> None:
+    def start(*arguments: object) -> Never:
+        os.kill(os.getpid(), number)
+        raise ClusterStopped
+
+    handlers = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    monkeypatch.setattr(cluster_commands, "ForkingLauncher", lambda: None)
+    monkeypatch.setattr(cluster_commands, "Cluster", start)
+    try:
+        done = CliRunner().invoke(app, ["up"])
+    finally:
+        signal.set_wakeup_fd(-1)
+        for each, handler in handlers.items():
+            signal.signal(each, handler)
+    assert done.exit_code == status
+    assert "the cluster was stopped while it started" in done.output

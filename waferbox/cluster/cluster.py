@@ -16,7 +16,7 @@ from waferbox.cluster.service_processes import ManagementProcess, ManagementSett
 from waferbox.cluster.supervised_process import EXITED_TOO_OFTEN, RestartBackoff, SupervisedProcess, described
 from waferbox.host.descriptors import readable
 from waferbox.input_process.temporary_folder import remove_abandoned_folders
-from waferbox.launch.local_clusters import ClusterError
+from waferbox.launch.local_clusters import ClusterError, ClusterStopped
 from waferbox.launch.spawn import ForkServerLost, SpawnError
 from waferbox.roles import MEMORYX, WAFER
 from waferbox.rpc.address import split_address
@@ -241,7 +241,7 @@ class Cluster:
 
     def _check_not_stopped(self) -> None:
         if readable(self._stop_requests, 0.0):
-            raise ClusterError("the cluster was stopped while it started")
+            raise ClusterStopped
 
     def _start_all(self, modules: Sequence[str], listen: str, settings: ClusterSettings) -> None:
         """Starts all processes of nodes, and again after a death of the fork server."""
@@ -305,7 +305,7 @@ class Cluster:
         if cause and not self._launcher.was_killed:
             raise ClusterError(cause)
         if cause and not self._restart_launcher(cause):
-            raise ClusterError("the cluster was stopped while it started")
+            raise ClusterStopped
         for supervised in (self._management.supervised, *self._supervised):
             process = supervised.process
             if process is not None and (status := process.poll()) is not None and status >= 0:

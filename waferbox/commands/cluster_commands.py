@@ -39,6 +39,7 @@ from waferbox.launch.installation import user_environment
 from waferbox.launch.local_clusters import (
     NAME,
     ClusterError,
+    ClusterStopped,
     Starter,
     discard_log,
     for_everybody,
@@ -308,7 +309,11 @@ def _up_in_foreground(settings: ClusterSettings, name: str, on_ray: "RaySettings
             launcher = RayLauncher(on_ray)
             settings = settings.over_hosts(launcher.num_hosts)
             launcher.reserve(settings.roles, [signals.fileno()])
-        cluster = Cluster(settings, launcher, [signals.fileno()])
+        try:
+            cluster = Cluster(settings, launcher, [signals.fileno()])
+        except ClusterStopped as stopped:
+            print_error(str(stopped))
+            raise typer.Exit(128 + signals.wait()) from None  # as a shell reports a command that the signal ended
     record = recorded(
         Starter.UP,
         name,

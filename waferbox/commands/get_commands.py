@@ -69,7 +69,7 @@ def get_jobs(
     management: ManagementOption = None,
 ) -> None:
     """Show the jobs: live ones, newest first, then the last that ended."""
-    wrong = [text for text in selector or () if "=" not in text]
+    wrong = [text for text in selector or () if text.find("=") < 1]
     if wrong:
         raise typer.BadParameter(f"--selector: {wrong[0]!r} is not KEY=VALUE")
     with connect(management) as cluster:

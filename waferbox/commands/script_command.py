@@ -41,6 +41,8 @@ def command_of(script: str, arguments: Sequence[str], *, is_module: bool = False
     """
     if is_module:
         return [sys.executable, "-m", script, *arguments]
+    if not script:
+        raise NoScript("the name of the script is empty")
     if Path(script).suffix == ".ipynb":
         raise NoScript(f"{script} is a notebook: export its code first (jupyter nbconvert --to script {script})")
     is_script = Path(script).is_file() and not _is_program(script)

@@ -31,6 +31,13 @@ class ClusterError(RuntimeError):
     """Raised when a cluster does not start, or cannot be kept running."""
 
 
+class ClusterStopped(ClusterError):
+    """Raised when a cluster was asked to stop while it starts."""
+
+    def __init__(self) -> None:
+        super().__init__("the cluster was stopped while it started")
+
+
 class Starter(enum.StrEnum):
     """What has started a cluster."""
 

@@ -32,9 +32,10 @@ class StopSignals:
         """A descriptor that is readable once a signal has come."""
         return self._reader.fileno()
 
-    def wait(self) -> bool:
-        """Waits for the next signal; returns False after `end`."""
-        return bool(self._reader.recv(1))
+    def wait(self) -> int:
+        """Waits for the next signal and returns its number; 0 after `end`."""
+        received = self._reader.recv(1)
+        return received[0] if received else 0
 
     def end(self) -> None:
         """Stops taking signals, which have no effect from now on. To be called in the main thread."""

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import resource
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -83,9 +84,14 @@ def save(state_dict: Any, ckpt_path: str | os.PathLike[str]) -> None:
 def _not_saved(target: Path, tree: Any, error: OSError) -> OSError:
     text = str(error.strerror)
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        needed = _stored_bytes(tree)
-        free = shutil.disk_usage(target.parent).free
-        text += f": the checkpoint needs at least {needed / 1e6:.2f} MB, and {free / 1e6:.2f} MB are free"
+        limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if error.errno == errno.EFBIG and limit != resource.RLIM_INFINITY:
+            room = f"a file may have {limit / 1e6:.2f} MB (ulimit -f)"
+        else:
+            room = f"{shutil.disk_usage(target.parent).free / 1e6:.2f} MB are free"
+        text += (
+            f": the tensors of the checkpoint take {_stored_bytes(tree) / 1e6:.2f} MB, its file takes more, and {room}"
+        )
     elif not target.is_absolute() and not os.path.exists(current := os.readlink("/proc/self/cwd")):
         folder = current.removesuffix(" (deleted)")  # Linux adds it to the path of a folder that was removed
         text = (

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import torch
 from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
 
 from cstorch._internal.tracing.operators import aten
 
@@ -81,6 +82,30 @@ def run_on_meta(func: OpOverload, args: Arguments, kwargs: Mapping[str, Any]) ->
     if isinstance(remembered, _Result):
         return remembered.tensor()
     return tuple(None if result is None else result.tensor() for result in remembered)
+
+
+def run_on_zeros(func: OpOverload, args: Arguments, kwargs: Mapping[str, Any]) -> Any:
+    """Runs an operation that torch has no rule of shapes for on zeros of the host.
+
+    Args:
+        func: the operation.
+        args: its arguments; tensors are on the meta device.
+        kwargs: its arguments by name.
+
+    Returns:
+        What the operation returns, on the meta device.
+
+    Raises:
+        Exception: as the operation; zeros may be no valid operands.
+    """
+
+    def as_zeros(meta: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(meta.shape, dtype=meta.dtype, device="cpu")
+
+    host_args, host_kwargs = pytree.tree_map_only(torch.Tensor, as_zeros, (args, dict(kwargs)))
+    if "device" in host_kwargs:
+        host_kwargs["device"] = torch.device("cpu")
+    return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(_META), func(*host_args, **host_kwargs))
 
 
 _remembered: dict[Any, _Result | tuple[_Result | None, ...]] = {}

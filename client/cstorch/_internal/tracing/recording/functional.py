@@ -13,8 +13,9 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from cstorch._internal.tracing.context import context
 from cstorch._internal.tracing.recording.trace import Argument, Call, Ref
-from cstorch._internal.tracing.shape_inference import run_on_meta
+from cstorch._internal.tracing.shape_inference import run_on_meta, run_on_zeros
 from waferbox.cirh.dialect.source import Source
 
 # Arguments for the placement of a tensor; the device has one placement.
@@ -114,7 +115,12 @@ class _Writer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is torch.ops.aten.view.default:
             # A write to a transposed view leaves its base transposed, which may have no such view.
             args = (args[0].contiguous(), *args[1:])
-        out = run_on_meta(func, args, kwargs)
+        try:
+            out = run_on_meta(func, args, kwargs)
+        except RuntimeError:
+            if context.on_refusal is None:
+                raise
+            out = run_on_zeros(func, args, kwargs)  # the operation was reported when it was recorded
         if isinstance(out, torch.Tensor):
             self.bind(out, node)
         elif isinstance(out, (list, tuple)):

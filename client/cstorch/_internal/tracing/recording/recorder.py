@@ -32,7 +32,7 @@ from cstorch._internal.tracing.random_counter import COUNTER, random_counter
 from cstorch._internal.tracing.recording.known_values import KnownValues, Recipe
 from cstorch._internal.tracing.recording.operation_checks import HostRandom, check_alias
 from cstorch._internal.tracing.recording.trace import Argument, Call, Made, Ref, UnannouncedTensor, refs
-from cstorch._internal.tracing.shape_inference import run_on_meta
+from cstorch._internal.tracing.shape_inference import run_on_meta, run_on_zeros
 from cstorch._internal.tracing.step_values import settle
 from cstorch._internal.tracing.tensor import META, Base, Handle, LazyTensor, cell_of, follow_meta
 from cstorch.errors import TraceError
@@ -353,19 +353,12 @@ def _stand_in(
     is_small = sum(tensor.nbytes for tensor in tensors) <= _STAND_IN_BYTES
     if context.on_refusal is None or operator(func).written or not is_small:
         raise refusal from cause
-
-    def as_zeros(meta: torch.Tensor) -> torch.Tensor:
-        return torch.zeros(meta.shape, dtype=meta.dtype, device="cpu")
-
     try:
-        host_args, host_kwargs = pytree.tree_map_only(torch.Tensor, as_zeros, (metas, dict(kwargs)))
-        if "device" in host_kwargs:
-            host_kwargs["device"] = torch.device("cpu")
-        out = func(*host_args, **host_kwargs)
+        out = run_on_zeros(func, metas, kwargs)
     except Exception:  # noqa: BLE001 - zeros may be no valid operands, as for an inverse
         raise refusal from cause
     refuse(refusal)
-    return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(META), out)
+    return out
 
 
 def _renumbered(nest: Any, values: Mapping[int, int]) -> Any:
