@@ -6,6 +6,7 @@ Whatever is started here has a mark in its environment, and so has all that it s
 import contextlib
 import json
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -44,7 +45,7 @@ class Surroundings:
         self.temporary = folder / "temporary"
         self.temporary.mkdir(parents=True)
         self._cache = cache
-        self._shared_before = set(os.listdir("/dev/shm"))
+        self._shared_before = _shared_memory()
 
     def variables(self, **more: str) -> dict[str, str]:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("WAFERBOX_")}
@@ -74,9 +75,14 @@ class Surroundings:
         assert os.listdir(self.temporary) == []
         # Other tests run at the same time; their shared memory disappears too.
         wait_for(
-            lambda: set(os.listdir("/dev/shm")) <= self._shared_before,
-            explain=lambda: f"in /dev/shm: {set(os.listdir('/dev/shm')) - self._shared_before}",
+            lambda: _shared_memory() <= self._shared_before,
+            explain=lambda: f"in /dev/shm: {_shared_memory() - self._shared_before}",
         )
+
+
+def _shared_memory() -> set[str]:
+    # A process that is killed while it makes a semaphore leaves a temporary file, whose name says nothing of it.
+    return {name for name in os.listdir("/dev/shm") if not re.fullmatch(r"sem\.\w{6}", name)}
 
 
 def process_at(surroundings: Surroundings, address: str) -> psutil.Process:

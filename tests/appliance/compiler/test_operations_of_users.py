@@ -360,8 +360,15 @@ def test_the_comparison_sees_beside_an_infinity() -> None:
 
 def test_tokens_that_are_counted_by_expert_are_refused_with_the_way_out() -> None:
     """As experts do that get their tokens sorted: the shape of their products depends on values."""
-    with pytest.raises(CompileError, match=r"`aten::histc`.*as a batch, as most mixtures of transformers 5 do"):
-        Traced(lambda m: lambda x: torch.histc(x, bins=4), nn.Module(), torch.rand(4, 3), double=False)
+
+    def step(tokens: torch.Tensor) -> torch.Tensor:
+        counts = torch.histc(tokens[:, 0].float(), bins=2, min=0, max=1)
+        weights = torch.ones(2, 16, 16, dtype=torch.bfloat16).to(tokens.device)
+        return torch._grouped_mm(tokens, weights, offs=counts.cumsum(0, dtype=torch.int32))
+
+    tokens = torch.ones(8, 16, dtype=torch.bfloat16)
+    with pytest.raises(CompileError, match=r"`aten::_grouped_mm`.*as a batch, as most mixtures of transformers 5 do"):
+        Traced(lambda m: step, nn.Module(), tokens, double=False)
 
 
 EMBEDDINGS: dict[str, dict[str, Any]] = {

@@ -149,7 +149,7 @@ def _no_lowering(lowering: Lowering, func: OpOverload) -> CompileError:
     if "linear_cross_entropy" in name:
         way_out = "Write it as torch.nn.functional.linear and cross_entropy, which the compiler takes as they are."
         return lowering.unsupported(name, way_out)
-    if name in ("`aten::histc`", "`aten::_grouped_mm`"):
+    if name == "`aten::_grouped_mm`":
         way_out = (
             "To send tokens to experts, multiply with the chosen experts' weights as a batch, as most mixtures of "
             "transformers 5 do here."

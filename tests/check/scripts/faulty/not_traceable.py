@@ -35,7 +35,7 @@ def training_step(batch):
         loss = loss / 10
     loss.backward()
     optimizer.step()
-    counts = torch.histc(features, 4)  # fault: another operation that the wafer does not have
+    counts = torch.histogram(features, 4).hist  # fault: another operation that the wafer does not have
     print("loss", loss.item())  # fault: a value that is read
     return loss, counts
 
