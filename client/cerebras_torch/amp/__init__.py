@@ -88,7 +88,7 @@ class GradScaler(_GradScaler):
     def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
         if not self._has_scaled():
             return
-        if step_notes().finite.keys() - {optimizer}:
+        if step_notes().norms.keys() - {optimizer}:
             raise UsageError("a GradScaler of cerebras_torch works for one optimizer: use that of cerebras.pytorch.amp")
         finite = self.clip_gradients_and_return_isfinite(optimizer)
         if self._has_state:

@@ -9,7 +9,15 @@ import torch
 
 from cstorch._internal import state
 from cstorch._internal.check.run import checked_run
-from cstorch.amp.updates import ConditionalUpdate, StepNotes, all_finite, gradients, step_notes
+from cstorch.amp.updates import (
+    ConditionalUpdate,
+    StepNotes,
+    clip_norm,
+    gradients,
+    step_notes,
+    total_norm,
+    unscaled_norm,
+)
 from cstorch.backend import current_backend, has_backend
 from cstorch.backends.mixed_precision import get_half_dtype_str
 from cstorch.core.tensors import full
@@ -193,15 +201,15 @@ class GradScaler:
         if not self._is_csx:
             return
         notes = step_notes()
-        if optimizer in notes.finite:
+        if optimizer in notes.norms:
             raise UsageError("the gradients of this optimizer were unscaled in this step already: call unscale_ once")
         self._unscale(optimizer, notes)
 
     def _unscale(self, optimizer: torch.optim.Optimizer, notes: StepNotes) -> None:
         inverse = 1 / self.get_scale()
         found = gradients(optimizer)
-        # Of the scaled gradients, as torch, and so that unscaling is part of the update and not a pass of its own.
-        notes.finite[optimizer] = all_finite(found)
+        # The norm is taken of the scaled gradients, so that unscaling is part of the update and not a pass of its own.
+        notes.norms[optimizer] = total_norm(found) * inverse
         for gradient in found:
             gradient.mul_(inverse)
 
@@ -223,11 +231,13 @@ class GradScaler:
     def _clip(self, optimizers: list[torch.optim.Optimizer]) -> torch.Tensor:
         notes = step_notes()
         for optimizer in optimizers:
-            if optimizer not in notes.finite:
+            norm = None  # the user may have changed what was unscaled before
+            if optimizer not in notes.norms:
                 self._unscale(optimizer, notes)
+                norm = notes.norms[optimizer]
             if self._max_gradient_norm is not None:
-                torch.nn.utils.clip_grad_norm_(_parameters(optimizer), self._max_gradient_norm)
-        return _finite(notes, optimizers)
+                clip_norm(optimizer, self._max_gradient_norm, norm)
+        return _all_finite(notes, optimizers)
 
     def step_if_finite(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         """Performs a step of the optimizer, which changes nothing if its gradients are not all finite.
@@ -278,7 +288,7 @@ class GradScaler:
             raise UsageError("a static loss scale stays what it is: make the GradScaler with loss_scale='dynamic'")
         if not self._has_state:
             return
-        self.update_scale(list(step_notes().finite))
+        self.update_scale(list(step_notes().norms))
         if new_scale is not None:
             with torch.no_grad():
                 self._loss_scale.copy_(torch.as_tensor(new_scale, dtype=torch.float32))
@@ -296,9 +306,9 @@ class GradScaler:
         if not self._has_state:
             return
         notes, chosen = step_notes(), list(optimizers)
-        if not chosen or any(optimizer not in notes.finite for optimizer in chosen):
+        if not chosen or any(optimizer not in notes.norms for optimizer in chosen):
             raise UsageError("no gradients were unscaled in this step: call scaler.step(optimizer) before the update")
-        overflow = ~_finite(notes, chosen)
+        overflow = ~_all_finite(notes, chosen)
         steps = self._steps_since_rescale + 1
         overflows = self._overflows_since_rescale + overflow
         is_halved = overflows > self._overflow_tolerance * steps
@@ -318,12 +328,8 @@ def _first_scale(scale: float) -> float:
     return scale if run is None or run.settings.loss_scale is None else run.settings.loss_scale
 
 
-def _finite(notes: StepNotes, optimizers: Iterable[torch.optim.Optimizer]) -> torch.Tensor:
-    return functools.reduce(torch.logical_and, (notes.finite[optimizer] for optimizer in optimizers))
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+def _all_finite(notes: StepNotes, optimizers: Iterable[torch.optim.Optimizer]) -> torch.Tensor:
+    return functools.reduce(torch.logical_and, (notes.norms[optimizer] < math.inf for optimizer in optimizers))
 
 
 # --- optimizer_step: from the loss to the updated weights, with or without a gradient scaler --------------------------
@@ -362,9 +368,10 @@ def optimizer_step(
         grad_scaler.scale(loss).backward()
         grad_scaler.unscale_(optimizer)
     if max_gradient_norm is not None:
-        torch.nn.utils.clip_grad_norm_(_parameters(optimizer), max_gradient_norm)
+        clip_norm(optimizer, max_gradient_norm, unscaled_norm(optimizer))
     elif max_gradient_value is not None:
-        torch.nn.utils.clip_grad_value_(_parameters(optimizer), max_gradient_value)
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        torch.nn.utils.clip_grad_value_(parameters, max_gradient_value)
     if grad_scaler is None:
         optimizer.step()
     else:

@@ -12,10 +12,10 @@ from cstorch.errors import UsageError
 
 
 class StepNotes:
-    """What is known of the gradients, and the marked tensors, of each optimizer in the step that is being traced."""
+    """The norms of gradients and the marked tensors of each optimizer, in the step that is being traced."""
 
     def __init__(self) -> None:
-        self.finite: dict[torch.optim.Optimizer, torch.Tensor] = {}  # whether its scaled gradients are
+        self.norms: dict[torch.optim.Optimizer, torch.Tensor] = {}  # of the unscaled gradients, before any clipping
         self.marked: dict[torch.optim.Optimizer, list[tuple[torch.Tensor, torch.Tensor]]] = {}  # with the value before
 
 
@@ -35,6 +35,11 @@ def step_notes() -> StepNotes:
     return _notes.setdefault(recorder, StepNotes())
 
 
+def unscaled_norm(optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
+    """Returns the norm over all gradients of the optimizer that a GradScaler has unscaled in this step; else None."""
+    return None if context.recorder is None else step_notes().norms.get(optimizer)
+
+
 def isfinite(optimizer: torch.optim.Optimizer) -> torch.Tensor | bool:
     """Whether all gradients of an optimizer are finite in this step, as a boolean tensor of rank 0.
 
@@ -46,17 +51,19 @@ def isfinite(optimizer: torch.optim.Optimizer) -> torch.Tensor | bool:
 
     Reference: release 2.10, `cerebras.pytorch.amp`.
     """
-    return True if context.recorder is None else step_notes().finite.get(optimizer, True)
+    norm = unscaled_norm(optimizer)
+    return True if norm is None else norm < math.inf
 
 
-def all_finite(gradients: list[torch.Tensor]) -> torch.Tensor:
-    """Whether all elements of some gradients are finite, as a boolean tensor of rank 0.
+def total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
+    """The norm over all elements of some gradients, which is finite if and only if all of them are.
 
     Args:
-        gradients: The gradients.
+        gradients: The gradients, in float32 or a half precision.
     """
-    # By their greatest magnitude: squares of finite numbers may overflow, and NaN is no less than infinity.
-    return torch.nn.utils.get_total_norm(gradients, math.inf) < math.inf
+    # In float64, as squares of scaled gradients overflow float32. The greatest magnitude takes thrice as long.
+    norms = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients]
+    return torch.linalg.vector_norm(torch.stack(norms))
 
 
 def update_if_finite(optimizer: torch.optim.Optimizer, tensor: torch.Tensor) -> None:
@@ -113,3 +120,19 @@ def _states(optimizer: torch.optim.Optimizer) -> Iterator[dict[str, Any]]:
 def gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     """Returns the gradients that a step of the optimizer reads."""
     return [parameter.grad for parameter in _updated(optimizer) if parameter.grad is not None]
+
+
+def clip_norm(optimizer: torch.optim.Optimizer, largest: float, norm: torch.Tensor | None) -> None:
+    """Clips the norm over all gradients of the optimizer.
+
+    Args:
+        optimizer: The optimizer.
+        largest: The greatest norm.
+        norm: The norm, if it is known. It is then not computed again, and gradients that were only unscaled are not
+            written before the update reads them.
+    """
+    parameters = list(_updated(optimizer))
+    if norm is None:
+        torch.nn.utils.clip_grad_norm_(parameters, largest)
+    else:
+        torch.nn.utils.clip_grads_with_norm_(parameters, largest, norm)
