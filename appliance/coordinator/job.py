@@ -182,8 +182,8 @@ class CoordinatedJob:
         self._terminated = False
         self.is_finished = False  # the script has announced its end
         self._is_cancelled = False
-        # Of a compile, or of an execution that has not ended: the cause of the end, unless the script goes on.
-        self._raised: node_pb2.Failure | None = None
+        self._input_failure: node_pb2.Failure | None = None  # of an execution that has not ended
+        self._compile_failure: node_pb2.Failure | None = None  # after which the script has begun nothing
         self._succeeded = False
 
     def start(self) -> None:
@@ -257,7 +257,9 @@ class CoordinatedJob:
         has_nodes = self._driver.state is not JobState.QUEUED
         is_done = self.is_finished and not self._is_cancelled
         self._succeeded = has_nodes and is_done and self.verdict.failure is None
-        self._report_raised()
+        self._report_input_failure()
+        if self._compile_failure is not None:
+            self.verdict.report(self._compile_failure)
         self._end()
 
     def client_left_execution(self, execution: CoordinatedExecution) -> None:
@@ -348,14 +350,14 @@ class CoordinatedJob:
             await self._wait_until(compiling.done)  # the job may end meanwhile
         finally:
             compiling.cancel()
-        self._raised = None
+        self._compile_failure = None
         try:
             return compiling.result()
         except CompileRefused as error:
-            self._raised = node_pb2.Failure(kind=node_pb2.Failure.KIND_USER, message=str(error))
+            self._compile_failure = node_pb2.Failure(kind=node_pb2.Failure.KIND_USER, message=str(error))
             raise
         except Exception as error:
-            self._raised = internal_failure(error)
+            self._compile_failure = internal_failure(error)
             raise
 
     async def begin(self, begin: coordinator_pb2.Begin) -> CoordinatedExecution | None:
@@ -364,6 +366,7 @@ class CoordinatedJob:
         await self._wait_until(lambda: self.execution is None, deadlines.ATTACHMENT.left_execution)
         execution = self._executions.begin(begin)
         if execution is not None:
+            self._compile_failure = None
             self._inputs.began(begin.loader)
             self._reporter.add_artifact(begin.artifact)
             self._changes.notify()
@@ -434,7 +437,7 @@ class CoordinatedJob:
         """Notes that an execution has ended on all nodes, so that the job can begin another."""
         self._executions.end(execution)
         if not execution.is_abandoned_by_client:
-            self._raised = None
+            self._input_failure = None
         self.observation.ended()
         self._reporter.phase(management_pb2.JOB_PHASE_IDLE)
 
@@ -486,7 +489,7 @@ class CoordinatedJob:
     def input_failed(self, failure: node_pb2.Failure) -> None:
         """Notes that a step has no input, which the script may survive."""
         logger.warning("step %d has no input: %s", failure.step, failure.message)
-        self._raised = failure
+        self._input_failure = failure
 
     def progressed(self, step: int, num_steps: int) -> None:
         """Reports the progress of the execution."""
@@ -507,13 +510,13 @@ class CoordinatedJob:
 
     def cancel(self, cause: str) -> None:
         """Ends the job at management's request. cause: for the user; empty: a command has cancelled it."""
-        self._report_raised()
+        self._report_input_failure()
         self._cancelled(f"{self.name} ended: {cause}" if cause else f"{self.name} was cancelled")
 
-    def _report_raised(self) -> None:
-        """Makes the error that the script got last the reason for the end, unless the script has gone on after it."""
-        if self._raised is not None:
-            self.verdict.report(self._raised)
+    def _report_input_failure(self) -> None:
+        """Makes a step without input the reason for the end, unless the script has caught the error."""
+        if self._input_failure is not None:
+            self.verdict.report(self._input_failure)
 
     def terminate(self) -> None:
         """Ends the job, as this process must end."""

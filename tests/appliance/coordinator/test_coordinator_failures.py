@@ -363,13 +363,34 @@ def test_a_compile_that_fails_is_the_reason_for_the_end(
     assert cluster.jobs()[0].message == "no rule for aten.foo, train.py:3"
 
 
+@pytest.mark.parametrize("compiles", [True, False])
 def test_a_script_that_goes_on_after_a_compile_that_failed_succeeds(
+    cluster: ClusterInProcess, client: Callable[..., Client], compiles: bool
+) -> None:
+    """With another step, or with one that was compiled before."""
+    cluster.add(**FULL)
+    one = client()
+    one.compile()
+    with pytest.raises(grpc.RpcError):
+        one.compile("defect")
+    if compiles:
+        one.compile()
+    else:
+        one.begin(1)
+        one.start()
+        assert one.receive_outputs().step == 1
+        one.consumed(1)
+        one.receive("finished")
+    one.close()
+    cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_SUCCEEDED)
+
+
+def test_a_job_that_is_cancelled_after_a_compile_that_failed_is_cancelled(
     cluster: ClusterInProcess, client: Callable[..., Client]
 ) -> None:
     cluster.add(**FULL)
     one = client()
     with pytest.raises(grpc.RpcError):
-        one.compile("defect")
-    one.compile()
-    one.close()
-    cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_SUCCEEDED)
+        one.compile("refuse")
+    cluster.stub.CancelJob(management_pb2.CancelJobRequest(job=one.created.job), timeout=5)
+    cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_CANCELLED)
