@@ -11,6 +11,7 @@ from torch import nn
 
 from cerebras_torch import run
 from cstorch import amp, backends, optim
+from cstorch._internal.tracing.messages import is_of_torch
 from cstorch.backend import backend, has_backend, is_on_csx
 from cstorch.core.compile import CompiledModel
 from cstorch.core.compile import compile as compile_module
@@ -31,7 +32,7 @@ def wrap_optimizer(optimizer: torch.optim.Optimizer) -> Optimizer:
         UsageError: There is none, or it lacks a setting that is on; or the given one has stepped already.
     """
     name = type(optimizer).__name__
-    same = getattr(optim, name, None) if type(optimizer).__module__.startswith("torch.optim") else None
+    same = getattr(optim, name, None) if is_of_torch(type(optimizer)) else None
     if same is None:
         raise UsageError(
             f"{name} makes its state within the step, which is recorded before it runs: make it a subclass of "

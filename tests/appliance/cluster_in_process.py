@@ -401,3 +401,32 @@ class Client:
         self.requests.put(None)
         self.session.cancel()  # type: ignore[no-untyped-call]  # without types in the stubs
         self.channel.close()
+
+
+def run(client: Client, num_steps: int, **settings: Any) -> list[coordinator_pb2.ExecuteResponse]:
+    """A whole execution with a client that consumes at once."""
+    client.begin(num_steps, **settings)
+    client.start()
+    responses = []
+    for response in client.call:
+        match response.WhichOneof("kind"):
+            case "outputs":
+                for outputs in response.outputs.steps:
+                    batch = coordinator_pb2.OutputBatch(steps=[outputs])
+                    responses.append(coordinator_pb2.ExecuteResponse(outputs=batch))
+                    client.consumed(outputs.step)
+                continue
+            case "checkpoint":
+                client.send(checkpoint_released=coordinator_pb2.CheckpointReleased(step=response.checkpoint.step))
+        responses.append(response)
+    return responses
+
+
+def kinds(responses: list[coordinator_pb2.ExecuteResponse]) -> list[str]:
+    names = []
+    for response in responses:
+        kind = response.WhichOneof("kind")
+        assert kind is not None
+        step = response.outputs.steps[0].step if kind == "outputs" else getattr(getattr(response, kind), "step", "")
+        names.append(f"{kind} {step}".strip())
+    return names

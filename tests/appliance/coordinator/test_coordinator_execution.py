@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
-from cluster_in_process import Client, ClusterInProcess
+from cluster_in_process import Client, ClusterInProcess, kinds, run
 
 from appliance.coordinator.execution.epoch import Epoch
 from appliance.management.requests import is_artifact
@@ -22,35 +22,6 @@ FULL = {"memoryx": 1, "swarmx": 1, "wafer": 1, "workers": 1}
 
 def floats(data: bytes) -> list[float]:
     return list(struct.unpack(f"<{len(data) // 4}f", data))
-
-
-def run(client: Client, num_steps: int, **settings: Any) -> list[coordinator_pb2.ExecuteResponse]:
-    """A whole execution with a client that consumes at once."""
-    client.begin(num_steps, **settings)
-    client.start()
-    responses = []
-    for response in client.call:
-        match response.WhichOneof("kind"):
-            case "outputs":
-                for outputs in response.outputs.steps:
-                    batch = coordinator_pb2.OutputBatch(steps=[outputs])
-                    responses.append(coordinator_pb2.ExecuteResponse(outputs=batch))
-                    client.consumed(outputs.step)
-                continue
-            case "checkpoint":
-                client.send(checkpoint_released=coordinator_pb2.CheckpointReleased(step=response.checkpoint.step))
-        responses.append(response)
-    return responses
-
-
-def kinds(responses: list[coordinator_pb2.ExecuteResponse]) -> list[str]:
-    names = []
-    for response in responses:
-        kind = response.WhichOneof("kind")
-        assert kind is not None
-        step = response.outputs.steps[0].step if kind == "outputs" else getattr(getattr(response, kind), "step", "")
-        names.append(f"{kind} {step}".strip())
-    return names
 
 
 def test_outputs_come_in_order_with_their_values(cluster: ClusterInProcess, client: Callable[..., Client]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
-from cluster_in_process import Client, ClusterInProcess, fake_compile
+from cluster_in_process import Client, ClusterInProcess, fake_compile, kinds, run
 
 from appliance.coordinator.execution.failures import Verdict
 from appliance.coordinator.reporting import JobReporter
@@ -376,11 +376,7 @@ def test_a_script_that_goes_on_after_a_compile_that_failed_succeeds(
     if compiles:
         one.compile()
     else:
-        one.begin(1)
-        one.start()
-        assert one.receive_outputs().step == 1
-        one.consumed(1)
-        one.receive("finished")
+        assert kinds(run(one, 1)) == ["outputs 1", "finished"]
     one.close()
     cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_SUCCEEDED)
 

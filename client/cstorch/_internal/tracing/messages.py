@@ -91,13 +91,18 @@ def _not_supported(func: OpOverload) -> str:
     return f"The Cerebras backend does not yet support `{func._schema}`"
 
 
+def is_of_torch(kind: type[torch.optim.Optimizer]) -> bool:
+    """Whether an optimizer is one of torch's own, some of which say torch.optim and others a module below it."""
+    return kind.__module__.startswith("torch.optim")
+
+
 def _optimizer_of_torch() -> type[torch.optim.Optimizer] | None:
     """Returns the class of torch.optim whose step is under way, if there is one."""
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back
         optimizer = frame.f_locals.get("self") if frame.f_code.co_name == "step" else None
-        if isinstance(optimizer, torch.optim.Optimizer) and type(optimizer).__module__.startswith("torch.optim"):
+        if isinstance(optimizer, torch.optim.Optimizer) and is_of_torch(type(optimizer)):
             return type(optimizer)
     return None
 
@@ -274,7 +279,7 @@ def created_by_optimizer(tensor: Any, where: str, name: str, kind: type[torch.op
         f"{tensor!r}, created at {where}, is kept as {name!r} in the state of {kind.__name__} after the step. It would "
         f"be created anew in every step, so nothing would be carried from one step to the next. "
     )
-    if kind.__module__.startswith("torch.optim"):
+    if is_of_torch(kind):
         return TraceError(
             f"{created}Use cstorch.optim.{kind.__name__}, which creates its state before the first step, or another "
             f"optimizer of cstorch.optim."
