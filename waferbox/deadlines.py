@@ -40,12 +40,13 @@ class KeepaliveDeadlines:
     """Two ends of a gRPC connection; `waferbox.settings.KEEPALIVE_SECONDS` is the time of silence before a ping.
 
     answers_per_interval: the time in which a ping must be answered, as a multiple of that time (a number).
-    suspended: how long a server for scripts waits for the answer of a script. A host that vanished keeps its job so
-        long, because a script in a debugger looks the same.
+    suspended: how long a server for scripts waits for the answer of a script, which may be in a debugger.
+    vanished: how long it waits for an acknowledgement of the script's host, which a suspended script does not prevent.
     """
 
     answers_per_interval: float = 5 / 3
     suspended: float = 3600.0
+    vanished: float = 60.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -20,6 +20,7 @@ from waferbox.links.socket_names import host_id
 from waferbox.rpc.address import bind, split_address
 from waferbox.rpc.async_server import make_async_channel, make_async_server
 from waferbox.rpc.server import LARGE_MESSAGE_BYTES, make_server
+from waferbox.rpc.vanished_hosts import VanishedHosts
 from waferbox.runtime.progress import process_report
 from waferbox.security.guard import Guard
 from wsc.v1 import coordinator_pb2_grpc
@@ -37,6 +38,7 @@ class ProcessHost:
             Guard(job=settings.job), max_message_bytes=LARGE_MESSAGE_BYTES, for_scripts=True
         )
         self.address = bind(self._server, settings.listen)
+        self._vanished_hosts = VanishedHosts(self.address, self._failed)
         # The links from other hosts are streams of bytes, which threads receive.
         self._link_server = make_server(job=settings.job)
         self._service: CoordinatorService | None = None
@@ -71,8 +73,10 @@ class ProcessHost:
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(service, self._server)
         self._link_server.start()
         await self._server.start()
+        self._vanished_hosts.start()
 
     async def stop(self, grace_seconds: float) -> None:
+        self._vanished_hosts.close()
         await self._server.stop(grace_seconds)
         self._link_server.stop(None)
 

@@ -21,6 +21,7 @@ from waferbox.roles import INGRESS
 from waferbox.rpc.address import bind, split_address
 from waferbox.rpc.async_server import AsyncServer, make_async_channel
 from waferbox.rpc.server import LARGE_MESSAGE_BYTES
+from waferbox.rpc.vanished_hosts import VanishedHosts
 from waferbox.runtime.registration import Registration
 from waferbox.wire_version import WIRE_VERSION
 from wsc.v1 import ingress_pb2_grpc, management_pb2, node_pb2
@@ -48,6 +49,7 @@ class Ingress:
         self._server = AsyncServer(on_defect=self._defect, max_message_bytes=LARGE_MESSAGE_BYTES, for_scripts=True)
         server = self._server.server
         self.address = bind(server, settings.listen)
+        self._vanished_hosts = VanishedHosts(self.address, self._defect)
         host = split_address(settings.listen, any_port=True)[0]
         self._channel, self._targets = self._server.loop.run(_reach(settings.management))
         home = CoordinatorHome(
@@ -103,9 +105,11 @@ class Ingress:
 
         self._reporting = asyncio.create_task(report_orphaned_jobs(self._orphaned, self._channel))
         self._reporting.add_done_callback(reported)
+        self._vanished_hosts.start()
         self._registration.start()
 
     async def _end_calls(self) -> None:
+        self._vanished_hosts.close()
         await self._registration.close()
         if self._reporting is not None:
             self._reporting.cancel()

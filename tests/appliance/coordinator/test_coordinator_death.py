@@ -24,6 +24,7 @@ from cstorch._internal.session.job import ClientJob
 from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.errors import ClusterError, NodeLostError
 from waferbox import deadlines, settings
+from waferbox.rpc import vanished_hosts
 from waferbox.runtime import outbox
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, plan_pb2
 
@@ -397,6 +398,28 @@ def test_a_script_on_another_host_that_was_cut_off_comes_back(
     one.finish(5)
     one.close()
     cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_SUCCEEDED)
+
+
+def test_a_script_whose_host_is_silent_for_too_long_is_given_up_until_it_comes_back(
+    cluster: ClusterInProcess, script: Callable[..., Script], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_job, "host_id", lambda: "elsewhere")
+    monkeypatch.setattr(deadlines, "KEEPALIVE", replace(deadlines.KEEPALIVE, vanished=0.3))
+    silent = threading.Event()
+    monkeypatch.setattr(vanished_hosts, "is_silent", lambda connection, seconds: silent.is_set())
+    one = script()
+    one.begin(NUM_STEPS)
+    one.start()
+    go = hold(cluster, 15)
+    one.run(10)
+    silent.set()
+    cluster.until(lambda: one.job.session.connection.incarnation)
+    silent.clear()
+    go.set()
+    one.finish(NUM_STEPS)
+    (restart,) = one.info().restarts
+    assert restart.cause.startswith(f"the connection between the script and the coordinator of {one.job.name} broke")
+    one.close()
 
 
 def test_a_script_on_another_host_that_does_not_come_back_ends_its_job(
