@@ -13,6 +13,7 @@ from appliance.coordinator.execution.execution import CoordinatedExecution, Exec
 from appliance.coordinator.execution.failures import (
     JobFailed,
     SilenceWatch,
+    StandstillWatch,
     Verdict,
     cause_of_replacement,
     internal_failure,
@@ -146,6 +147,7 @@ class CoordinatedJob:
             management.send, self._nodes.send_all, self._send_advice, host.clock, host.process_report
         )
         self._silence = SilenceWatch(HANG_SECONDS.get() / IDLE_PARTS)
+        self._standstill = StandstillWatch(HANG_SECONDS.get())
         self._oom_watch = OomWatch(host.oom_kills)
         self._executions = ExecutionSlot(self._make_execution, record)
         self._points = JobPoints(
@@ -214,9 +216,14 @@ class CoordinatedJob:
         if (status := self._recovery.long_wait()) is not None:
             self.session.send(coordinator_pb2.SessionResponse(queue=status))
         execution = self.execution
-        silent = self._silence.tick(execution.reporting() if execution is not None else ())
+        running = [] if execution is None else execution.reporting()
+        silent = self._silence.tick(running)
         for name in silent[:1]:
             self.died(name, self._silence.describe(self._nodes.describe(name)))
+        is_client_behind = execution is not None and execution.is_client_behind
+        if self._standstill.tick(running, is_client_behind=is_client_behind):
+            message = self._standstill.describe(running)
+            self.link_failed(node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, message=message))
         if self.recovers:
             self._points.tick()
 
@@ -609,6 +616,9 @@ class CoordinatedJob:
 
     def _responded(self, member: Member, response: node_pb2.AttachResponse) -> None:
         self._silence.note_message(member.name)
+        for event in response.events.events:
+            if event.HasField("report"):
+                self._standstill.note_report(member.name, event.report)
         if self.observation.responded(member, response) or self._points.responded(member.name, response):
             return
         if response.WhichOneof("kind") != "failed":

@@ -11,6 +11,7 @@ from virtual_time import Process, World
 
 from waferbox import deadlines, roles
 from waferbox.host.threads import CancellationToken
+from waferbox.links.hub import ANY_PEER
 from waferbox.links.link import LinkLost
 from waferbox.runtime.node_job import JobFailure
 from waferbox.runtime.node_service import Emit, NodeService
@@ -85,6 +86,7 @@ class EpochModel:
         self._seconds = self._world.random.choice([0.02, 0.1, 0.4])  # of a step
         self._has_no_input = False
         self._is_broken = False
+        self.lacks_frame = False  # so that all members wait for each other
 
     def load(self, work: "Work", peers: set[str]) -> None:
         self.loaded[work.name] = work
@@ -119,7 +121,7 @@ class EpochModel:
 
     def _run(self, schedule: StepSchedule) -> None:
         """Does a step, if all members live and the client is not too far behind."""
-        if self._is_broken:
+        if self._is_broken or self.lacks_frame:
             return
         works = list(self.loaded.values())
         dead = [work for work in works if not work.is_alive]
@@ -213,6 +215,7 @@ class Work:
             step=self._epoch.step,
             time=self._node.process.time_ns() / 1e9,
             seconds={"total": now},
+            waits_for="" if self.has_bad_batch() else ANY_PEER,
         )
 
     def check_progress(self) -> None:

@@ -372,6 +372,12 @@ class SimulatedCluster:
             role = random.choice(sorted({connection.client.name.partition("-")[0] for connection in connections}))
             random.choice([each for each in connections if each.client.name.startswith(role)]).break_()
 
+    def lose_frame(self, random: Random) -> None:
+        """A frame between nodes is lost, so that all nodes of an epoch wait for each other."""
+        running = [epoch for epoch in self.fabric.epochs.values() if epoch.is_running]
+        if running:
+            random.choice(running).lacks_frame = True
+
     def refuse_processes(self, random: Random) -> None:
         self.spawn_failures = 0.9
         self.world.after(random.uniform(0.5, 6.0), self._allow_processes)
@@ -507,6 +513,7 @@ FAULTS: dict[str, Callable[[SimulatedCluster, Random], None]] = {
     "partition": SimulatedCluster.partition,
     "break a connection": SimulatedCluster.break_connection,
     "refuse processes": SimulatedCluster.refuse_processes,
+    "lose a frame": SimulatedCluster.lose_frame,
 }
 
 

@@ -17,6 +17,7 @@ from simulated_cluster import (
 )
 
 from appliance.coordinator.execution.execution import CoordinatedExecution
+from appliance.coordinator.execution.failures import StandstillWatch
 from appliance.coordinator.nodes.inputs import Inputs
 from appliance.coordinator.nodes.job_nodes import JobMembers
 from appliance.coordinator.nodes.topology import Member
@@ -80,6 +81,11 @@ def _believe_old_streams(self: Supervision, event: Disconnected) -> None:
     """The end of a former stream counts as that of the present one."""
     self._drop_stream()
     self._follow_signs()
+
+
+def _see_nothing(self: StandstillWatch, running: Sequence[str], *, is_client_behind: bool) -> bool:
+    """Nobody looks for nodes that wait for each other."""
+    return False
 
 
 def _end_without_asking(self: Supervision, event: Exited) -> None:
@@ -184,6 +190,9 @@ MUTATIONS: dict[str, Mutation] = {
     "preempted jobs get no inputs": Mutation(owner=Recovery, method="preempted", replacement=_restore_without_inputs),
     "steps without input discard the ones before": Mutation(
         owner=CoordinatedExecution, method="_input_failure", replacement=_fail_early
+    ),
+    "nodes may wait for each other for ever": Mutation(
+        owner=StandstillWatch, method="tick", replacement=_see_nothing, kinds=("lose a frame",)
     ),
     "points of ended jobs stay": Mutation(owner=ManagementService, method="_job_ended", replacement=_tell_nobody),
 }

@@ -3,9 +3,12 @@
 import os
 import select
 import threading
+from typing import Final
 
 from waferbox.links.link import Link, LinkLost, Message, Window
 from waferbox.links.shared_memory import Slice
+
+ANY_PEER: Final = "its peers"
 
 
 class Stopped(Exception):
@@ -24,7 +27,7 @@ class Hub:
         self._watched: dict[int, Link] = {}  # by descriptor; without links that have ended
         self._waiting_to_send: set[int] = set()
         self._stop_lock = threading.Lock()  # the number of a closed descriptor may be another's at once
-        self.waiting = False  # until something happens on a link; read from any thread
+        self.waits_for = ""  # the peer that is waited for now, ANY_PEER, or none; read from any thread
         self._stop_event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll = select.epoll()
         self._poll.register(self._stop_event, select.EPOLLIN)
@@ -68,7 +71,7 @@ class Hub:
             if not link.poll():
                 if link.ended:
                     raise LinkLost(link.name, f"it ended before it sent group {group} of step {step}")
-                self._wait()
+                self._wait(link.name)
 
     def wait(self) -> Message:
         """Waits for the next message of any link; those of one link come in order.
@@ -84,7 +87,7 @@ class Hub:
             for link in self._links:
                 if link.ended:
                     raise LinkLost(link.name, "it ended")
-            self._wait()
+            self._wait(ANY_PEER)
 
     def send(
         self,
@@ -138,18 +141,18 @@ class Hub:
             return
         if link.ended:
             raise LinkLost(link.name, "it ended before it took what was sent")
-        self._wait()
+        self._wait(link.name)
 
-    def _wait(self) -> None:
-        """Waits until something happens on any link, and takes it in."""
+    def _wait(self, peer: str) -> None:
+        """Waits until something happens on any link, and takes it in. peer: whose link is to have what is needed."""
         for descriptor, link in self._watched.items():
             # Acknowledgements and grants are sent without waiting: frames that the lane did not take leave here.
             if link.blocked and descriptor not in self._waiting_to_send:
                 self._waiting_to_send.add(descriptor)
                 self._poll.modify(descriptor, select.EPOLLIN | select.EPOLLOUT)
-        self.waiting = True
+        self.waits_for = peer
         events = self._poll.poll()
-        self.waiting = False
+        self.waits_for = ""
         for descriptor, _ in events:
             if descriptor == self._stop_event:
                 raise Stopped

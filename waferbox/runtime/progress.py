@@ -173,14 +173,17 @@ def process_report(node: str) -> observation_pb2.NodeReport:
     )
 
 
-def node_report(node: str, epoch: int, progress: Progress, links: Iterable[Link]) -> observation_pb2.NodeReport:
-    """Returns a report with the figures of a process that runs an execution."""
+def node_report(
+    node: str, epoch: int, progress: Progress, links: Iterable[Link], waits_for: str
+) -> observation_pb2.NodeReport:
+    """Returns a report with the figures of a process that runs an execution. waits_for: as of the report."""
     links = list(links)
     report = process_report(node)
     report.epoch, report.step, report.done_steps = epoch, progress.step, progress.done_steps
     report.seconds.update(progress.seconds())
     report.bytes["received"] = sum(link.received_bytes for link in links)
     report.bytes["sent"] = sum(link.sent_bytes for link in links)
+    report.waits_for = waits_for
     report.queued["received"] = sum(len(link.inbox) for link in links)
     report.queued["sent"] = sum(link.not_taken for link in links)
     if progress.layers is not None:

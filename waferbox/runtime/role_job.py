@@ -263,10 +263,10 @@ class RoleJob(ABC):
 
     def report(self) -> observation_pb2.NodeReport | None:
         # From another thread: a program that is dropped meanwhile still has its figures.
-        program, epoch, links = self._program, self._epoch, self._links
-        if program is None or epoch is None or self._execution is None:
+        program, epoch, hub, links = self._program, self._epoch, self._hub, self._links
+        if program is None or epoch is None or hub is None or self._execution is None:
             return None
-        return node_report(self.context.node, epoch, program.progress, links.values())
+        return node_report(self.context.node, epoch, program.progress, links.values(), hub.waits_for)
 
     def check_progress(self) -> None:
         # From another thread, as report.
@@ -275,7 +275,7 @@ class RoleJob(ABC):
             return
         moved = sum(link.received_bytes + link.sent_bytes for link in list(self._links.values()))
         hang = watchdog.hang(
-            program.progress, Usage.now(), waits=hub.waiting or program.progress.waits, moved_bytes=moved
+            program.progress, Usage.now(), waits=bool(hub.waits_for) or program.progress.waits, moved_bytes=moved
         )
         if hang:
             self._watchdog, self._hangs = None, True

@@ -176,6 +176,11 @@ class CoordinatedExecution:
         return self._client.shown_step
 
     @property
+    def is_client_behind(self) -> bool:
+        """Whether the client has outputs whose closures it has not run."""
+        return self._client.consumed_step < self._client.shown_step
+
+    @property
     def is_epoch_over(self) -> bool:
         """Whether no epoch runs, so that the end of a link is no failure."""
         return self._epoch is None or self._epoch.over

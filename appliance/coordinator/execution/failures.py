@@ -1,12 +1,12 @@
-"""Causes of failures and replacements: the verdict of a job, the text for the user, and the watch for silent nodes."""
+"""Causes of failures: the verdict of a job, the text for the user, and the watches over silent and waiting nodes."""
 
 import re
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from waferbox import roles
-from wsc.v1 import node_pb2
+from wsc.v1 import node_pb2, observation_pb2
 
 # --- The verdict ------------------------------------------------------------------------------------------------------
 
@@ -83,7 +83,7 @@ def _name(path: str) -> str:
     return "/".join(path.split("/")[-2:])
 
 
-# --- Silent nodes -----------------------------------------------------------------------------------------------------
+# --- Silent and waiting nodes -----------------------------------------------------------------------------------------
 
 
 class SilenceWatch:
@@ -113,3 +113,57 @@ class SilenceWatch:
         """
         self._silent = {node: self._silent.get(node, 0) + 1 for node in owing}
         return [node for node, ticks in self._silent.items() if ticks > self._max_ticks]
+
+
+class StandstillWatch:
+    """Finds an epoch whose nodes all wait for each other: each could wait for ever.
+
+    A node that computes, or waits for an input_fn or a disk, may take any time, and so may the client. Counts ticks, as
+    SilenceWatch; a tick counts once all nodes have sent a report since the last one that did.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        """seconds: how long all nodes may wait without a byte between them; at least one tick of a second."""
+        self._max_ticks = max(1, round(seconds))
+        self._ticks = 0
+        self._reports: dict[str, observation_pb2.NodeReport] = {}  # the last one of each node
+        self._reported: set[str] = set()  # since the last tick that counted
+        self._moved: set[str] = set()  # nodes with which something has happened since the last tick
+
+    def note_report(self, node: str, report: observation_pb2.NodeReport) -> None:
+        """Notes a node's report."""
+        last = self._reports.get(node)
+        if last is None or _figures(last) != _figures(report):
+            self._moved.add(node)
+        self._reports[node] = report
+        self._reported.add(node)
+
+    def tick(self, running: Sequence[str], *, is_client_behind: bool) -> bool:
+        """Counts a second; returns whether the nodes have waited for each other for too long.
+
+        Args:
+            running: names of all nodes that run steps now.
+            is_client_behind: whether the client has outputs that it has not consumed.
+        """
+        moved, self._moved = self._moved, set()
+        can_move = is_client_behind or not all(map(self._waits_for, running))
+        if not running or can_move or not moved.isdisjoint(running):
+            self._ticks = 0
+        elif self._reported.issuperset(running):
+            self._reported.clear()
+            self._ticks += 1
+        return self._ticks >= self._max_ticks
+
+    def describe(self, running: Sequence[str]) -> str:
+        """The message for the user about nodes that have waited too long."""
+        waits = ", ".join(f"{node} for {self._waits_for(node)}" for node in running)
+        return f"all nodes have waited for each other for {self._max_ticks} s: {waits}"
+
+    def _waits_for(self, node: str) -> str:
+        report = self._reports.get(node)
+        return "" if report is None else report.waits_for
+
+
+def _figures(report: observation_pb2.NodeReport) -> tuple[object, ...]:
+    """What changes while anything happens between nodes."""
+    return report.epoch, report.step, report.waits_for, report.bytes["received"], report.bytes["sent"]

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18wsc/v1/observation.proto\x12\x06wsc.v1\"\xd7\x03\n\nNodeReport\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04time\x18\x02 \x01(\x01\x12\x11\n\texecution\x18\x03 \x01(\x04\x12\r\n\x05\x65poch\x18\x0b \x01(\r\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\x12\n\ndone_steps\x18\n \x01(\x04\x12\x30\n\x07seconds\x18\x05 \x03(\x0b\x32\x1f.wsc.v1.NodeReport.SecondsEntry\x12,\n\x05\x62ytes\x18\x06 \x03(\x0b\x32\x1d.wsc.v1.NodeReport.BytesEntry\x12\x13\n\x0b\x63pu_seconds\x18\x07 \x01(\x01\x12\x14\n\x0cmemory_bytes\x18\x08 \x01(\x04\x12.\n\x06queued\x18\t \x03(\x0b\x32\x1e.wsc.v1.NodeReport.QueuedEntry\x12!\n\x06layers\x18\x0c \x03(\x0b\x32\x11.wsc.v1.LayerTime\x1a.\n\x0cSecondsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a,\n\nBytesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a-\n\x0bQueuedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"G\n\tLayerTime\x12\r\n\x05layer\x18\x01 \x01(\t\x12\x0f\n\x07\x63ompute\x18\x02 \x01(\x01\x12\x0c\n\x04wait\x18\x03 \x01(\x01\x12\x0c\n\x04send\x18\x04 \x01(\x01\"h\n\tLogRecord\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04time\x18\x02 \x01(\x01\x12\r\n\x05level\x18\x03 \x01(\r\x12\x0e\n\x06logger\x18\x04 \x01(\t\x12\x0f\n\x07message\x18\x05 \x01(\t\x12\x0f\n\x07verdict\x18\x06 \x01(\x08\"T\n\x06Scalar\x12\x11\n\texecution\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\r\n\x05value\x18\x04 \x01(\x01\x12\x0c\n\x04time\x18\x05 \x01(\x01\"\x8c\x01\n\x08JobEvent\x12\x0e\n\x06number\x18\x04 \x01(\x04\x12$\n\x06report\x18\x01 \x01(\x0b\x32\x12.wsc.v1.NodeReportH\x00\x12 \n\x03log\x18\x02 \x01(\x0b\x32\x11.wsc.v1.LogRecordH\x00\x12 \n\x06scalar\x18\x03 \x01(\x0b\x32\x0e.wsc.v1.ScalarH\x00\x42\x06\n\x04kind\"-\n\tJobEvents\x12 \n\x06\x65vents\x18\x01 \x03(\x0b\x32\x10.wsc.v1.JobEvent\"L\n\x0fWatchJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06\x66ollow\x18\x02 \x01(\x08\x12\r\n\x05kinds\x18\x03 \x03(\t\x12\r\n\x05\x61\x66ter\x18\x04 \x01(\x04\"\x9e\x01\n\x04Span\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04what\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\r\n\x05\x62\x65gin\x18\x05 \x01(\x01\x12\x0f\n\x07seconds\x18\x06 \x01(\x01\x12\x0e\n\x06region\x18\x07 \x01(\t\x12\x12\n\x05group\x18\x08 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06source\x18\t \x01(\tB\x08\n\x06_group\"C\n\x05Spans\x12\x1b\n\x05spans\x18\x01 \x03(\x0b\x32\x0c.wsc.v1.Span\x12\x0c\n\x04last\x18\x02 \x01(\x08\x12\x0f\n\x07refusal\x18\x03 \x01(\t\"=\n\x05Trace\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x12\n\nfirst_step\x18\x02 \x01(\x04\x12\x11\n\tnum_steps\x18\x03 \x01(\r\"1\n\x0fTraceJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x11\n\tnum_steps\x18\x02 \x01(\r\"/\n\x10TraceJobResponse\x12\x1b\n\x05spans\x18\x01 \x03(\x0b\x32\x0c.wsc.v1.Span2\x88\x01\n\x0bObservation\x12\x38\n\x08WatchJob\x12\x17.wsc.v1.WatchJobRequest\x1a\x11.wsc.v1.JobEvents0\x01\x12?\n\x08TraceJob\x12\x17.wsc.v1.TraceJobRequest\x1a\x18.wsc.v1.TraceJobResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18wsc/v1/observation.proto\x12\x06wsc.v1\"\xea\x03\n\nNodeReport\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04time\x18\x02 \x01(\x01\x12\x11\n\texecution\x18\x03 \x01(\x04\x12\r\n\x05\x65poch\x18\x0b \x01(\r\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\x12\n\ndone_steps\x18\n \x01(\x04\x12\x30\n\x07seconds\x18\x05 \x03(\x0b\x32\x1f.wsc.v1.NodeReport.SecondsEntry\x12,\n\x05\x62ytes\x18\x06 \x03(\x0b\x32\x1d.wsc.v1.NodeReport.BytesEntry\x12\x13\n\x0b\x63pu_seconds\x18\x07 \x01(\x01\x12\x14\n\x0cmemory_bytes\x18\x08 \x01(\x04\x12.\n\x06queued\x18\t \x03(\x0b\x32\x1e.wsc.v1.NodeReport.QueuedEntry\x12!\n\x06layers\x18\x0c \x03(\x0b\x32\x11.wsc.v1.LayerTime\x12\x11\n\twaits_for\x18\r \x01(\t\x1a.\n\x0cSecondsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a,\n\nBytesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a-\n\x0bQueuedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"G\n\tLayerTime\x12\r\n\x05layer\x18\x01 \x01(\t\x12\x0f\n\x07\x63ompute\x18\x02 \x01(\x01\x12\x0c\n\x04wait\x18\x03 \x01(\x01\x12\x0c\n\x04send\x18\x04 \x01(\x01\"h\n\tLogRecord\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04time\x18\x02 \x01(\x01\x12\r\n\x05level\x18\x03 \x01(\r\x12\x0e\n\x06logger\x18\x04 \x01(\t\x12\x0f\n\x07message\x18\x05 \x01(\t\x12\x0f\n\x07verdict\x18\x06 \x01(\x08\"T\n\x06Scalar\x12\x11\n\texecution\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\r\n\x05value\x18\x04 \x01(\x01\x12\x0c\n\x04time\x18\x05 \x01(\x01\"\x8c\x01\n\x08JobEvent\x12\x0e\n\x06number\x18\x04 \x01(\x04\x12$\n\x06report\x18\x01 \x01(\x0b\x32\x12.wsc.v1.NodeReportH\x00\x12 \n\x03log\x18\x02 \x01(\x0b\x32\x11.wsc.v1.LogRecordH\x00\x12 \n\x06scalar\x18\x03 \x01(\x0b\x32\x0e.wsc.v1.ScalarH\x00\x42\x06\n\x04kind\"-\n\tJobEvents\x12 \n\x06\x65vents\x18\x01 \x03(\x0b\x32\x10.wsc.v1.JobEvent\"L\n\x0fWatchJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0e\n\x06\x66ollow\x18\x02 \x01(\x08\x12\r\n\x05kinds\x18\x03 \x03(\t\x12\r\n\x05\x61\x66ter\x18\x04 \x01(\x04\"\x9e\x01\n\x04Span\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0c\n\x04what\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\r\n\x05\x62\x65gin\x18\x05 \x01(\x01\x12\x0f\n\x07seconds\x18\x06 \x01(\x01\x12\x0e\n\x06region\x18\x07 \x01(\t\x12\x12\n\x05group\x18\x08 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06source\x18\t \x01(\tB\x08\n\x06_group\"C\n\x05Spans\x12\x1b\n\x05spans\x18\x01 \x03(\x0b\x32\x0c.wsc.v1.Span\x12\x0c\n\x04last\x18\x02 \x01(\x08\x12\x0f\n\x07refusal\x18\x03 \x01(\t\"=\n\x05Trace\x12\r\n\x05\x65poch\x18\x01 \x01(\r\x12\x12\n\nfirst_step\x18\x02 \x01(\x04\x12\x11\n\tnum_steps\x18\x03 \x01(\r\"1\n\x0fTraceJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x11\n\tnum_steps\x18\x02 \x01(\r\"/\n\x10TraceJobResponse\x12\x1b\n\x05spans\x18\x01 \x03(\x0b\x32\x0c.wsc.v1.Span2\x88\x01\n\x0bObservation\x12\x38\n\x08WatchJob\x12\x17.wsc.v1.WatchJobRequest\x1a\x11.wsc.v1.JobEvents0\x01\x12?\n\x08TraceJob\x12\x17.wsc.v1.TraceJobRequest\x1a\x18.wsc.v1.TraceJobResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,35 +38,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_NODEREPORT_QUEUEDENTRY']._loaded_options = None
   _globals['_NODEREPORT_QUEUEDENTRY']._serialized_options = b'8\001'
   _globals['_NODEREPORT']._serialized_start=37
-  _globals['_NODEREPORT']._serialized_end=508
-  _globals['_NODEREPORT_SECONDSENTRY']._serialized_start=369
-  _globals['_NODEREPORT_SECONDSENTRY']._serialized_end=415
-  _globals['_NODEREPORT_BYTESENTRY']._serialized_start=417
-  _globals['_NODEREPORT_BYTESENTRY']._serialized_end=461
-  _globals['_NODEREPORT_QUEUEDENTRY']._serialized_start=463
-  _globals['_NODEREPORT_QUEUEDENTRY']._serialized_end=508
-  _globals['_LAYERTIME']._serialized_start=510
-  _globals['_LAYERTIME']._serialized_end=581
-  _globals['_LOGRECORD']._serialized_start=583
-  _globals['_LOGRECORD']._serialized_end=687
-  _globals['_SCALAR']._serialized_start=689
-  _globals['_SCALAR']._serialized_end=773
-  _globals['_JOBEVENT']._serialized_start=776
-  _globals['_JOBEVENT']._serialized_end=916
-  _globals['_JOBEVENTS']._serialized_start=918
-  _globals['_JOBEVENTS']._serialized_end=963
-  _globals['_WATCHJOBREQUEST']._serialized_start=965
-  _globals['_WATCHJOBREQUEST']._serialized_end=1041
-  _globals['_SPAN']._serialized_start=1044
-  _globals['_SPAN']._serialized_end=1202
-  _globals['_SPANS']._serialized_start=1204
-  _globals['_SPANS']._serialized_end=1271
-  _globals['_TRACE']._serialized_start=1273
-  _globals['_TRACE']._serialized_end=1334
-  _globals['_TRACEJOBREQUEST']._serialized_start=1336
-  _globals['_TRACEJOBREQUEST']._serialized_end=1385
-  _globals['_TRACEJOBRESPONSE']._serialized_start=1387
-  _globals['_TRACEJOBRESPONSE']._serialized_end=1434
-  _globals['_OBSERVATION']._serialized_start=1437
-  _globals['_OBSERVATION']._serialized_end=1573
+  _globals['_NODEREPORT']._serialized_end=527
+  _globals['_NODEREPORT_SECONDSENTRY']._serialized_start=388
+  _globals['_NODEREPORT_SECONDSENTRY']._serialized_end=434
+  _globals['_NODEREPORT_BYTESENTRY']._serialized_start=436
+  _globals['_NODEREPORT_BYTESENTRY']._serialized_end=480
+  _globals['_NODEREPORT_QUEUEDENTRY']._serialized_start=482
+  _globals['_NODEREPORT_QUEUEDENTRY']._serialized_end=527
+  _globals['_LAYERTIME']._serialized_start=529
+  _globals['_LAYERTIME']._serialized_end=600
+  _globals['_LOGRECORD']._serialized_start=602
+  _globals['_LOGRECORD']._serialized_end=706
+  _globals['_SCALAR']._serialized_start=708
+  _globals['_SCALAR']._serialized_end=792
+  _globals['_JOBEVENT']._serialized_start=795
+  _globals['_JOBEVENT']._serialized_end=935
+  _globals['_JOBEVENTS']._serialized_start=937
+  _globals['_JOBEVENTS']._serialized_end=982
+  _globals['_WATCHJOBREQUEST']._serialized_start=984
+  _globals['_WATCHJOBREQUEST']._serialized_end=1060
+  _globals['_SPAN']._serialized_start=1063
+  _globals['_SPAN']._serialized_end=1221
+  _globals['_SPANS']._serialized_start=1223
+  _globals['_SPANS']._serialized_end=1290
+  _globals['_TRACE']._serialized_start=1292
+  _globals['_TRACE']._serialized_end=1353
+  _globals['_TRACEJOBREQUEST']._serialized_start=1355
+  _globals['_TRACEJOBREQUEST']._serialized_end=1404
+  _globals['_TRACEJOBRESPONSE']._serialized_start=1406
+  _globals['_TRACEJOBRESPONSE']._serialized_end=1453
+  _globals['_OBSERVATION']._serialized_start=1456
+  _globals['_OBSERVATION']._serialized_end=1592
 # @@protoc_insertion_point(module_scope)

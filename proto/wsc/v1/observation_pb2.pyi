@@ -99,6 +99,7 @@ class NodeReport(_message.Message):
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     QUEUED_FIELD_NUMBER: _builtins.int
     LAYERS_FIELD_NUMBER: _builtins.int
+    WAITS_FOR_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     """its name in the job, e.g. "wafer-0" """
     time: _builtins.float
@@ -114,6 +115,10 @@ class NodeReport(_message.Message):
     """of the process"""
     memory_bytes: _builtins.int
     """resident"""
+    waits_for: _builtins.str
+    """The party that its thread waits for now: a member, "coordinator", or "its peers" if any of them would do; empty: it
+    works, or waits for something outside of the job, such as an input_fn or a disk.
+    """
     @_builtins.property
     def seconds(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """Since the epoch began: "total", and its parts: "wait", "send", "disk", and the role's work, which is "compute"
@@ -147,10 +152,11 @@ class NodeReport(_message.Message):
         memory_bytes: _builtins.int = ...,
         queued: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         layers: _abc.Iterable[Global___LayerTime] | None = ...,
+        waits_for: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "cpu_seconds", b"cpu_seconds", "done_steps", b"done_steps", "epoch", b"epoch", "execution", b"execution", "layers", b"layers", "memory_bytes", b"memory_bytes", "node", b"node", "queued", b"queued", "seconds", b"seconds", "step", b"step", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "cpu_seconds", b"cpu_seconds", "done_steps", b"done_steps", "epoch", b"epoch", "execution", b"execution", "layers", b"layers", "memory_bytes", b"memory_bytes", "node", b"node", "queued", b"queued", "seconds", b"seconds", "step", b"step", "time", b"time", "waits_for", b"waits_for"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
