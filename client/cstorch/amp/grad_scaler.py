@@ -35,9 +35,11 @@ class GradScaler:
     """Scales the loss before the backward pass, and the gradients back before the update. Used in a traced step.
 
     A dynamic scale is state of the step. A step whose gradients are not all finite changes neither parameters nor
-    optimizer state. If more than `overflow_tolerance` of the steps since the last change of the scale overflowed, the
-    scale is halved; otherwise it is doubled `steps_per_increase` steps after its last change. A static scale never
-    changes, and skips no step. On the CPU backend nothing is scaled, and there is no state.
+    optimizer state, nor the states that hooks of the optimizer's step change, such as the masks of sparse training:
+    torch would not call the optimizer. The Python code of hooks runs when the step is traced. If more than
+    `overflow_tolerance` of the steps since the last change of the scale overflowed, the scale is halved; otherwise it
+    is doubled `steps_per_increase` steps after its last change. A static scale never changes, and skips no step. On the
+    CPU backend nothing is scaled, and there is no state.
 
     Args:
         loss_scale: "dynamic", or the static scale; None and 0 are 1.
@@ -240,7 +242,7 @@ class GradScaler:
         return _all_finite(notes, optimizers)
 
     def step_if_finite(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        """Performs a step of the optimizer, which changes nothing if its gradients are not all finite.
+        """Performs a step of the optimizer, which, with its hooks, changes nothing if its gradients are not all finite.
 
         Args:
             optimizer: The optimizer. Its gradients are those of the scaled loss.

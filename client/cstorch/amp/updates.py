@@ -3,7 +3,6 @@
 import math
 import weakref
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
@@ -83,27 +82,23 @@ def update_if_finite(optimizer: torch.optim.Optimizer, tensor: torch.Tensor) -> 
 
 
 class ConditionalUpdate:
-    """A copy of all that a step of the optimizer may change; `choose` then keeps the change or takes it back."""
+    """All that a step of the optimizer changes, from now on; `choose` then keeps the changes or takes them back.
+
+    As torch does not call the optimizer in a step that is skipped, these are the changes of all that its step calls
+    too: its hooks, with the masks of sparsity, averages of weights or limits to them, and a closure.
+    """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        step_notes()  # raises an error outside of a traced step
+        assert context.recorder is not None
         self._optimizer = optimizer
-        self._before = {
-            (id(values), name): value.detach().clone()
-            for values in _states(optimizer)
-            for name, value in values.items()
-            if isinstance(value, torch.Tensor)
-        }
-        self._parameters = [(parameter, parameter.detach().clone()) for parameter in _updated(optimizer)]
+        self._changes = context.recorder.state_changes()
 
     @torch.no_grad()
     def choose(self, finite: torch.Tensor) -> None:
         """Keeps what changed if `finite`, a boolean of rank 0, is true; restores the values otherwise."""
-        for values in _states(self._optimizer):
-            for name, value in values.items():
-                before = self._before.get((id(values), name))
-                if before is not None:
-                    value.copy_(torch.where(finite, value, before))
-        for tensor, before in (*self._parameters, *step_notes().marked.pop(self._optimizer, ())):
+        self._changes.choose(finite)
+        for tensor, before in step_notes().marked.pop(self._optimizer, ()):
             tensor.copy_(torch.where(finite, tensor, before))
 
 
@@ -111,10 +106,6 @@ def _updated(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     """The parameters that a step updates: those that have a gradient."""
     for group in optimizer.param_groups:
         yield from (parameter for parameter in group["params"] if parameter.grad is not None)
-
-
-def _states(optimizer: torch.optim.Optimizer) -> Iterator[dict[str, Any]]:
-    yield from (optimizer.state[parameter] for parameter in _updated(optimizer) if parameter in optimizer.state)
 
 
 def gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -218,6 +218,69 @@ def test_a_skipped_step_keeps_what_an_own_optimizer_has_marked() -> None:
     assert [float(number) for step in outputs for number in step.values()] == [1.0, 1.0, 2.0]
 
 
+class Hooked(nn.Module):
+    """A network with states that hooks of the optimizer change."""
+
+    average: torch.Tensor
+    rows: torch.Tensor
+    count: torch.Tensor
+    first: torch.Tensor
+    second: torch.Tensor
+    seen: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(7, 4)
+        self.register_buffer("average", torch.zeros(4, 7))
+        self.register_buffer("rows", torch.ones(3, 4))
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("first", torch.zeros(2))
+        self.register_buffer("second", torch.ones(2))
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        self.seen = self.seen + 1
+        return self.layer(features)
+
+    @torch.no_grad()
+    def before_step(self, *_: Any) -> None:
+        assert self.layer.weight.grad is not None
+        self.rows[1].add_(self.layer.weight.grad.sum())  # a view
+
+    @torch.no_grad()
+    def after_step(self, *_: Any) -> None:
+        self.layer.weight.clamp_(-0.2, 0.2)
+        self.average.lerp_(self.layer.weight, 0.5)
+        self.rows.view(-1)[2:4].mul_(0.5)
+        self.count = self.count + self.average.sum()  # replaced, not written
+        self.seen.mul_(2)  # replaced by the forward pass, and written
+        self.first, self.second = self.second, self.first
+        self.second.add_(1)
+
+
+def test_hooks_of_the_optimizer_change_nothing_in_a_skipped_step() -> None:
+    def build(model: Any) -> tuple[Step, Getters]:
+        registry = Registry()
+        optimizer = OPTIMIZERS["sgd"](model.parameters())
+        optimizer.register_step_pre_hook(model.before_step)
+        optimizer.register_step_post_hook(model.after_step)
+        registry.register("optimizer", optimizer)
+        scaler: Any = torch_scaler()
+        if isinstance(model.rows, LazyTensor):
+            scaler = cstorch.amp.GradScaler(**SETTINGS)
+            registry.register("grad_scaler", scaler)
+
+        def step(batch: Any) -> Any:
+            loss = (model(batch[0]) - batch[1]).square().mean()
+            cstorch.amp.optimizer_step(loss, optimizer, scaler)
+            return loss, torch.as_tensor(scaler.get_scale())
+
+        return step, dict(named_getters(registry))
+
+    given = batches(1, 2)
+    Traced(build, Hooked(), given[0]).check(given, CLUSTERS)
+
+
 def is_loop(text: str) -> bool:
     try:
         lower(parse_module(text))

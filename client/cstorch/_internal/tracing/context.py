@@ -13,6 +13,13 @@ from cstorch._internal.tracing.provenance import Scopes, user_line
 from cstorch.errors import CstorchError, TraceError
 
 
+class Changes(Protocol):
+    """What a part of the step changes of the states. See StateChanges."""
+
+    def choose(self, keeps: torch.Tensor) -> None:
+        """Ends the part: keeps its changes if `keeps`, a boolean of rank 0, is true, else takes them back."""
+
+
 class StepRecorder(Protocol):
     """The recorder of the step that a thread traces.
 
@@ -48,6 +55,9 @@ class StepRecorder(Protocol):
 
     def place(self) -> int:
         """Returns the number of calls that are recorded."""
+
+    def state_changes(self) -> "Changes":
+        """Returns what the step changes of the states from now on."""
 
     def first_write_since(self, place: int) -> str | None:
         """Returns the line of the first call since a place that writes to a tensor from before it; None: no call."""

@@ -31,6 +31,7 @@ from cstorch._internal.tracing.provenance import Scopes, user_line
 from cstorch._internal.tracing.random_counter import COUNTER, random_counter
 from cstorch._internal.tracing.recording.known_values import KnownValues, Recipe
 from cstorch._internal.tracing.recording.operation_checks import HostRandom, check_alias
+from cstorch._internal.tracing.recording.state_changes import StateChanges
 from cstorch._internal.tracing.recording.trace import Argument, Call, Made, Ref, UnannouncedTensor, refs
 from cstorch._internal.tracing.shape_inference import run_on_meta, run_on_zeros
 from cstorch._internal.tracing.step_values import settle
@@ -52,9 +53,12 @@ class Recorder:
     """The recorder of one step; see StepRecorder. Used by the thread that traces.
 
     Raises TraceError for calls that cannot be traced.
+
+    states: The getter of each announced state, by name.
+    changes: What is told of writes to states before they are recorded.
     """
 
-    def __init__(self, scopes: Scopes) -> None:
+    def __init__(self, scopes: Scopes, states: Mapping[str, Callable[[], torch.Tensor]]) -> None:
         self.number = next(_numbers)
         self.calls: list[Call] = []
         self.arguments: list[Argument] = []
@@ -64,11 +68,14 @@ class Recorder:
         self.stepped: set[int] = set()
         self.known_values = KnownValues()
         self.scopes = scopes
+        self.states = states
+        self.changes: list[StateChanges] = []
         self.repeats: list[Callable[[], None]] = []
         self.draws = 0  # the index of the next random operation; a recomputation resets it
         self.counter: LazyTensor | None = None  # the random counter, if the step draws numbers
         self._values = 0
         self._states: dict[int, Argument] = {}
+        self._cells: dict[int, Cell] = {}  # of states, by the values that are they or views of them
         self._named: dict[str, Argument] = {}
         self._views: dict[int, tuple[Handle, int]] = {}
         self._constants: dict[tuple[int, int], tuple[torch.Tensor, int]] = {}  # by id and version
@@ -87,6 +94,7 @@ class Recorder:
             meta = torch.empty(cell.shape, dtype=cell.dtype, device=META)
             known = Argument(kind="state", name=name, value=self._new_value(), meta=meta, cell=cell, digest=digest)
             self._states[id(cell)] = known
+            self._cells[known.value] = cell
             self.arguments.append(known)
             self.known_values.add_source(known)
         self._named[name] = known
@@ -205,6 +213,9 @@ class Recorder:
                 raise messages.stale(tensor)
             if tensor._handle.base is not None:
                 tensor._handle.base.written = True
+            if self.changes and (cell := self._cells.get(self.value_of(tensor))) is not None:
+                for changes in self.changes:
+                    changes.note_write(cell)
         if op.reshapes:
             follow_meta(tensors[0])
         base = tensors[0]._handle.base if op.views and tensors else None
@@ -220,6 +231,14 @@ class Recorder:
     def _add_call(self, call: Call, made: Sequence[torch.Tensor]) -> None:
         self.calls.append(call)
         self.known_values.add_call(call, made)
+        if operator(call.func).views:
+            viewed = next((self._cells[ref.value] for ref in refs(call.args[:1]) if ref.value in self._cells), None)
+            if viewed is not None:
+                self._cells.update((value, viewed) for value in call.results if value is not None)
+
+    def state_changes(self) -> StateChanges:
+        """Returns what the step changes of the states from now on. See StepRecorder."""
+        return StateChanges(self)
 
     def check_errors_of(self, info: LazyTensor) -> None:
         """Makes the operation that computed `info` check it, in place of torch's check, which needs the value."""

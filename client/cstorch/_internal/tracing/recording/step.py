@@ -106,7 +106,7 @@ class OpenTrace:
         self._before = {name: _state_tensor(name, getter) for name, getter in states.items()}
         self._handles = {name: tensor._handle for name, tensor in self._before.items()}  # `p.data = v` replaces them
         self._work = SlowWork("Tracing") if work is None else work
-        self._recorder = recorder = Recorder(Scopes(modules, _owners(modules), self._work))
+        self._recorder = recorder = Recorder(Scopes(modules, _owners(modules), self._work), states)
         for name, tensor in self._before.items():
             _add_state(recorder, name, tensor)
         self._inputs: list[LazyTensor] = []
