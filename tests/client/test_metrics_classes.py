@@ -45,6 +45,55 @@ def test_classes_that_do_not_occur_are_left_out_of_the_mean() -> None:
         assert float(metric) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_matrix_with_an_undefined_count_has_no_figure(bad: float) -> None:
+    y, p = torch.tensor([0, 1, 2, 2]), torch.tensor([0, 2, 2, 1])
+    for case in CASES:
+        if case.weighted:
+            metric = case.ours()
+            metric(y, p, weights=torch.tensor([1.0, 1.0, bad, 1.0]))
+            assert np.isnan(float(metric)), case
+    at_k = metrics.PrecisionAtKMetric(1)
+    at_k(torch.tensor([0]), torch.tensor([[0.9, 0.1]]), weights=torch.tensor([bad]))
+    assert np.isnan(float(at_k))
+
+
+class ScoresMetric(metrics.Metric):
+    """A metric of a script's own, which multiplies matrices."""
+
+    total: torch.Tensor
+
+    def reset(self) -> None:
+        self.register_state("total", torch.zeros(5, 5))
+
+    def update(self, scores: torch.Tensor, weights: torch.Tensor) -> None:
+        self.total.add_((scores * weights[:, None]).T @ scores.to(self.total.dtype))
+
+    def compute(self) -> torch.Tensor:
+        return self.total.sum()
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+def test_autocast_does_not_reach_into_metrics(half: torch.dtype) -> None:
+    labels, predictions, weights = batches(1, 500)[0]
+    weights = 1e5 * weights + 1
+    scores = torch.randn(500, 3)
+    layer = torch.nn.Linear(3, 5)
+    weighted = [case for case in CASES if case.weighted]
+    ours, own = [case.ours() for case in weighted], ScoresMetric()
+    with torch.autocast("cpu", half), torch.no_grad():
+        found = layer(scores)
+        assert found.dtype is half
+        for metric in ours:
+            metric(labels, predictions, weights=weights)
+        own(found, weights)
+    for case, metric in zip(weighted, ours, strict=True):
+        expected = case.figure(labels.numpy(), predictions.numpy(), weights.numpy())
+        assert float(metric) == pytest.approx(expected, rel=1e-6), case
+    expected_scores = (found.double() * weights[:, None]).T @ found.double()
+    assert float(own) == pytest.approx(float(expected_scores.sum()), rel=1e-4)
+
+
 def test_labels_out_of_range_do_not_count() -> None:
     metric = metrics.MeanPerClassAccuracyMetric(3)
     metric(torch.tensor([0, -100, 7, 2]), torch.tensor([0, 1, 1, 1]))

@@ -58,6 +58,8 @@ class _Caster:
         if op.name == "cirh.Cast":
             self._follow_cast(op)
             return
+        if source_of(op).metric:
+            return  # it counts in the type that its documentation says
         tensors = [*op.operands, *op.results]
         if any(types.dtype(value).is_floating_point and types.dtype(value) is not FLOAT for value in tensors):
             return  # the script chose a type, which stays

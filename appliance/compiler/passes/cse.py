@@ -38,13 +38,16 @@ def join_common_subexpressions(module: ModuleOp) -> bool:
     return changed
 
 
-def _placed(module: ModuleOp) -> Iterator[tuple[Operation, tuple[str, bool]]]:
-    """Operations with layer and pass. An operation outside all modules belongs to the layer before it."""
+def _placed(module: ModuleOp) -> Iterator[tuple[Operation, tuple[str, bool, bool]]]:
+    """Operations with layer, pass and whether they are a metric's, which mixed precision leaves in float32.
+
+    An operation outside all modules belongs to the layer before it.
+    """
     layer = ""
     for op in body_ops(module):
         source = source_of(op)
         layer = layer_of(source.module) or layer
-        yield op, (layer, source.backward)
+        yield op, (layer, source.backward, source.metric)
 
 
 def _key(op: Operation) -> Key:

@@ -80,13 +80,13 @@ class ConfusionMatrixMetric(Metric):
 
 
 def quotient(numerator: torch.Tensor, denominator: torch.Tensor) -> torch.Tensor:
-    """Returns the quotient, and 0 where the denominator is 0."""
-    return torch.where(denominator > 0, numerator / denominator, 0.0)
+    """Returns the quotient, and 0 where the denominator is 0; NaN where one of both is NaN."""
+    return torch.where(denominator == 0, numerator * 0, numerator / denominator)
 
 
 def mean_where_counted(numerators: torch.Tensor, denominators: torch.Tensor) -> torch.Tensor:
     """Returns the mean of the quotients whose denominators are not 0; 0 if there is none."""
-    counted = (denominators > 0).to(numerators.dtype)
+    counted = (denominators != 0).to(numerators.dtype)
     return quotient(quotient(numerators, denominators).sum(), counted.sum())
 
 

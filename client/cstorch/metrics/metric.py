@@ -2,12 +2,15 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from cstorch._internal import state
+from cstorch._internal.tracing import metric_operations
 from cstorch.backend import current_torch_device, has_backend, is_on_csx
 from cstorch.core.closures import step_closure
 from cstorch.errors import UsageError
@@ -19,6 +22,8 @@ class Metric(nn.Module, ABC):
     What a metric accumulates are buffers, made in `reset` with `register_state` and changed in `update`. They are state
     of the step, so the sums are kept where the step runs. A call of the metric in the traced step updates it and
     returns the figure so far. `float(metric)` is the figure of the last activation step whose values have arrived.
+    `update` and `compute` run in the types of their tensors, also in mixed precision; what autocast made half precision
+    comes to `update` as float32.
 
     Args:
         name: The name of the metric in reports, state names and `get_all_metrics`; None: that of the class.
@@ -89,7 +94,12 @@ class Metric(nn.Module, ABC):
             *args: The arguments of `update`.
             **kwargs: The arguments of `update`.
         """
-        with torch.no_grad():
+        with ExitStack() as contexts:
+            contexts.enter_context(torch.no_grad())
+            contexts.enter_context(metric_operations())
+            if torch.is_autocast_enabled("cpu"):
+                contexts.enter_context(torch.autocast("cpu", enabled=False))
+                args, kwargs = pytree.tree_map_only(torch.Tensor, _widened, (args, kwargs))
             self.update(*args, **kwargs)
             value = self.compute()
         step_closure(self._keep)(value)
@@ -110,6 +120,10 @@ class Metric(nn.Module, ABC):
                 f"the metric {self.name!r} has no value yet: no step has called it since it was made, or reset"
             )
         return float(self._last_value)
+
+
+def _widened(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 def get_all_metrics() -> Iterator[tuple[str, Metric]]:

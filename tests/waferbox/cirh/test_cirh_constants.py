@@ -112,4 +112,6 @@ def test_sources() -> None:
     assert source_of_location(location(source)) == source
     assert str(source) == "train.py:53 (in fc1, backward)"
     assert str(Source()) == "unknown source"
+    of_metric = Source(module="accuracy", metric=True, op="aten::mm")
+    assert source_of_location(location(of_metric)) == of_metric
     assert source_of_location(location(Source(op="aten::mm"))) == Source(op="aten::mm")

@@ -5,10 +5,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """The source of one operation. An empty string, or line 0, stands for an unknown part."""
+    """The source of one operation. An empty string, or line 0, stands for an unknown part.
+
+    metric: Whether a metric computes it, which it does in the types of its tensors, also in mixed precision.
+    """
 
     module: str = ""
     backward: bool = False
+    metric: bool = False
     op: str = ""
     file: str = ""
     line: int = 0

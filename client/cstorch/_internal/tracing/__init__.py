@@ -6,7 +6,7 @@ while meta tensors give the shapes; then the recording becomes a graph of pure f
 """
 
 from cstorch._internal.tracing.cell import Cell
-from cstorch._internal.tracing.context import is_tracing, name_operations, purpose
+from cstorch._internal.tracing.context import is_tracing, metric_operations, name_operations, purpose
 from cstorch._internal.tracing.device.dispatch import device_scope
 from cstorch._internal.tracing.device.registration import XlaName, register
 from cstorch._internal.tracing.provenance import user_line
@@ -54,6 +54,7 @@ __all__ = [
     "is_in_body",
     "is_of_step",
     "is_tracing",
+    "metric_operations",
     "move_module",
     "name_operations",
     "new_tensor",

@@ -113,6 +113,12 @@ def name_operations(name: str) -> AbstractContextManager[None]:
     return nullcontext() if recorder is None else recorder.scopes.named(name)
 
 
+def metric_operations() -> AbstractContextManager[None]:
+    """The operations that this thread traces in the context are those of a metric: mixed precision leaves them."""
+    recorder = context.recorder
+    return nullcontext() if recorder is None else recorder.scopes.of_metric()
+
+
 def repeat(function: Callable[[], None]) -> None:
     """Calls a function now and, if a step is traced, again in every step that repeats it."""
     function()

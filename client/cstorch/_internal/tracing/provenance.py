@@ -143,6 +143,7 @@ class Scopes:
         self._parameters = parameters
         self._stack: list[str] = []
         self._starts: list[int] = []
+        self._in_metric = False
         self._forward: dict[int, tuple[str, str, int]] = {}
         self._handles: list[RemovableHandle] = []
 
@@ -161,7 +162,7 @@ class Scopes:
             if torch.is_grad_enabled():
                 # Operations without gradients, which come after one with them, have its number too.
                 self._forward.setdefault(_get_sequence_nr() - 1, (module, file, line))
-            return Source(module=module, backward=False, op=name, file=file, line=line)
+            return Source(module=module, metric=self._in_metric, op=name, file=file, line=line)
         variable = getattr(node, "variable", None)
         if variable is not None:  # AccumulateGrad
             handle = getattr(variable, "_handle", None)
@@ -195,6 +196,15 @@ class Scopes:
             yield
         finally:
             self._stack.pop()
+
+    @contextmanager
+    def of_metric(self) -> Iterator[None]:
+        """The operations recorded in the context are those of a metric."""
+        outer, self._in_metric = self._in_metric, True
+        try:
+            yield
+        finally:
+            self._in_metric = outer
 
     def __enter__(self) -> Self:
         self._handles = [
