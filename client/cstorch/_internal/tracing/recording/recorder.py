@@ -238,7 +238,7 @@ class Recorder:
 
     def state_changes(self) -> StateChanges:
         """Returns what the step changes of the states from now on. See StepRecorder."""
-        return StateChanges(self)
+        return StateChanges(self.states, self.record, self.changes)
 
     def check_errors_of(self, info: LazyTensor) -> None:
         """Makes the operation that computed `info` check it, in place of torch's check, which needs the value."""

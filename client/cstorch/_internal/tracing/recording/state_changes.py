@@ -1,15 +1,12 @@
 """The states that a part of a step changes, with their values before it, which a condition may bring back."""
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
 from cstorch._internal.tracing.cell import Cell
 from cstorch._internal.tracing.tensor import Handle, LazyTensor, new_tensor
-
-if TYPE_CHECKING:
-    from cstorch._internal.tracing.recording.recorder import Recorder
 
 
 class StateChanges:
@@ -19,33 +16,42 @@ class StateChanges:
     `parameter.data = other`. Tensors of the step itself, such as gradients, are no states.
 
     Args:
-        recorder: The recorder of the step.
+        states: The getter of each announced state, by name.
+        record: Records a call of the step.
+        told: What the recorder tells of writes: this object, from the construction to `choose`.
     """
 
-    def __init__(self, recorder: "Recorder") -> None:
-        self._recorder = recorder
+    def __init__(
+        self,
+        states: Mapping[str, Callable[[], torch.Tensor]],
+        record: Callable[..., Any],
+        told: "list[StateChanges]",
+    ) -> None:
+        self._states = states
+        self._record = record
+        self._told = told
         self._written: dict[int, tuple[LazyTensor, torch.Tensor]] = {}  # by id of a cell, with the value before
-        states = {name: getter() for name, getter in recorder.states.items()}
+        tensors = {name: getter() for name, getter in states.items()}
         self._handles: dict[str, Handle] = {
-            name: tensor._handle for name, tensor in states.items() if isinstance(tensor, LazyTensor)
+            name: tensor._handle for name, tensor in tensors.items() if isinstance(tensor, LazyTensor)
         }
         # States that the step has replaced already have no cell, so that writes to them are not noted.
         self._replaced = {
-            name: states[name].detach().clone() for name, handle in self._handles.items() if handle.cell is None
+            name: tensors[name].detach().clone() for name, handle in self._handles.items() if handle.cell is None
         }
-        recorder.changes.append(self)
+        told.append(self)
 
     def note_write(self, cell: Cell) -> None:
         """Keeps the value of a state, which is about to be written."""
         if id(cell) not in self._written:
             state = new_tensor(cell)
             # Directly, since dispatch does not call itself while it records the write.
-            self._written[id(cell)] = state, self._recorder.record(torch.ops.aten.clone.default, (state,), {})
+            self._written[id(cell)] = state, self._record(torch.ops.aten.clone.default, (state,), {})
 
     @torch.no_grad()
     def choose(self, keeps: torch.Tensor) -> None:
         """Keeps the changes if `keeps`, a boolean of rank 0, is true; takes them back otherwise. Later ones stay."""
-        self._recorder.changes.remove(self)
+        self._told.remove(self)
         # All are computed before any is written, since states may have been exchanged.
         replaced = [
             (tensor, torch.where(keeps, tensor.detach(), before)) for tensor, before in self._replacements().values()
@@ -59,7 +65,7 @@ class StateChanges:
         """The tensors that took the place of states, or were written in the place of one, with the value before."""
         found: dict[int, tuple[LazyTensor, torch.Tensor]] = {}
         for name, handle in self._handles.items():
-            tensor = self._recorder.states[name]()
+            tensor = self._states[name]()
             before = self._before(name, handle)
             is_same = tensor.shape == before.shape and tensor.dtype == before.dtype  # others are refused at the end
             if isinstance(tensor, LazyTensor) and is_same and (tensor._handle is not handle or name in self._replaced):
