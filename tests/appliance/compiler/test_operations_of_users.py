@@ -162,6 +162,45 @@ class Saturated(torch.autograd.Function):
         return changed.index_put((x.le(-1),), changed.new_zeros(()))
 
 
+class Cube(torch.autograd.Function):
+    """The third power, with half of its gradient; a transform makes its rule for batches."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x**3
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return 1.5 * x**2 * gradient
+
+
+class Doubled(torch.autograd.Function):
+    """Twice the value, with a rule for batches of its own."""
+
+    @staticmethod
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Nothing is kept."""
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * 3
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int], x: torch.Tensor) -> tuple[torch.Tensor, int]:
+        return Doubled.apply(x), in_dims[0]  # type: ignore[no-untyped-call]
+
+
 def clipped(x: torch.Tensor) -> torch.Tensor:
     return assigned(x, x < -0.5, -0.5)
 
@@ -173,6 +212,9 @@ def hooked(x: torch.Tensor) -> torch.Tensor:
 
 RUN_IN_BACKWARD: dict[str, Function] = {
     "a function with its own gradient": lambda m, x, i: Saturated.apply(m(x)),  # type: ignore[no-untyped-call]  # torch has no types of it
+    "such a function in vmap": lambda m, x, i: torch.vmap(lambda row: Cube.apply(m(row)))(x),  # type: ignore[no-untyped-call]
+    "one with its own rule in vmap": lambda m, x, i: torch.vmap(lambda row: Doubled.apply(m(row)))(x),  # type: ignore[no-untyped-call]
+    "such a function in grad": lambda m, x, i: torch.func.grad(lambda y: Cube.apply(y).sum())(m(x)),  # type: ignore[no-untyped-call]
     "a hook of a tensor": lambda m, x, i: hooked(m(x)),
     "computed again": lambda m, x, i: checkpoint(clipped, m(x), use_reentrant=False) ** 2,
     "computed again, with reentry": lambda m, x, i: checkpoint(clipped, m(x), use_reentrant=True) ** 2,

@@ -1,9 +1,13 @@
-"""Operators of torch that take functions (torch.cond, scan, map, while_loop), traced as what the functions call."""
+"""Operators of torch that take functions (torch.cond, scan, map, while_loop), traced as what the functions call.
+
+A `torch.autograd.Function` within a transform, such as torch.vmap or torch.func.grad, is such an operator too.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._functorch.autograd_function import custom_function_call
 from torch._ops import HigherOrderOperator
 from torch.utils import _pytree as pytree
 
@@ -117,7 +121,14 @@ def _map(function: Function, xs: Sequence[Any], others: Sequence[Any]) -> Any:
     return torch.vmap(function, (*[0] * len(xs), *[None] * len(others)))(*xs, *others)
 
 
+def _autograd_function(*args: Any, **kwargs: Any) -> Any:
+    """A torch.autograd.Function within a transform, which calls its functions itself."""
+    with torch._C.DisableTorchFunction():  # else the operator comes back here
+        return custom_function_call(*args, **kwargs)
+
+
 _FORMS: Mapping[HigherOrderOperator, Function] = {
+    custom_function_call: _autograd_function,
     torch.ops.higher_order.cond: cond,
     torch.ops.higher_order.map_impl: _map,
     torch.ops.higher_order.scan: _scan,
