@@ -88,3 +88,27 @@ def test_numbers_are_not_given_twice() -> None:
     assert "state.model_1.weight" in named_getters(registry)
     third = nn.Linear(1, 1)
     assert registry.register("model", third) == 2
+
+
+def test_objects_may_be_collected_while_they_are_listed() -> None:
+    """Garbage is collected at any allocation, as that of the list itself."""
+
+    class Cyclic:
+        def __init__(self) -> None:
+            self.own = self
+
+    registry = Registry()
+    kept = [(number, number) for number in range(4000)]  # so that pairs are allocated, not taken from a list of free ones
+    thresholds = gc.get_threshold()
+    try:
+        for allocations in range(1, 60):
+            gc.set_threshold(1_000_000)
+            for _ in range(40):
+                registry.register("metric", Cyclic())
+            gc.set_threshold(gc.get_count()[0] + allocations)
+            assert all(isinstance(each, Cyclic) for _, each in registry.of_kind("metric"))
+    finally:
+        gc.set_threshold(*thresholds)
+    del kept
+    gc.collect()
+    assert list(registry.of_kind("metric")) == []

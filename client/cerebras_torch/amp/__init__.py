@@ -160,7 +160,8 @@ def load_state_dict(state_dict: dict[str, Any]) -> None:
 
 
 def _newest() -> GradScaler | None:
-    return _scalers[max(_scalers)] if _scalers else None
+    scalers = list(_scalers.values())  # in the order in which they were made; none is collected from here on
+    return scalers[-1] if scalers else None
 
 
 def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

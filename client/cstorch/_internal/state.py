@@ -22,12 +22,12 @@ class Registry:
 
     def __init__(self) -> None:
         # A number is not used again: the cluster may still have states of a deleted object under its name.
-        self._objects: dict[Kind, dict[int, weakref.ref[Any]]] = {kind: {} for kind in get_args(Kind)}
+        self._objects = _no_objects()
         self._made: dict[Kind, int] = dict.fromkeys(get_args(Kind), 0)
 
     def clear(self) -> None:
         """Removes all objects; numbers begin with 0 again."""
-        self._objects = {kind: {} for kind in get_args(Kind)}
+        self._objects = _no_objects()
         self._made = dict.fromkeys(get_args(Kind), 0)
 
     def register(self, kind: Kind, stateful: Any) -> int:
@@ -37,16 +37,17 @@ class Registry:
                 return number
         number = self._made[kind]
         self._made[kind] += 1
-        numbers = self._objects[kind]
-        numbers[number] = weakref.ref(stateful, lambda _: numbers.pop(number, None))
+        self._objects[kind][number] = stateful
         return number
 
     def of_kind(self, kind: Kind) -> Iterator[tuple[int, Any]]:
         """Yields the live objects of a kind with their numbers."""
-        for number, reference in list(self._objects[kind].items()):
-            stateful = reference()
-            if stateful is not None:
-                yield number, stateful
+        yield from list(self._objects[kind].items())
+
+
+def _no_objects() -> "dict[Kind, weakref.WeakValueDictionary[int, Any]]":
+    # Garbage is collected at any time: this dictionary keeps the entries of dead objects while it is iterated.
+    return {kind: weakref.WeakValueDictionary() for kind in get_args(Kind)}
 
 
 _registry = Registry()
