@@ -64,6 +64,8 @@ def _class(kind: type[Any], node: ast.ClassDef | None) -> Iterator[str]:
     if node is None:
         yield from (f"    {name}: Any" for name in kind._other_names() if name in vars(kind))
         yield f"    def __init__{_signature(kind)} -> None: ..."
+        own = (name for name, member in vars(kind).items() if inspect.isfunction(member) and not name.startswith("_"))
+        yield from (f"    def {name}(self) -> Any: ..." for name in own if not hasattr(kind.__bases__[0], name))
     for function in functions:
         yield from (f"    @{ast.unparse(decorator)}" for decorator in function.decorator_list)
         returned = ast.unparse(function.returns) if function.returns else "Any"

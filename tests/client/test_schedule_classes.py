@@ -121,3 +121,56 @@ def test_older_names_ignore_their_older_arguments() -> None:
         own, scheduler=older.Constant(own, 0.5), decay_steps=None, disable_lr_steps_reset=True
     )
     assert scaled.get_last_lr() == [0.5]
+
+
+@pytest.mark.parametrize(
+    "package", ["cerebras.pytorch", "cerebras_pytorch", "cerebras_torch", "cerebras.framework.torch"]
+)
+@pytest.mark.parametrize("method", ["set_lr_lambda", "set_value_lambda"])
+def test_functions_are_those_of_a_subclass_under_both_names(package: str, method: str) -> None:
+    module = import_module(f"{package}.optim.lr_scheduler")
+    divided = type("Divided", (module.LambdaLR,), {method: lambda self: [lambda epoch: 1 / (1 + epoch)]})
+    falling = type("Falling", (module.MultiplicativeLR,), {method: lambda self: lambda epoch: 0.5})
+    assert values_of(divided(optimizer(), 8.0), 3) == pytest.approx([8.0, 4.0, 8 / 3])
+    assert values_of(falling(optimizer(), 8.0, 0.9), 3) == pytest.approx([8.0, 4.0, 2.0])
+
+
+def test_functions_of_a_subclass_may_add_to_those_of_the_class() -> None:
+    class More(lr_scheduler.MultiplicativeLR):
+        def set_lr_lambda(self) -> Any:
+            coefficient = super().set_lr_lambda()
+            return lambda epoch: coefficient(epoch) / 2
+
+    assert values_of(More(optimizer(), 8.0, 0.5), 3) == pytest.approx([8.0, 2.0, 0.5])
+
+
+@pytest.mark.parametrize("method", ["_get_closed_form", "_get_closed_form_lr"])
+def test_the_formula_of_a_subclass_counts_under_both_names(method: str) -> None:
+    for name in lr_scheduler.__all__:
+        kind = getattr(lr_scheduler, name)
+        if issubclass(kind, lr_scheduler.LRScheduler) and kind is not lr_scheduler.LRScheduler:
+            own = type("Own", (kind,), {method: lambda self: self.last_epoch + 0.5})
+            schedule = own.__new__(own)
+            schedule.last_epoch = torch.tensor(3)
+            assert float(schedule.get()) == 3.5, name
+
+    class Divided(lr_scheduler.ConstantLR):
+        def formula(self) -> torch.Tensor:
+            whole: torch.Tensor = getattr(super(), method)()
+            return whole / (1 + self.last_epoch)
+
+    setattr(Divided, method, Divided.formula)
+    assert values_of(Divided(optimizer(), 8.0), 3) == pytest.approx([8.0, 4.0, 8 / 3])
+
+
+def test_a_subclass_with_get_lr_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"Torch overrides get_lr, .* in its place define _get_closed_form_lr\(self\)"):
+        type("Torch", (lr_scheduler.ConstantLR,), {"get_lr": lambda self: [0.1]})
+
+
+def values_of(schedule: Any, count: int) -> list[float]:
+    values = []
+    for _ in range(count):
+        values.append(float(schedule.get_last_lr()[0]))
+        schedule.step()
+    return values

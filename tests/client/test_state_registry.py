@@ -98,7 +98,7 @@ def test_objects_may_be_collected_while_they_are_listed() -> None:
             self.own = self
 
     registry = Registry()
-    kept = [(number, number) for number in range(4000)]  # so that pairs are allocated, not taken from a list of free ones
+    kept = [(number, number) for number in range(4000)]  # Python has no free pairs left, so that it allocates more
     thresholds = gc.get_threshold()
     try:
         for allocations in range(1, 60):

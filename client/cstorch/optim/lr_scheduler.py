@@ -1,5 +1,6 @@
 """Learning rate schedules: the forms of cstorch.optim.scheduler, with learning rate names, writing `group["lr"]`."""
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
@@ -56,6 +57,14 @@ class LRScheduler(Scheduler):
     Reference: release 2.10, `cerebras.pytorch.optim.lr_scheduler`.
     """
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "get_lr" in vars(cls):
+            raise TypeError(
+                f"{cls.__name__} overrides get_lr, which only shows the learning rate: in its place define "
+                "_get_closed_form_lr(self), which returns that of all groups as a tensor computed from self.last_epoch"
+            )
+
     @property
     def param_group_key(self) -> str:
         """The learning rate."""
@@ -93,10 +102,20 @@ _LR_NAMES: Final = {
 }
 
 
-def _lr(form: type[Scheduler], name: str | None = None, **more: Any) -> type[Any]:
+def _lr(
+    form: type[Scheduler], name: str | None = None, members: Mapping[str, Any] | None = None, **more: Any
+) -> type[Any]:
     """Returns the learning rate schedule of a form. The stub file, by docs/schedule_stubs.py, has its type."""
     name = name or form.__name__.replace("Scheduler", "LR")
-    return derived(form, LRScheduler, name, __name__, names=_LR_NAMES, **more)
+    # A subclass overrides the formula by its name in the older releases, or in the newer ones.
+    formula = {"_get_closed_form": LRScheduler._get_closed_form, "_get_closed_form_lr": form._get_closed_form}
+    return derived(form, LRScheduler, name, __name__, names=_LR_NAMES, members={**formula, **(members or {})}, **more)
+
+
+def _lambda_lr(form: type[LambdaScheduler] | type[MultiplicativeScheduler]) -> type[Any]:
+    """The same for a form with functions of the epoch, which have an older name too."""
+    newer = {"set_value_lambda": lambda schedule: schedule.set_lr_lambda()}
+    return _lr(form, members={**newer, "set_lr_lambda": form.set_value_lambda})
 
 
 ConstantLR = _lr(ConstantScheduler)
@@ -112,8 +131,8 @@ CosineAnnealingLR = _lr(CosineAnnealingScheduler)
 CosineAnnealingWarmRestarts = _lr(CosineAnnealingWarmRestartsScheduler, "CosineAnnealingWarmRestarts")
 CyclicLR = _lr(CyclicScheduler)
 OneCycleLR = _lr(OneCycleScheduler)
-LambdaLR = _lr(LambdaScheduler)
-MultiplicativeLR = _lr(MultiplicativeScheduler)
+LambdaLR = _lambda_lr(LambdaScheduler)
+MultiplicativeLR = _lambda_lr(MultiplicativeScheduler)
 SequentialLR = _lr(SequentialScheduler, annotations={"schedulers": list[LRScheduler]})
 PiecewiseConstantLR = _lr(
     PiecewiseConstantScheduler, unkept={"vals": "learning_rates"}, fixed={"constant_cls": ConstantLR}

@@ -595,7 +595,7 @@ Function = Callable[[torch.Tensor], torch.Tensor | float]
 class LambdaScheduler(Scheduler):
     """The product of `initial_val * f(e)` over the functions f that `set_value_lambda` returns, at epoch e.
 
-    A subclass overrides `set_value_lambda`.
+    A subclass overrides `set_value_lambda`, or, of a schedule of the learning rate, its older name `set_lr_lambda`.
 
     Args:
         optimizer: The `cstorch.optim.Optimizer` whose parameter groups are written.
@@ -631,7 +631,8 @@ class LambdaScheduler(Scheduler):
 class MultiplicativeScheduler(Scheduler):
     """A geometric sequence: `initial_val * coefficient^e` at epoch e.
 
-    A subclass that overrides `set_value_lambda` computes the coefficient from the epoch.
+    A subclass that overrides `set_value_lambda`, or, of a schedule of the learning rate, its older name
+    `set_lr_lambda`, computes the coefficient from the epoch.
 
     Args:
         optimizer: The `cstorch.optim.Optimizer` whose parameter groups are written.
