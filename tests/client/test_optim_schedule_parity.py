@@ -206,3 +206,28 @@ def test_errors() -> None:
         lr_scheduler.ChainedLR([lr_scheduler.ConstantLR(own, 0.1), lr_scheduler.LinearLR(own, 0.0, 0.1, 5)])
     with pytest.raises(ValueError, match="must have its optimizer"):
         lr_scheduler.ChainedLR([lr_scheduler.ConstantLR(own, 0.1), lr_scheduler.ConstantLR(optimizer(), 0.1)])
+
+
+GAMMA = 0.99999
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda own: lr_scheduler.StepLR(own, 0.1, 3, GAMMA),
+        lambda own: lr_scheduler.ExponentialLR(own, 0.1, 3, GAMMA, staircase=True),
+        lambda own: lr_scheduler.ExponentialLR(own, 0.1, 3, GAMMA),
+        lambda own: weight_decay_scheduler.StepWD(own, 0.1, 3, GAMMA),
+        lambda own: lr_scheduler.MultiplicativeLR(own, 0.1, GAMMA ** (1 / 3)),
+    ],
+)
+def test_a_high_power_is_exact(make: Callable[[torch.optim.Optimizer], Scheduler]) -> None:
+    schedule = make(optimizer())
+    schedule.last_epoch.fill_(999_999)
+    assert float(schedule.get()) == pytest.approx(0.1 * GAMMA**333_333, rel=2e-7)
+
+
+def test_the_end_of_a_long_decay_is_exact() -> None:
+    schedule = lr_scheduler.PolynomialLR(optimizer(), 0.1, 0.0, 1_000_000, power=2.0)
+    schedule.last_epoch.fill_(999_999)
+    assert float(schedule.get()) == pytest.approx(0.1 * 1e-6**2, rel=2e-7)

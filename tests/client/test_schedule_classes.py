@@ -149,7 +149,7 @@ def test_the_formula_of_a_subclass_counts_under_both_names(method: str) -> None:
     for name in lr_scheduler.__all__:
         kind = getattr(lr_scheduler, name)
         if issubclass(kind, lr_scheduler.LRScheduler) and kind is not lr_scheduler.LRScheduler:
-            own = type("Own", (kind,), {method: lambda self: self.last_epoch + 0.5})
+            own: Any = type("Own", (kind,), {method: lambda self: self.last_epoch + 0.5})
             schedule = own.__new__(own)
             schedule.last_epoch = torch.tensor(3)
             assert float(schedule.get()) == 3.5, name

@@ -13,6 +13,12 @@ import torch
 
 from cstorch.optim.scheduler_base import CompositeScheduler, Renamed, Scheduler, Tags, check_positive
 
+
+def _power(base: float | torch.Tensor, exponent: torch.Tensor) -> torch.Tensor:
+    """Returns a power (float32). In float64, as a high power multiplies the rounding of its base."""
+    return torch.pow(base, exponent.double()).float()
+
+
 # --- The schedules that are one formula of the epoch ------------------------------------------------------------------
 
 
@@ -86,14 +92,14 @@ class PolynomialScheduler(Scheduler):
         super().__init__(optimizer, total_iters, param_group_tags=param_group_tags)
 
     def _get_closed_form(self) -> torch.Tensor:
-        epoch = self.last_epoch
+        epoch = self.last_epoch.double()  # the difference from 1 is small in the end
         if self.cycle:
             remaining = 1 - epoch / (self.total_iters * torch.ceil((epoch + 1) / self.total_iters))
         else:
             remaining = 1 - epoch / self.total_iters
         if self.power != 1:
             remaining = torch.pow(remaining, self.power)
-        value = remaining * (self.initial_val - self.end_val) + self.end_val
+        value = (remaining * (self.initial_val - self.end_val) + self.end_val).float()
         return value if self.cycle else torch.where(epoch >= self.total_iters, self.end_val, value)
 
 
@@ -159,10 +165,10 @@ class ExponentialScheduler(Scheduler):
         super().__init__(optimizer, total_iters, param_group_tags=param_group_tags)
 
     def _get_closed_form(self) -> torch.Tensor:
-        exponent = self.last_epoch / self.total_iters
+        exponent = self.last_epoch.double() / self.total_iters
         if self.staircase:
             exponent = torch.floor(exponent)
-        return torch.pow(self.decay_rate, exponent) * self.initial_val
+        return _power(self.decay_rate, exponent) * self.initial_val
 
 
 class StepScheduler(Scheduler):
@@ -196,7 +202,7 @@ class StepScheduler(Scheduler):
         super().__init__(optimizer, None, param_group_tags=param_group_tags)
 
     def _get_closed_form(self) -> torch.Tensor:
-        return torch.pow(self.gamma, torch.floor(self.last_epoch / self.step_size)) * self.initial_val
+        return _power(self.gamma, self.last_epoch // self.step_size) * self.initial_val
 
 
 class MultiStepScheduler(Scheduler):
@@ -504,7 +510,7 @@ class CyclicScheduler(Scheduler):
                 return lambda cycle: torch.pow(0.5, (cycle - 1).to(torch.float32))
             case "exp_range":
                 self.scale_mode = "iterations"
-                return lambda epoch: torch.pow(float(self.gamma), epoch.to(torch.float32))
+                return lambda epoch: _power(self.gamma, epoch)
         raise ValueError(f"mode must be 'triangular', 'triangular2' or 'exp_range', not {self.mode!r}")
 
     def _get_closed_form(self) -> torch.Tensor:
@@ -656,7 +662,7 @@ class MultiplicativeScheduler(Scheduler):
 
     def _get_closed_form(self) -> torch.Tensor:
         coefficient = self.set_value_lambda()(self.last_epoch)
-        return torch.pow(coefficient, self.last_epoch.to(torch.float32)) * self.initial_val
+        return _power(coefficient, self.last_epoch) * self.initial_val
 
 
 # --- One schedule after the other -------------------------------------------------------------------------------------
