@@ -418,3 +418,32 @@ def test_state_that_a_script_has_dropped_is_made_anew(tmp_path: Path) -> None:
             optimizer.step()
         momentum = optimizer.state[model.bias]["momentum_buffer"]
         torch.testing.assert_close(momentum, torch.full((1,), 2 * 1.9))
+
+
+@pytest.mark.parametrize("kind", ["Adam", "AdamW", "Adamax", "NAdam", "RAdam"])
+@pytest.mark.parametrize("updates", [0, 1, 30, 2000])
+def test_changed_betas_correct_the_bias_as_those_of_torch(kind: str, updates: int) -> None:
+    theirs = parameters()
+    own = [p.detach().clone().requires_grad_() for p in theirs]
+    optimizers = [
+        getattr(library, kind)(each, lr=1e-3, eps=1e-12, weight_decay=0.0)
+        for library, each in ((torch.optim, theirs), (cstorch.optim, own))
+    ]
+    for update in range(updates + 3):
+        for optimizer, each in zip(optimizers, (theirs, own), strict=True):
+            if update == updates:
+                optimizer.param_groups[0]["betas"] = (0.5, 0.95)
+            for p in each:
+                p.grad = torch.full_like(p, 1.0 + update % 3)
+            optimizer.step()
+    torch.testing.assert_close(own, theirs, atol=2e-5, rtol=1e-4)
+
+
+def test_loaded_betas_are_those_of_the_loaded_powers() -> None:
+    saved = Adam(parameters(), betas=(0.5, 0.6)).state_dict()
+    own = parameters()
+    optimizer = Adam(own)
+    optimizer.load_state_dict(saved)
+    optimizer.fit_beta_powers()
+    assert optimizer.state[own[0]]["beta1_power"].item() == 0.5
+    assert copy.deepcopy(optimizer)._betas_of_powers == [(0.5, 0.6)]

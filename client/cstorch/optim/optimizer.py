@@ -2,15 +2,17 @@
 
 import copy
 import inspect
+import math
 from abc import ABCMeta, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
 from cstorch._internal import state
+from cstorch._internal.tracing.context import is_tracing
 
 ParamsT: TypeAlias = Iterable[torch.Tensor] | Iterable[dict[str, Any]]
 Number: TypeAlias = float | torch.Tensor  # a setting of a parameter group: schedules make it a tensor
@@ -95,6 +97,7 @@ class Optimizer(torch.optim.Optimizer, metaclass=_Preinitialized):
     def __init__(self, params: ParamsT, defaults: dict[str, Any], enable_global_step: bool = False) -> None:
         self.enable_global_step = enable_global_step
         self._preinitialized = False
+        self._betas_of_powers: list[tuple[float, ...]] = []  # by group: the betas whose powers are in the state
         super().__init__(params, defaults)
         self._make_hooks()
 
@@ -110,6 +113,7 @@ class Optimizer(torch.optim.Optimizer, metaclass=_Preinitialized):
             **super().__getstate__(),
             "enable_global_step": self.enable_global_step,
             "_preinitialized": self._preinitialized,
+            "_betas_of_powers": self._betas_of_powers,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -125,6 +129,19 @@ class Optimizer(torch.optim.Optimizer, metaclass=_Preinitialized):
         """Makes the state tensors anew if a script has dropped them all, as in `optimizer.state.clear()`."""
         if self._preinitialized and not self.state:
             self.preinitialize()
+            self._betas_of_powers = self._betas()
+
+    def _betas(self) -> list[tuple[float, ...]]:
+        return [tuple(group.get("betas", ())) for group in self.param_groups]
+
+    def fit_beta_powers(self) -> None:
+        """Makes the powers of betas in the state those of betas that a script has changed, of as many updates."""
+        betas = self._betas()
+        for group, before, after in zip(self.param_groups, self._betas_of_powers, betas, strict=True):
+            if after != before:
+                for parameter in group["params"]:
+                    _fit_powers(self.state[parameter], before, after)
+        self._betas_of_powers = betas
 
     @abstractmethod
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -160,6 +177,7 @@ class Optimizer(torch.optim.Optimizer, metaclass=_Preinitialized):
                     self.state[parameter]["step"] = scalar_state(parameter, 0.0)
         for parameter, values in kept.items():
             self.state[parameter].update(values)
+        self._betas_of_powers += self._betas()[len(self._betas_of_powers) :]
         self._preinitialized = True
 
     def parameters(self) -> list[torch.Tensor]:
@@ -239,6 +257,8 @@ class Optimizer(torch.optim.Optimizer, metaclass=_Preinitialized):
         with torch.no_grad():
             for current, value in values:
                 current.copy_(value)
+        if values:
+            self._betas_of_powers = self._betas()
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
 
@@ -346,6 +366,23 @@ def _evaluate_schedules(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any
     assert isinstance(optimizer, Optimizer)
     for scheduler in optimizer.schedulers:
         scheduler.write_to_groups()
+    if not is_tracing():
+        optimizer.fit_beta_powers()
+    elif optimizer._betas() != optimizer._betas_of_powers and any("beta1_power" in s for s in optimizer.state.values()):
+        raise RuntimeError(
+            "the betas of an optimizer were changed in the loop of an executor, whose steps are those of the first "
+            "trace: change them before the loop"
+        )
+
+
+def _fit_powers(state: dict[str, Any], before: Sequence[float], after: Sequence[float]) -> None:
+    powers = [(state[name], *betas) for name, *betas in zip(_BETA_POWERS, before, after, strict=False) if name in state]
+    # The power of the greatest beta tells the number of updates longest; then all of them are as good as zero.
+    known = max(((old, float(power)) for power, old, _ in powers if old > 0 and power > 0), default=None)
+    for power, old, new in powers:
+        if new != old:
+            with torch.no_grad():
+                power.fill_(0.0 if known is None else new ** round(math.log(known[1]) / math.log(known[0])))
 
 
 def _add_hook(hooks: "OrderedDict[int, Callable[..., None]]", hook: Callable[..., None]) -> RemovableHandle:

@@ -118,6 +118,7 @@ class DataExecutor:
         self._profiler = Profiler(self._artifact_dir, self._activities)
         for optimizer in state.registered("optimizer"):
             optimizer.remake_state()
+            optimizer.fit_beta_powers()
         execution = self.make_execution()
         self._iteration = -1
         self._is_stopped = False
