@@ -146,9 +146,12 @@ def test_functions_of_a_subclass_may_add_to_those_of_the_class() -> None:
 
 @pytest.mark.parametrize("method", ["_get_closed_form", "_get_closed_form_lr"])
 def test_the_formula_of_a_subclass_counts_under_both_names(method: str) -> None:
-    for name in lr_scheduler.__all__:
-        kind = getattr(lr_scheduler, name)
-        if issubclass(kind, lr_scheduler.LRScheduler) and kind is not lr_scheduler.LRScheduler:
+    for name, kind in vars(lr_scheduler).items():
+        if (
+            inspect.isclass(kind)
+            and issubclass(kind, lr_scheduler.LRScheduler)
+            and kind is not lr_scheduler.LRScheduler
+        ):
             own: Any = type("Own", (kind,), {method: lambda self: self.last_epoch + 0.5})
             schedule = own.__new__(own)
             schedule.last_epoch = torch.tensor(3)
