@@ -132,12 +132,16 @@ class Optimizer(torch.optim.Optimizer, metaclass=_Preinitialized):
             self._betas_of_powers = self._betas()
 
     def _betas(self) -> list[tuple[float, ...]]:
-        return [tuple(group.get("betas", ())) for group in self.param_groups]
+        """Returns the betas of each group that are numbers; a tensor may have another value in each step."""
+        return [
+            tuple(beta for beta in group.get("betas", ()) if not isinstance(beta, torch.Tensor))
+            for group in self.param_groups
+        ]
 
     def fit_beta_powers(self) -> None:
         """Makes the powers of betas in the state those of betas that a script has changed, of as many updates."""
         betas = self._betas()
-        for group, before, after in zip(self.param_groups, self._betas_of_powers, betas, strict=True):
+        for group, before, after in zip(self.param_groups, self._betas_of_powers, betas, strict=False):
             if after != before:
                 for parameter in group["params"]:
                     _fit_powers(self.state[parameter], before, after)
