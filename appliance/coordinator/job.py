@@ -491,7 +491,7 @@ class CoordinatedJob:
         if failure.kind == node_pb2.Failure.KIND_NODE and (self.recovers or failure.peer):
             self._recovery.lost(failure)
         else:
-            self.verdict.report(failure)
+            self.verdict.report(self._recovery.ended_by(failure))
 
     def input_failed(self, failure: node_pb2.Failure) -> None:
         """Notes that a step has no input, which the script may survive."""

@@ -66,12 +66,12 @@ class Member:
         self.points = PointShares(
             self.store, lambda: self.folder, f"{self.name} of {JOB}", self.kept.put, raise_defect, self.copies.fetch
         )
-        service = StateService()
-        service.add_job(
+        self.service = StateService()
+        self.service.add_job(
             JOB, self.store, Snapshots(self.store, no_snapshot), lambda: False, self.copies.find, raise_defect
         )
         self.server = make_server()
-        node_pb2_grpc.add_StateServiceServicer_to_server(service, self.server)
+        node_pb2_grpc.add_StateServiceServicer_to_server(self.service, self.server)
         self.address = bind(self.server, "127.0.0.1:0")
         self.server.start()
         self.points.load(REQUIRED, 0)
@@ -219,8 +219,19 @@ def test_a_damaged_point_comes_back_from_its_copy(pair: tuple[Member, Member]) -
 def test_what_nobody_has_is_refused_with_its_name(pair: tuple[Member, Member]) -> None:
     owner, other = pair
     other.keep(7)
-    with pytest.raises(JobFailure, match=f"recovery point 7 cannot be read: .*{owner.folder}/7"):
+    with pytest.raises(JobFailure, match=f"recovery point 7 cannot be read: .*{owner.folder}/7") as raised:
         owner.go_back(7, other)
+    assert raised.value.kind == node_pb2.Failure.KIND_USER, "all have answered: it does not heal"
+
+
+def test_a_member_that_does_not_answer_may_have_a_copy_later(pair: tuple[Member, Member]) -> None:
+    owner, copier = pair
+    copier.service.remove_job(JOB)
+    for address in ("127.0.0.1:1", copier.address):  # nobody, and one that has left the job
+        owner.copies.expect_loss([address], CancellationToken())
+        with pytest.raises(JobFailure, match=f"recovery point 7 cannot be read: {address} does not give") as raised:
+            owner.points.load(REQUIRED, 7)
+        assert raised.value.kind == node_pb2.Failure.KIND_NODE
 
 
 def test_a_copy_of_a_damaged_file_is_not_kept(pair: tuple[Member, Member], caplog: pytest.LogCaptureFixture) -> None:

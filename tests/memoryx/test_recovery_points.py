@@ -434,10 +434,16 @@ def test_a_point_that_cannot_be_read_is_refused_with_its_name(member: Member, fo
     path.write_bytes(content)
     with pytest.raises(JobFailure, match=f"recovery point 1 cannot be read: {path} is damaged") as raised:
         member.points.load(REQUIRED, 1)
-    assert raised.value.kind == node_pb2.Failure.KIND_NODE
+    assert raised.value.kind == node_pb2.Failure.KIND_USER, "it does not heal"
+    assert "start the script again from its last checkpoint" in raised.value.message
     assert not all(member.store.is_written(name) for name in NAMES)
-    with pytest.raises(JobFailure, match=f"recovery point 3 cannot be read: .*'{folder}/3'"):
+    with pytest.raises(JobFailure, match=f"recovery point 3 cannot be read: .*'{folder}/3'") as raised:
         member.points.load(REQUIRED, 3)
+    assert raised.value.kind == node_pb2.Failure.KIND_USER
+    os.truncate(path, len(content) // 2)
+    with pytest.raises(JobFailure, match=f"recovery point 1 cannot be read: {path} is damaged: it is not") as raised:
+        member.points.load(REQUIRED, 1)
+    assert raised.value.kind == node_pb2.Failure.KIND_USER
     assert member.points.load(REQUIRED, 2) == []
     assert member.values() == all_are(2)
 

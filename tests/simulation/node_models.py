@@ -300,16 +300,21 @@ class Work:
         await asyncio.sleep(self._random.uniform(0.005, 0.3))
         disks, key = self._fabric.disks, (self.job, self.name, load.recovery_point)
         own = (self._node.process.host, *key)
+        is_refused = True  # by all, so that it is no use to ask again
         for address in load.copies_at if own not in disks else ():
             server = self._fabric.network.servers.get(address)
             if server is not None and server.process.has_vanished:
                 await self._await_connection(cancellation)
-            elif (other := self._fabric.at(address)) is not None and (other.process.host, *key) in disks:
+                is_refused = False
+            elif (other := self._fabric.at(address)) is None or other.work is None or other.work.job != self.job:
+                is_refused = False
+            elif (other.process.host, *key) in disks:
                 disks[own] = disks[other.process.host, *key]
                 break
         if own not in disks:
             message = f"recovery point {load.recovery_point:x} of {self.name} cannot be read"
-            raise JobFailure(node_pb2.Failure.KIND_NODE, message)
+            kind = node_pb2.Failure.KIND_USER if is_refused else node_pb2.Failure.KIND_NODE
+            raise JobFailure(kind, message)
         self.states = dict(disks[own])
         self._emit_kept(load.recovery_point)
 

@@ -30,6 +30,10 @@ class NotFetched(RuntimeError):
     """Raised when the other member has no such file, or the transfer fails."""
 
 
+class NotThere(NotFetched):
+    """Raised when the other member has answered that it has no such file."""
+
+
 def parts_of(path: Path) -> Iterator[node_pb2.RecoveryPointPart]:
     """Yields the bytes of a file, from its start. Raises OSError."""
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb", buffering=0) as file:
@@ -62,7 +66,8 @@ def fetch(
         timeout: seconds for the transfer; None: no limit.
 
     Raises:
-        NotFetched: the member has no such file, has died or is too slow, or the transfer was cancelled.
+        NotThere: the member has no such file.
+        NotFetched: the member has died or is too slow, or the transfer was cancelled.
         DamagedPoint: the file is not the recovery point of the request.
         OSError: the file cannot be written.
     """
@@ -91,8 +96,9 @@ def fetch(
         if file is not None:
             file.discard()
         if isinstance(error, grpc.RpcError):
-            reason = error.details() if isinstance(error, grpc.Call) else str(error)
-            raise NotFetched(f"{address} does not give {path.name} of {request.member}: {reason}") from error
+            code, reason = (error.code(), error.details()) if isinstance(error, grpc.Call) else (None, str(error))
+            kind = NotThere if code is grpc.StatusCode.NOT_FOUND else NotFetched
+            raise kind(f"{address} does not give {path.name} of {request.member}: {reason}") from error
         raise
     return file
 
@@ -167,8 +173,17 @@ class PointCopies:
         self._sources, self._cancellation = sources, cancellation
 
     def fetch(self, path: Path) -> bool:
-        """Fetches a point of this member from a holder of a copy. Returns whether there is one. Raises OSError."""
+        """Fetches a point of this member from a holder of a copy.
+
+        Returns:
+            Whether there is one.
+
+        Raises:
+            NotFetched: no other member gives one, and one that has not answered may have it.
+            OSError: the file cannot be written.
+        """
         begin = time.monotonic()
+        unanswered: NotFetched | None = None
         make_member_folder(path.parent)
         for address in self._sources:
             try:
@@ -176,10 +191,14 @@ class PointCopies:
                 file = self._fetch(address, self._member, path, 1, None, self._cancellation)
             except (NotFetched, DamagedPoint) as error:
                 _log(error)
+                if isinstance(error, NotFetched) and not isinstance(error, NotThere):
+                    unanswered = error
                 continue
             file.complete()
             logger.info("recovery point %s came from %s, in %.2f s", path.name, address, time.monotonic() - begin)
             return True
+        if unanswered is not None:
+            raise unanswered
         return False
 
     # --- Points of others ---------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from waferbox.runtime.node_job import JobFailure
 from waferbox.runtime.progress import Progress
 from waferbox.runtime.schedule import StepSchedule
 from waferbox.states.layout import StateRequirements
+from waferbox.states.point_copies import NotFetched
 from waferbox.states.point_file import DamagedPoint, PointFile, PointWriter, copy_point
 from waferbox.states.point_folders import folder_identity, make_member_folder, remove_partial, remove_points
 from waferbox.states.point_share import PointShare
@@ -53,7 +54,7 @@ class PointShares:
             announce: reports a complete point to the coordinator.
             on_defect: called with the exception that has ended the thread.
             fetch: fetches a point that cannot be read here from another member, and returns whether one has it; may
-                raise OSError.
+                raise OSError, and NotFetched if a later attempt may find one.
         """
         self.due_step = 0  # the step of the execution after which a point is made; 0: none
         self._store = store
@@ -99,7 +100,7 @@ class PointShares:
             The names of the required states without a value.
 
         Raises:
-            JobFailure: the point cannot be read.
+            JobFailure: the point cannot be read; of KIND_USER if it cannot be read later either.
         """
         with self._changed:
             self._interrupted, self.due_step = False, 0
@@ -117,7 +118,13 @@ class PointShares:
                 if not self._fetch(path):
                     raise
                 missing = self._read(required, path)
-        except (OSError, DamagedPoint) as error:
+        except (FileNotFoundError, DamagedPoint) as error:
+            raise JobFailure(
+                node_pb2.Failure.KIND_USER,
+                f"recovery point {number} cannot be read: {error}. No other shard has a copy of it: start the script "
+                "again from its last checkpoint",
+            ) from error
+        except (OSError, NotFetched) as error:
             raise JobFailure(node_pb2.Failure.KIND_NODE, f"recovery point {number} cannot be read: {error}") from error
         with self._changed:
             self._newest, self._newest_number = self._store.begin_recovery_point(required=True), number

@@ -332,7 +332,9 @@ class StateService(node_pb2_grpc.StateServiceServicer):
     def ReadRecoveryPoint(
         self, request: node_pb2.ReadRecoveryPointRequest, context: grpc.ServicerContext
     ) -> Iterator[node_pb2.RecoveryPointPart]:
-        states = self._states(request.job, context)
+        states = self._jobs.get(request.job)
+        if states is None:  # the disk may have the point: it is not NOT_FOUND, after which nobody looks here again
+            context.abort(grpc.StatusCode.UNAVAILABLE, f"{request.job} is not on this node")
         try:
             yield from parts_of(states.find_point(request.member, request.recovery_point))
         except (FileNotFoundError, ValueError) as error:

@@ -140,6 +140,16 @@ class Recovery:
         self._lost.append(failure)
         self._interrupt()
 
+    def ended_by(self, failure: node_pb2.Failure) -> node_pb2.Failure:
+        """The failure of a job that another failure ends: that of its nodes, if what the user can do follows from it.
+
+        A recovery point that is damaged is of interest to the user as a node has died, and as the job cannot go on.
+        """
+        if not self.is_incomplete or failure.kind != node_pb2.Failure.KIND_USER:
+            return failure
+        message = "; ".join([*self._causes, failure.message])
+        return node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, node=failure.node, message=message)
+
     def failed(self) -> None:
         """Notes that an attempt to run an epoch has failed; if no death is known, links could not be opened."""
         if not self.is_interrupted:

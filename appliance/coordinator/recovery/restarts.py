@@ -1,12 +1,14 @@
 """The limit of restarts without progress."""
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from typing import Final
 
 from waferbox import deadlines
 from waferbox.host.clock import Clock
 from wsc.v1 import node_pb2
 
-MAX_CAUSES = 20  # listed in a message
+MAX_CAUSES: Final = 20  # listed in a message
 
 
 class RestartLimit:
@@ -70,9 +72,15 @@ class RestartLimit:
     def failure(self) -> node_pb2.Failure:
         """The failure that ends a job at its limit."""
         count = len(self._causes)
-        listed = "\n".join(f"  {number}. {cause}" for number, cause in enumerate(self._causes[:MAX_CAUSES], 1))
+        listed, number = [], 1
+        for cause, equal in groupby(self._causes):
+            last = number + len(list(equal)) - 1
+            listed.append(f"  {number}. {cause}" if last == number else f"  {number}. to {last}. {cause}")
+            number = last + 1
+        causes = "\n".join(listed[:MAX_CAUSES])
         return node_pb2.Failure(
             kind=node_pb2.Failure.KIND_NODE,
             message=f"the job has lost nodes or links {count} times without progress, and max_num_restarts "
-            f"is {self._max_num_restarts}:\n{listed}",
+            f"is {self._max_num_restarts}:\n{causes}\nWhen the cause is removed, start the script again from its last "
+            "checkpoint",
         )

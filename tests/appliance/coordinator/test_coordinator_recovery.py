@@ -19,7 +19,7 @@ from appliance.coordinator.nodes.topology import Member
 from appliance.coordinator.recovery import recovery
 from waferbox import deadlines, settings
 from waferbox.runtime import outbox
-from waferbox.runtime.node_job import JobFailure
+from waferbox.runtime.node_job import JobContext, JobFailure
 from waferbox.runtime.role_job import report_failure
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, observation_pb2
 
@@ -280,6 +280,30 @@ def test_between_executions_the_states_are_put_back(cluster: ClusterInProcess, c
     cluster.until(lambda: len(cluster.behaviour.starts["memoryx-0"]) == 2)
     assert not cluster.behaviour.starts["memoryx-0"][-1].recovery_point  # nobody has written anything
     assert losses(all_outputs(one, 5)) == [(step, float(step)) for step in range(1, 6)]
+
+
+def test_a_recovery_point_that_does_not_heal_ends_the_job_at_once(
+    cluster: ClusterInProcess, client: Callable[..., Client]
+) -> None:
+    """With the death after which it was needed, and not at the limit of restarts."""
+    cluster.add(**FULL)
+    one = client(max_num_restarts=3, run_ahead_steps=4)
+    one.compile()
+    one.begin(100_000)
+    one.start()
+    loads = []
+
+    def refuse(context: JobContext) -> None:
+        loads.append(context.node)
+        raise JobFailure(node_pb2.Failure.KIND_USER, "recovery point 1 cannot be read: 1 is damaged")
+
+    cluster.behaviour.on_load["memoryx-0"] = refuse
+    replace(cluster, "wafer")
+    failure = one.failure()
+    assert failure.kind == node_pb2.Failure.KIND_NODE
+    assert failure.message.startswith("wafer-0 (pid")
+    assert failure.message.endswith("; recovery point 1 cannot be read: 1 is damaged")
+    assert loads == ["memoryx-0"]
 
 
 def test_deaths_without_progress_end_the_job_with_all_of_them(

@@ -81,7 +81,8 @@ def assert_ends_with(run: Run, cluster: ClusterInProcess, victims: list[str]) ->
     failure = run.job.failure()
     assert failure.kind == node_pb2.Failure.KIND_NODE
     assert f"{len(victims)} times without progress, and max_num_restarts is 3:" in failure.message
-    listed = failure.message.splitlines()[1:]
+    *listed, remedy = failure.message.splitlines()[1:]
+    assert "start the script again from its last checkpoint" in remedy
     assert len(listed) == len(victims)
     for number, (line, victim) in enumerate(zip(listed, victims, strict=True), 1):
         assert line.startswith(f"  {number}. wafer-0 (pid ")
@@ -115,7 +116,13 @@ def test_nodes_that_are_missed_one_after_the_other_count_as_one_restart() -> Non
     limit.add({"worker-0": "worker-0 died"}, None)
     missed = "wafer-0 died; memoryx-0 died; swarmx-0 died; worker-0 died"
     assert limit.causes == ["the coordinator died", missed]
-    assert limit.failure().message.splitlines()[1:] == ["  1. the coordinator died", f"  2. {missed}"]
+    assert limit.failure().message.splitlines()[1:3] == ["  1. the coordinator died", f"  2. {missed}"]
+
+
+def test_equal_causes_in_a_row_are_listed_once() -> None:
+    limit = limit_of(3, ["wafer-0 died", "no link", "no link", "no link", "wafer-0 died"], progress=None)
+    listed = limit.failure().message.splitlines()[1:4]
+    assert listed == ["  1. wafer-0 died", "  2. to 4. no link", "  5. wafer-0 died"]
 
 
 def test_a_node_that_dies_again_counts_again() -> None:
