@@ -16,6 +16,7 @@ from appliance.page.compile_report import CompileReport, read_report
 from appliance.page.job_view import PARTS, JobView, LogRow
 from appliance.page.step_comparison import compare_layers, compare_step
 from waferbox import roles
+from waferbox.text import on_one_line
 from wsc.v1 import management_pb2, node_pb2
 
 Regions = Mapping[str, str]  # HTML by the id of the element that it fills
@@ -234,6 +235,7 @@ _environment.filters |= {
     "level": _level,
     "more": _more,
     "number": _number,
+    "on_one_line": on_one_line,
     "part": _part,
     "phase": _phase,
     "script": _script,

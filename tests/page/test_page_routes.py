@@ -83,7 +83,7 @@ def test_the_cluster_shows_nodes_queue_and_jobs(source: FakeSource, client: Test
     assert "free wafers 1 of 3" in words
     assert f"{JOB} running step 1,200 of 4,000, about 3 min left" in words
     assert words.index(f"job-b waits for 1 wafer, held by {JOB}") < words.index("job-c waits for its turn, after job-b")
-    assert "job-a failed just now wafer-0 died ada from desk" in words
+    assert "job-a failed just now wafer-0 died; at noon ada from desk" in words
     assert "wafer-0001 wafer-1 of job-1f2e3d4c rack-2" in words
     assert "wafer-0002 free rack-1" in words
     assert answer.headers["content-security-policy"].startswith("default-src 'none'; script-src 'self';")

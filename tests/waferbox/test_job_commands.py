@@ -78,8 +78,14 @@ def test_jobs_as_a_table(fake: FakeManagement) -> None:
     assert "queued, place 1" in rows[QUEUED]
     assert "held by" not in narrow
     assert f"waits for 1 wafer, held by {RUNNING}" in wide
-    assert "ValueError: no\\x1b[2J" in wide
-    assert "more of it" not in wide
+    assert "ValueError: no\\x1b[2J; more of it" in wide
+
+
+def test_a_cause_of_several_lines_is_shown_whole(fake: FakeManagement) -> None:
+    fake.jobs[-1].message = "lost nodes 2 times:\n  1. wafer-0 died\n\n  2. no link\nStart again"
+    cause = "lost nodes 2 times: 1. wafer-0 died; 2. no link; Start again"
+    assert cause in shown("get", "jobs", "-o", "wide")
+    assert cause in call("logs", FAILED).stderr
 
 
 def test_chosen_jobs(fake: FakeManagement) -> None:

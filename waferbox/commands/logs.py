@@ -13,6 +13,7 @@ from waferbox import deadlines
 from waferbox.commands.connection import ENDED, Connection, JobArgument, JobWatch, ManagementOption, connect, find_job
 from waferbox.output.console import errors, fail, output, printable, warn
 from waferbox.output.tables import phase_text, safe, styled_phase
+from waferbox.text import on_one_line
 from wsc.v1 import management_pb2, observation_pb2
 
 _NODE_WIDTH: Final = 11  # "coordinator"
@@ -51,7 +52,7 @@ def logs(
 def _print_end(job: management_pb2.JobInfo) -> None:
     """Prints the end of an ended job, to standard error: programs may read the messages on standard output."""
     if job.phase in ENDED:
-        message = f": {safe(job.message.strip())}" if job.message else ""
+        message = f": {safe(on_one_line(job.message))}" if job.message else ""
         errors.print(f"{job.job} has ended ({styled_phase(job)}){message}", soft_wrap=True)
 
 

@@ -23,6 +23,7 @@ from waferbox.commands.connection import (
 )
 from waferbox.output.console import Status, fail, output, print_text, printable
 from waferbox.output.tables import empty_table, left_text, one_line, phase_text, reason, safe, step_text, styled_phase
+from waferbox.text import on_one_line
 from wsc.v1 import management_pb2, observation_pb2
 
 # --- Metrics ----------------------------------------------------------------------------------------------------------
@@ -202,8 +203,8 @@ def _rendered(job: management_pb2.JobInfo, metrics: JobMetrics) -> Group:
     scalars = [f"{safe(name)} {value:.4g}" for name, value in metrics.scalars().items()]
     line = "   ".join(filter(None, [f"[bold]{job.job}[/]", styled_phase(job), step, left, rate, *scalars]))
     parts: list[RenderableType] = [one_line(Text.from_markup(line))]
-    if text := reason(job).strip():
-        parts.append(one_line(Text(printable(text.splitlines()[0]))))
+    if text := on_one_line(reason(job)):
+        parts.append(one_line(Text(printable(text))))
     if not nodes:
         parts.append(Text("There are no reports yet: they begin with the first step."))
         return Group(*parts)

@@ -12,6 +12,7 @@ from rich.text import Text
 from waferbox import roles
 from waferbox.holders import holders_text
 from waferbox.output.console import printable
+from waferbox.text import on_one_line
 from wsc.v1 import management_pb2
 
 _STYLES: Final = {
@@ -99,7 +100,8 @@ def jobs_table(jobs: Sequence[management_pb2.JobInfo], *, wide: bool = False) ->
             one_line(Text.from_markup(safe(" ".join(job.labels)))),
         ]
         if wide:
-            cells += [left_text(job), str(job.priority), safe(job.host), str(len(job.nodes)), _first_line(reason(job))]
+            cells += [left_text(job), str(job.priority), safe(job.host), str(len(job.nodes))]
+            cells.append(safe(on_one_line(reason(job))))
         table.add_row(*cells)
     return table
 
@@ -157,10 +159,6 @@ def one_line(text: Text) -> Text:
     """The text cut, not folded, at the width of the terminal, so that repeated output keeps its height."""
     text.no_wrap, text.overflow = True, "ellipsis"
     return text
-
-
-def _first_line(text: str) -> str:
-    return safe(text.strip().splitlines()[0]) if text.strip() else ""
 
 
 def passes_table(descriptions: Mapping[str, str]) -> Table:
