@@ -110,6 +110,9 @@ def test_the_command(management: str, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     assert "4 spans of 3 nodes, steps 7 to 7" in done.output
     assert json.loads(file.read_text()) == chrome_trace(SPANS)
+    printed = CliRunner().invoke(app, ["trace", "job-1", "--steps", "2", "-o", "-", "--management", management])
+    assert json.loads(printed.stdout) == chrome_trace(SPANS)
+    assert "4 spans of 3 nodes, steps 7 to 7: open" in printed.stderr
     missing = CliRunner().invoke(app, ["trace", "job-2", *options])
     assert missing.exit_code == 3
     assert "there is no job 'job-2'" in missing.output

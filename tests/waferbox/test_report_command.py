@@ -46,6 +46,8 @@ def test_table_json_and_page(key: str, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     assert call(tmp_path / key, "--html", page).exit_code == 0
     assert page.read_text() == (tmp_path / key / REPORT_PAGE).read_text()
+    assert call(tmp_path / key, "--html", "-").stdout == page.read_text()
+    assert "either the page" in call(tmp_path / key, "--html", "-", "--json").stderr
 
 
 def test_what_is_no_artifact(key: str, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
-from waferbox.commands.html_option import HtmlOption, write_page
+from waferbox.commands.html_option import HtmlOption, is_printed, refuse_json_with, write_page
 from waferbox.commands.machine_option import MachineName, MachineOption, find_machine
 from waferbox.commands.script_command import (
     STANDARD_INPUT,
@@ -18,7 +18,7 @@ from waferbox.commands.script_command import (
     command_of,
 )
 from waferbox.launch.stop_signals import ending_in_order
-from waferbox.output.console import Status, fail, output, print_text
+from waferbox.output.console import Status, errors, fail, output, print_text
 from waferbox.output.working import working
 
 WIDTH: Final = 120  # of the verdict, which has sentences
@@ -58,6 +58,8 @@ def check(
         raise typer.BadParameter(f"--wafers: {wafers!r} is no list of numbers such as 1,2,16") from None
     if not counts or min(counts) < 1 or max(counts) > 1 << 16:
         raise typer.BadParameter("--wafers: each number is from 1 to 65536")
+    if as_json:
+        refuse_json_with(html)
     if script == STANDARD_INPUT:
         fail(
             "a check runs the script several times, and can read standard input once: write it to a file", Status.USAGE
@@ -90,7 +92,8 @@ def check(
     if as_json:
         print_text(verdict.to_json())
     else:
-        output.print(verdict_text(verdict), width=min(output.width, WIDTH))
+        console = errors if is_printed(html) else output
+        console.print(verdict_text(verdict), width=min(console.width, WIDTH))
     if html is not None:
         write_page(html, verdict_page(verdict))
     raise typer.Exit(verdict.status)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from waferbox.commands.connection import ManagementOption
-from waferbox.commands.html_option import HtmlOption, write_page
+from waferbox.commands.html_option import HtmlOption, is_printed, refuse_json_with, write_page
 from waferbox.commands.step_source import SOURCE_HELP, ExecutionOption, find_source
 from waferbox.output.console import Status, fail, output, print_text
 from waferbox.output.tables import passes_table
@@ -73,6 +73,8 @@ def compile_report(
     management: ManagementOption = None,
 ) -> None:
     """Show the report of a compile: layers, memory, the predicted step."""
+    if as_json:
+        refuse_json_with(html)
     with working("loading the compiler"):
         from appliance.compiler.report.page import report_page
         from waferbox.commands.compile_report import NoArtifact, read_report, report_tables
@@ -91,5 +93,5 @@ def compile_report(
         print_text(report.to_json())
     elif html is None:
         output.print(report_tables(report))
-    else:
+    elif not is_printed(html):
         print_text(f"The report is in {html}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from waferbox.commands.connection import ManagementOption
-from waferbox.commands.html_option import HtmlOption, write_page
+from waferbox.commands.html_option import HtmlOption, is_printed, refuse_json_with, write_page
 from waferbox.commands.machine_option import MachineName, MachineOption, find_machine
 from waferbox.commands.step_source import SOURCE_HELP, ExecutionOption, StepSource, find_source
 from waferbox.output.console import Status, fail, output, print_text
@@ -114,6 +114,8 @@ def plan(
     ] = False,
 ) -> None:
     """Predict a step on clusters of any size: its time, its bottleneck, the best SwarmX tree."""
+    if as_json:
+        refuse_json_with(html)
     with working("loading the compiler"):
         from appliance.compiler.core.progress import progress_shown
         from waferbox.prediction.page import prediction_page
@@ -164,7 +166,7 @@ def plan(
     elif html is None:
         print_text(f"{about}\n")
         output.print(prediction_tables(scaled) if len(counts) == 1 else scales_table(scales))
-    else:
+    elif not is_printed(html):
         print_text(f"The prediction is in {html}")
 
 

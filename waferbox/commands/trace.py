@@ -15,7 +15,7 @@ import typer
 from waferbox import roles
 from waferbox.commands.connection import JobArgument, JobWatch, ManagementOption, connect, find_job
 from waferbox.commands.group_flows import flows
-from waferbox.output.console import fail, print_text
+from waferbox.output.console import STANDARD_OUTPUT, errors, fail, print_exactly, print_text
 from waferbox.output.working import working
 from wsc.v1 import observation_pb2
 
@@ -138,14 +138,17 @@ def _metadata(name: str, pid: int, tid: int, arguments: dict[str, Any]) -> dict[
 def trace(
     name: JobArgument,
     steps: Annotated[int, typer.Option(min=1, max=1000, help="Number of steps.")] = 5,
-    out: Annotated[Path, typer.Option("--output", "-o", help="The file.", dir_okay=False)] = Path("trace.json"),
+    out: Annotated[Path, typer.Option("--output", "-o", help="The file; - is standard output.", dir_okay=False)] = Path(
+        "trace.json"
+    ),
     seconds: Annotated[float, typer.Option(min=1.0, help="Seconds to wait for these steps.")] = 600.0,
     management: ManagementOption = None,
 ) -> None:
     """Write a timeline of the next steps of a job: a file for https://ui.perfetto.dev or chrome://tracing."""
     if not math.isfinite(seconds):
         raise typer.BadParameter("--seconds: a number of seconds is needed")
-    if not os.access(out.absolute().parent, os.W_OK):
+    is_printed = str(out) == STANDARD_OUTPUT
+    if not is_printed and not os.access(out.absolute().parent, os.W_OK):
         fail(f"{out} cannot be written: its folder is none, or is not yours")
     spans: list[observation_pb2.Span] = []
     end = time.monotonic() + seconds
@@ -168,10 +171,18 @@ def trace(
             fail(f"{job.job} ran fewer than {steps} steps within {seconds:g} s: name more --seconds, or fewer --steps")
     if not spans:
         fail("there is no trace: the job ended before these steps")
+    text = json.dumps(chrome_trace(spans))
     try:
-        out.write_text(json.dumps(chrome_trace(spans)))
+        if is_printed:
+            print_exactly(text)
+        else:
+            out.write_text(text)
     except OSError as error:
         fail(f"{out} cannot be written: {error.strerror}")
     first, last = min(span.step for span in spans), max(span.step for span in spans)
     nodes = len({span.node for span in spans})
-    print_text(f"{len(spans)} spans of {nodes} nodes, steps {first} to {last}, are in {out}: open it in Perfetto.")
+    found = f"{len(spans)} spans of {nodes} nodes, steps {first} to {last}"
+    if is_printed:
+        errors.print(f"{found}: open them in Perfetto.", markup=False, soft_wrap=True)
+    else:
+        print_text(f"{found}, are in {out}: open it in Perfetto.")

@@ -23,6 +23,7 @@ from rich.text import Text
 # --- Streams and exit statuses ----------------------------------------------------------------------------------------
 
 
+STANDARD_OUTPUT: Final = "-"  # where an option names a file
 UNFOLDED_WIDTH: Final = 10_000
 
 
@@ -94,6 +95,18 @@ def warn(text: str) -> None:
 def print_text(text: str) -> None:
     """Prints text without markup, unfolded."""
     output.print(text, markup=False, soft_wrap=True)
+
+
+def print_exactly(text: str) -> None:
+    """Prints a file's content to standard output, for programs."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        output.on_broken_pipe()
+    except OSError as error:
+        _discard_output()
+        raise UnwritableOutput(error.strerror) from error
 
 
 def print_unfolded(table: Table) -> None:
