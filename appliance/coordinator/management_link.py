@@ -218,7 +218,7 @@ class ManagementLink:
                 if self._closing or away_until <= now:
                     raise ManagementLost(f"{self._lost or 'the job has ended'}, and the job had no nodes")
                 if deadline <= now:
-                    raise TimeoutError(self._lost or f"management had no nodes within {timeout_seconds:g} s")
+                    raise TimeoutError(self._lost or "management had no free node")
                 until = min(deadline, away_until)
                 was_lost = self._lost
                 await self._changes.until(

@@ -14,7 +14,7 @@ from appliance.coordinator.nodes.job_nodes import JobMembers
 from appliance.coordinator.nodes.topology import Member
 from appliance.coordinator.recovery.fewer_wafers import FewerWafers
 from appliance.coordinator.recovery.restarts import RestartLimit
-from waferbox import deadlines, settings
+from waferbox import deadlines, roles, settings
 from waferbox.host.clock import Clock, seconds_since_1970
 from waferbox.host.event_loop import Changes
 from wsc.v1 import management_pb2, node_pb2
@@ -303,9 +303,7 @@ class Recovery:
                 failure = node_pb2.Failure(
                     kind=node_pb2.Failure.KIND_NODE,
                     node=members[0].name if members else "",
-                    message=f"{deaths}; there was no replacement within {seconds:g} s: {error}"
-                    if members
-                    else str(error),
+                    message=f"{deaths}; {_no_replacement(members, seconds, str(error))}" if members else str(error),
                 )
                 raise self._verdict.fail(failure) from error
             self._causes.append(result)
@@ -315,3 +313,13 @@ class Recovery:
         workers = [m for m in self._nodes.topology.workers if m.name in self._unprepared]
         self._inputs.prepare_again(workers)
         self._unprepared.clear()
+
+
+def _no_replacement(members: Sequence[Member], seconds: float, why: str) -> str:
+    """Text for the user, with the way out."""
+    modules = dict.fromkeys(roles.role_of(member.role).module for member in members)
+    start = ", ".join(f"`python -m {module} --management ADDRESS`" for module in modules)
+    return (
+        f"there was no replacement within {seconds:g} s: {why}. Start nodes ({start}), then the script "
+        f"again from its last checkpoint; {settings.REPLACEMENT_SECONDS.name} of the cluster is how long a job waits"
+    )

@@ -412,7 +412,10 @@ def test_a_job_that_finds_no_replacement_ends_with_the_cause(
     cluster.kill(2)
     failure = one.failure()
     assert failure.node == "wafer-0"
-    assert "there was no replacement within 0.2 s" in failure.message
+    assert "there was no replacement within 0.2 s: management had no free node" in failure.message
+    assert "Start nodes (`python -m wafer --management ADDRESS`), then the script" in failure.message
+    assert "the script again from its last checkpoint" in failure.message
+    assert failure.message.count("0.2 s") == 1
     cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_FAILED)
 
 

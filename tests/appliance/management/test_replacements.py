@@ -592,7 +592,7 @@ def test_the_link_asks_a_management_service_that_was_started_meanwhile(
 def test_the_wait_for_replacements_has_ends(cluster: ClusterInProcess, linked: Linked) -> None:
     lost = of(linked.nodes, "wafer-0")
     cluster.kill(next(i for i, (module, _) in enumerate(cluster.nodes) if module == "wafer"))
-    with pytest.raises(TimeoutError, match="no nodes within"):
+    with pytest.raises(TimeoutError, match="management had no free node"):
         linked.replace([lost], 0.05).result(WAIT_SECONDS)
     answer = linked.replace([lost])
     cluster.until(lambda: any(s.waiting_for for s in linked.listening.statuses))
