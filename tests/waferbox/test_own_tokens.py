@@ -56,8 +56,35 @@ def test_a_secret_that_others_could_know_is_none(cache: Path) -> None:
     key = secret_key(cache / SECRET_FILE)
     (cache / SECRET_FILE).chmod(0o644)
     assert read_secret_key(cache / SECRET_FILE) is None
-    assert known_secret() is None
     assert secret_key(cache / SECRET_FILE) != key
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o620, 0o666])
+@pytest.mark.parametrize("named", [True, False])
+def test_the_secret_of_a_cluster_that_others_could_know_is_refused(
+    cache: Path, mode: int, named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not replaced: the other hosts of the cluster have it too."""
+    file = cache / SECRET_FILE
+    key = secret_key(file)
+    if named:
+        monkeypatch.setenv(settings.SECRET_FILE.name, str(file))
+    file.chmod(mode)
+    for use in (cluster_secret, known_secret, lambda: own_clusters_token(Kind.USER, str(file))):
+        with pytest.raises(SettingError, match=f"{file} has the mode 0{mode:o}, .*`chmod 600 {file}`"):
+            use()
+    file.chmod(0o600)
+    assert cluster_secret().token(Kind.NODE) == ClusterSecret(key).token(Kind.NODE)
+
+
+def test_the_secret_of_a_cluster_that_is_another_users_is_refused(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = os.geteuid()
+    secret_key(cache / SECRET_FILE)
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    with pytest.raises(
+        SettingError, match=f"belongs to the user {owner}, .*`install -m 600 {cache / SECRET_FILE} COPY`"
+    ):
+        cluster_secret()
 
 
 @pytest.mark.parametrize("kind", ["text", "device", "link"])

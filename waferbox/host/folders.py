@@ -8,6 +8,7 @@ import errno
 import fcntl
 import os
 import secrets
+import shlex
 import shutil
 import stat
 import tempfile
@@ -87,6 +88,29 @@ def read_secret_key(path: Path) -> bytes | None:
         return os.read(descriptor, KEY_BYTES) if _is_key(os.fstat(descriptor)) else None
     finally:
         os.close(descriptor)
+
+
+def check_secret_key(path: Path) -> None:
+    """Raises PermissionError where a file is a key that others than this user may have read or written: how to mend it.
+
+    Root is no exception: the owner of the file could change the key, or find a folder of root's that is not there yet.
+    """
+    try:
+        found = path.lstat()
+    except OSError:
+        return
+    if not stat.S_ISREG(found.st_mode) or found.st_size != KEY_BYTES:
+        return
+    if found.st_uid != os.geteuid():
+        raise PermissionError(
+            f"{path} belongs to the user {found.st_uid}, and a secret must be this process's user's ({os.geteuid()}): "
+            f"`install -m 600 {shlex.quote(str(path))} COPY`, and name the copy by {settings.SECRET_FILE.name}"
+        )
+    if found.st_mode & 0o077:
+        raise PermissionError(
+            f"{path} has the mode {stat.S_IMODE(found.st_mode):04o}, so that others than its owner may have read or "
+            f"changed the secret: `chmod 600 {shlex.quote(str(path))}`, or remove it for a new one"
+        )
 
 
 def _is_key(found: os.stat_result) -> bool:

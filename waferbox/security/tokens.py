@@ -15,7 +15,7 @@ from typing import Final
 from urllib.parse import quote, unquote
 
 from waferbox import settings
-from waferbox.host.folders import cache_root, read_secret_key, secret_key
+from waferbox.host.folders import cache_root, check_secret_key, read_secret_key, secret_key
 from waferbox.settings import SettingError
 
 # --- Tokens -----------------------------------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ SECRET_FILE: Final = "cluster.key"
 
 
 def cluster_secret() -> ClusterSecret:
-    """The secret of this user's clusters, for their processes; it is made if there is none. Raises OSError.
+    """The secret of this user's clusters, for their processes; it is made if there is none. Raises SettingError.
 
     It lies in the file that WAFERBOX_SECRET_FILE names, or in the cache folder; where that is not writable, in the
     folder for temporary files.
@@ -95,22 +95,22 @@ def cluster_secret() -> ClusterSecret:
 
 
 def cluster_secret_key() -> bytes:
-    """The bytes of that secret, to be copied to other hosts. Raises OSError."""
+    """The bytes of that secret, to be copied to other hosts. Raises SettingError."""
     return _kept(_secret_files())[1]
 
 
 def fix_secret_file() -> None:
     """Makes this process, which owns a cluster, and those that it starts use one file, whatever files there are later.
 
-    Raises OSError.
+    Raises SettingError.
     """
     os.environ[settings.SECRET_FILE.name] = str(_kept(_secret_files())[0].absolute())
 
 
 def known_secret() -> ClusterSecret | None:
-    """The secret of this user's clusters, for scripts and commands; None if there is none."""
-    keys = (read_secret_key(path) for path in _secret_files())
-    return next((ClusterSecret(key) for key in keys if key is not None), None)
+    """The secret of this user's clusters, for scripts and commands; None if there is none. Raises SettingError."""
+    found = _found(_secret_files())
+    return None if found is None else ClusterSecret(found[1])
 
 
 def without_tokens(environment: Mapping[str, str]) -> dict[str, str]:
@@ -149,8 +149,8 @@ def own_clusters_token(kind: Kind, secret_file: str = "") -> str:
     """
     if not secret_file:
         secret = cluster_secret()
-    elif (key := read_secret_key(Path(secret_file))) is not None:
-        secret = ClusterSecret(key)
+    elif (found := _found((Path(secret_file),))) is not None:
+        secret = ClusterSecret(found[1])
     else:
         raise SettingError(
             f"{secret_file} has not the cluster's secret any more, without which the cluster can only be killed: start "
@@ -199,12 +199,25 @@ def is_here(host: str) -> bool:
     return True
 
 
+def _found(paths: Sequence[Path]) -> tuple[Path, bytes] | None:
+    """The first file that has a key, and the key; None if there is none.
+
+    Raises SettingError: others may know the first file's key, or may have changed it. Behind it is the folder for
+    temporary files, where anybody can put a file, which is no key unless it is this user's alone.
+    """
+    try:
+        check_secret_key(paths[0])
+    except PermissionError as error:
+        raise SettingError(str(error)) from error
+    keys = ((path, read_secret_key(path)) for path in paths)
+    return next(((path, key) for path, key in keys if key is not None), None)
+
+
 @functools.lru_cache(maxsize=8)
 def _kept(paths: Sequence[Path]) -> tuple[Path, bytes]:
     """The first file that has a key, or else the first that can be written, with a new one; and the key."""
-    for path in paths:
-        if (key := read_secret_key(path)) is not None:
-            return path, key
+    if (found := _found(paths)) is not None:
+        return found
     for path in paths[:-1]:
         with contextlib.suppress(OSError):
             return path, secret_key(path)
