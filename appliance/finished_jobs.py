@@ -17,7 +17,7 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
-from waferbox.host.folders import why_not_kept
+from waferbox.host.folders import make_folder, why_not_kept
 from wsc.v1 import management_pb2, observation_pb2
 
 FILE: Final = "finished_jobs.sqlite3"
@@ -115,7 +115,7 @@ class FinishedJobs:
     def _check(self, *, create: bool) -> None:
         """Checks that the file is this user's alone. Raises OSError. create: whether to make it if there is none."""
         if create:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folder(self._path.parent, 0o700)
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         descriptor = os.open(self._path, flags, 0o600)
         try:

@@ -121,6 +121,7 @@ class Artifacts:
     def __init__(self, folder: Path, root: Path) -> None:
         """root: the cluster's cache root, in which the key of plans lies; one is made if it is missing."""
         self._folder = folder
+        self._is_in_cache = folder.absolute().is_relative_to(root.absolute())  # and not a folder of the user's own
         try:
             key = secret_key(root / KEY_FILE)
         except OSError as error:
@@ -150,7 +151,7 @@ class Artifacts:
                 os.utime(self._plans.path(name))  # unused plans are removed
             return name, plan, True
         beside = self._folder / name
-        writer = _Writer(self._folder)
+        writer = _Writer(self._folder, by_umask=not self._is_in_cache)
 
         def keep(stage: str, ir: str) -> None:
             writer.write(beside / f"{stage}.mlir", ir.encode())
@@ -168,15 +169,17 @@ class Artifacts:
 class _Writer:
     """Writes the files of one compile. If they cannot be written, the user is advised, but the compile succeeds."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, by_umask: bool) -> None:
+        """by_umask: as for write_whole."""
         self._folder = folder
+        self._by_umask = by_umask
         self._nbytes = 0  # of all files
         self._error: OSError | None = None  # the last one
 
     def write(self, path: Path, content: bytes) -> None:
         self._nbytes += len(content)
         try:
-            write_whole(path, content)
+            write_whole(path, content, by_umask=self._by_umask)
         except OSError as error:
             self._error = error
 

@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 
 from appliance.coordinator.execution.recovery_points import RecoveryPoint
 from waferbox import deadlines, settings
-from waferbox.host.folders import check_private, recovery_root, why_not_kept, write_whole
+from waferbox.host.folders import check_private, make_folder, recovery_root, why_not_kept, write_whole
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, plan_pb2, record_pb2
 
 RECORDS: Final = "jobs"
@@ -81,7 +81,7 @@ class RecordFolder:
 
     def make(self) -> None:
         with contextlib.suppress(OSError):  # the first write reports it
-            self._folder.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self._folder.parent)
             self._folder.mkdir(mode=0o700, exist_ok=True)
 
     def hold(self) -> None:

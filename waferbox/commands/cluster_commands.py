@@ -33,7 +33,7 @@ from waferbox.commands.script_command import (
     command_of,
 )
 from waferbox.commands.vendor_python import vendor_python
-from waferbox.host.folders import cache_root
+from waferbox.host.folders import cache_root, make_folder
 from waferbox.host.memory import parse_size
 from waferbox.launch.installation import user_environment
 from waferbox.launch.local_clusters import (
@@ -430,7 +430,7 @@ def down(management: ManagementOption = None) -> None:
 def _make_cache_root(folder: Path) -> None:
     """Makes the folder, if there is none. Raises typer.BadParameter: it cannot be made or written."""
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(folder, 0o700)
         with tempfile.TemporaryFile(dir=folder):  # of some folders, such as /proc, only this says that they take none
             pass
     except OSError as error:

@@ -48,7 +48,7 @@ def secret_key(path: Path) -> bytes:
     Processes that call this at the same time get the same key. Raises OSError, also for a file of another kind, which
     is left as it is.
     """
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folder(path.parent, 0o700)
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)  # held for as long as it takes to write one small file
@@ -137,15 +137,34 @@ def check_private(folder: Path) -> None:
         raise PermissionError(f"{folder} is not a folder of this user alone")
 
 
-def write_whole(path: Path, content: bytes, *, durable: bool = True) -> None:
+def make_folder(folder: Path, mode: int = 0o755) -> None:
+    """Makes a folder, and those above it that are missing, in which no other user can write, whatever the umask.
+
+    Raises OSError.
+    """
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    folder.mkdir(mode=mode, exist_ok=True)
+
+
+def write_whole(path: Path, content: bytes, *, durable: bool = True, by_umask: bool = False) -> None:
     """Writes a file, under another name until it is complete. Raises OSError, and then leaves no file.
 
-    durable: whether to wait until the file is on the disk, so that it survives a crash of the host.
+    Args:
+        path: of the file, whose folder is made if it is missing.
+        content: of the file.
+        durable: whether to wait until the file is on the disk, so that it survives a crash of the host.
+        by_umask: whether the umask alone says who may write to the file and folder, as with other files of the user.
     """
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if by_umask:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    else:
+        make_folder(path.parent)
     try:
-        with temporary.open("wb") as file:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with open(os.open(temporary, flags, 0o666 if by_umask else 0o644), "wb") as file:
             file.write(content)
             if durable:
                 file.flush()

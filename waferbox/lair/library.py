@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from waferbox.host.folders import make_folder
 from waferbox.lair.cpp import source_of
 from waferbox.lair.loop_program import LoopKernel
 
@@ -101,7 +102,7 @@ def _processor() -> str:
 
 
 def _make_private(folder: Path) -> None:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folder(folder, 0o700)
     status = folder.stat()
     if status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise NotBuilt(f"others can write to {folder}; make it private (chmod 700)")
@@ -133,6 +134,7 @@ def _compile(command: Sequence[str], source: str, folder: Path, key: str) -> Pat
         # From standard input: the name of a file would be part of the library, and equal kernels give equal libraries.
         _run([*command, "-x", "c++", "-", "-o", str(made)], source, folder)
         library = folder / _name(key, made.read_bytes())
+        made.chmod(0o700)  # whatever the umask: every process of this user loads it
         made.rename(library)
         return library
     finally:

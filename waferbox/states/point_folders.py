@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from waferbox.host.folders import check_private
+from waferbox.host.folders import check_private, make_folder
 from waferbox.states.point_file import PARTIAL, is_point
 
 SWEPT_SECONDS: Final = 24 * 3600.0  # a job's folder that was not changed for so long has no owner
@@ -56,7 +56,7 @@ def folder_identity(root: Path) -> str:
 
 def make_member_folder(folder: Path) -> None:
     """Makes a member's folder, readable by this user alone. Raises OSError: it cannot be made, or is another user's."""
-    folder.parent.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(folder.parent.parent)
     for made in (folder.parent, folder):
         made.mkdir(mode=0o700, exist_ok=True)
         check_private(made)

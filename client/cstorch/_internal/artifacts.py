@@ -44,7 +44,7 @@ def writes_in(folder: Path) -> Iterator[None]:
 def write_for_information(path: Path, text: str) -> None:
     """Writes a file that no step needs; logs a warning if it cannot be written, as on a full disk."""
     try:
-        write_whole(path, text.encode(), durable=False)
+        write_whole(path, text.encode(), durable=False, by_umask=True)
     except OSError as error:
         logger.warning(
             "%s is not written: %s. The execution goes on; commands that look for it here lack this file",
