@@ -214,3 +214,32 @@ def test_a_marker_that_is_not_understood_is_an_error(tmp_path: Path, given: str,
     assert run.returncode == pytest.ExitCode.TESTS_FAILED, output
     assert "test_steps.py::test_it: the marker is written as @pytest.mark.waferbox(wafers=2)" in output
     assert "1 passed, 1 error" in output
+
+
+LEFT_OPEN = """
+import pytest
+
+import cerebras.pytorch as cstorch
+
+
+def test_forgets_its_marker():
+    cstorch.backend("CPU")
+
+
+def test_also_without():
+    pass
+
+
+@pytest.mark.waferbox
+def test_is_innocent():
+    raise AssertionError("nothing runs")
+"""
+
+
+def test_a_backend_that_a_test_without_a_marker_leaves_open_is_that_tests(tmp_path: Path) -> None:
+    (tmp_path / "test_steps.py").write_text(LEFT_OPEN)
+    with start(tmp_path, "-v") as run:
+        text, _ = run.communicate(timeout=120)
+    assert "test_steps.py::test_forgets_its_marker has left a backend open" in text, text
+    assert "mark that test with @pytest.mark.waferbox" in text
+    assert "2 passed, 1 error" in text

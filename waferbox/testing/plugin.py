@@ -19,6 +19,7 @@ import fcntl
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,6 +38,7 @@ MARKER: Final = "waferbox"
 OWNER: Final = "waferbox_owner"  # in the input of a worker of pytest-xdist: the process that distributes the tests
 
 _wafers = pytest.StashKey[int]()
+_left_open = pytest.StashKey[str]()  # the test without a marker after which the process has a backend
 _process = pytest.StashKey[subprocess.Popen[bytes]]()
 
 
@@ -161,13 +163,32 @@ def _own_job(request: pytest.FixtureRequest) -> Iterator[None]:
             pytrace=False,
         )
     if wafers == 0:
+        had_backend = _has_backend()
         yield
+        if not _has_backend():
+            request.config.stash[_left_open] = ""
+        elif not had_backend:
+            request.config.stash[_left_open] = request.node.nodeid
         return
+    if (culprit := request.config.stash.get(_left_open, "")) and _has_backend():
+        request.config.stash[_left_open] = ""
+        begin_anew()  # no later test fails for it
+        pytest.fail(
+            f"{culprit} has left a backend open, beside which there can be no other: mark that test with "
+            f"@pytest.mark.{MARKER}, which closes it, or close it there by cstorch.close_backend()",
+            pytrace=False,
+        )
     address = request.getfixturevalue("waferbox_cluster")
     # A name stays one: a cluster of this account that is found by its name is used with its certificates and secret.
     with _named(settings.MANAGEMENT.get() or address):
         yield
         begin_anew()
+
+
+def _has_backend() -> bool:
+    """Whether this process has a backend; does not import the client library."""
+    cstorch = sys.modules.get("cstorch")
+    return cstorch is not None and cstorch.current_backend(raise_exception=False) is not None
 
 
 def begin_anew() -> None:
