@@ -83,6 +83,29 @@ def test_an_averaged_model_is_updated_in_the_step(settings: dict[str, Any]) -> N
     traced.check(data, [(1, 1), (2, 2)])
 
 
+@pytest.mark.parametrize("settings", AVERAGES.values(), ids=AVERAGES.keys())
+def test_one_of_a_model_on_the_device_counts_there(settings: dict[str, Any]) -> None:
+    """torch makes the count on the CPU, where a step would count once."""
+
+    def build(model: nn.Module) -> Step:
+        average = swa_utils.AveragedModel(model, **settings).requires_grad_(False)
+
+        def step(x: torch.Tensor) -> list[torch.Tensor]:
+            model(x).square().mean().backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    assert parameter.grad is not None
+                    parameter.sub_(0.1 * parameter.grad)
+                    parameter.grad = None
+            average.update_parameters(model)
+            return [parameter.clone() for parameter in average.module.parameters()]
+
+        return step
+
+    data = batches(6)
+    Traced(build, Averaged().live, data[0]).check(data, [(1, 1), (2, 2)])
+
+
 NORMS: dict[int | str, tuple[Callable[..., nn.Module], tuple[int, ...]]] = {
     1: (nn.BatchNorm1d, (6, 5)),
     2: (nn.BatchNorm2d, (6, 3, 4)),

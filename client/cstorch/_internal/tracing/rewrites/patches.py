@@ -22,7 +22,7 @@ from torch.optim.swa_utils import AveragedModel, get_swa_avg_fn
 from cstorch._internal.tracing import messages
 from cstorch._internal.tracing.context import is_tracing
 from cstorch._internal.tracing.rewrites import control_flow
-from cstorch._internal.tracing.tensor import LazyTensor
+from cstorch._internal.tracing.tensor import LazyTensor, from_cpu
 
 Function = Callable[..., Any]
 
@@ -68,6 +68,11 @@ def _sync_batch_norm(original: Function, self: nn.SyncBatchNorm, input: torch.Te
 
 def _update_parameters(original: Function, self: AveragedModel, model: nn.Module) -> None:
     """The first update copies the model: torch.where on `n_averaged`, which is a state."""
+    if not any(isinstance(parameter, LazyTensor) for parameter in self.module.parameters()):
+        original(self, model)
+        return
+    if not isinstance(self.n_averaged, LazyTensor):  # torch makes it on the CPU, wherever the model is
+        self.n_averaged = from_cpu(self.n_averaged)
     averaged = [tensor.detach() for tensor in _tensors(self.module, self.use_buffers)]
     current = [tensor.detach() for tensor in _tensors(model, self.use_buffers)]
     is_first = self.n_averaged == 0
