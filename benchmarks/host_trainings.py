@@ -13,7 +13,6 @@ from benchmarks.gpt import GPT, GPTSettings, token_loss
 WARM_STEPS: Final = 5
 MEASURED_STEPS: Final = 20
 
-_WIDTH: Final = 1024
 _GPT: Final = GPTSettings(vocabulary=4096, width=512, layers=4, heads=8, sequence=64)
 
 
@@ -45,13 +44,24 @@ class HostTraining:
         return (hosts - 1) / hosts * 2 * values * (2 if self.half else 4)
 
 
-def _make_layers() -> nn.Module:
-    return nn.Sequential(*(layer for _ in range(8) for layer in (nn.Linear(_WIDTH, _WIDTH), nn.ReLU())))
+def _layers(count: int, width: int) -> HostTraining:
+    """A network of equal layers, which learns the identity."""
 
+    def make_rows(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+        vectors = torch.randn(rows, width)
+        return vectors, vectors
 
-def _make_vectors(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    vectors = torch.randn(rows, _WIDTH)
-    return vectors, vectors
+    return HostTraining(
+        title=f"{count} layers of {width} x {width} in float32",
+        rows=32,
+        half=False,
+        make_model=lambda: nn.Sequential(
+            *(layer for _ in range(count) for layer in (nn.Linear(width, width), nn.ReLU()))
+        ),
+        make_rows=make_rows,
+        loss=F.mse_loss,
+        parts=lambda model: list(model.children()),
+    )
 
 
 def _make_tokens(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -65,15 +75,8 @@ def _blocks(model: nn.Module) -> Sequence[nn.Module]:
 
 
 TRAININGS: Final[Mapping[str, HostTraining]] = {
-    "layers": HostTraining(
-        title=f"8 layers of {_WIDTH} x {_WIDTH} in float32",
-        rows=32,
-        half=False,
-        make_model=_make_layers,
-        make_rows=_make_vectors,
-        loss=F.mse_loss,
-        parts=lambda model: list(model.children()),
-    ),
+    "layers": _layers(8, 1024),
+    "narrow": _layers(32, 512),  # as many bytes, in states that lie on all shards in turn
     "gpt": HostTraining(
         title=f"a GPT of {_GPT.layers} layers of width {_GPT.width} in bfloat16, {_GPT.vocabulary} tokens",
         rows=1,
