@@ -3,9 +3,9 @@
 PROCESS_HOOK names this file (benchmarks/process_hooks/), and CHAOS_ORDERS a folder. An order is a file "<number>.order"
 there, a JSON object with the member, the moment, "at", the first epoch in which it counts, and the action. "at" is the
 least number of the step or, for other moments, of the moment's occurrence in the job. The actions are "kill", "stop"
-(the test sends SIGCONT), "hang" (one thread), "freeze" (all threads), "memory" (an allocation fails), "full" (the
-disk), and "damage" and "shorten" (the recovery point). The process first writes "<number>.done", with its id and the
-time.
+(the test sends SIGCONT), "hang" (one thread), "freeze" (all threads), "lose" (the next group that it sends to another
+member), "memory" (an allocation fails), "full" (the disk), and "damage" and "shorten" (the recovery point). The process
+first writes "<number>.done", with its id and the time.
 """
 
 import ctypes
@@ -48,6 +48,7 @@ class Hook:
         self.member = ""
         self.again = ""  # " again" in later epochs
         self.epoch = 0  # the epoch that was loaded last
+        self.loses = False  # whether the next group is lost
         self._counts: Counter[str] = Counter()
 
     def attached(self, member: str) -> None:
@@ -86,6 +87,8 @@ class Hook:
                 threading.Event().wait()
             case "freeze":
                 ctypes.PyDLL(None).pause()  # PyDLL keeps the lock of the interpreter.
+            case "lose":
+                self.loses = True
             case "memory":
                 refuse_memory()
             case "full":
@@ -150,6 +153,7 @@ def install(module: str) -> None:
 
 
 def _watch_role(hook: Hook) -> None:
+    from waferbox.links.link import Link
     from waferbox.runtime.progress import Progress
     from waferbox.runtime.role_job import RoleJob
 
@@ -174,6 +178,16 @@ def _watch_role(hook: Hook) -> None:
 
     patched: Any = Progress
     patched.step = property(step.__get__, count)
+    post: Any = Link.post
+
+    def lose(link: Any, *arguments: Any, **named: Any) -> None:
+        if hook.loses and link.name != "coordinator":
+            hook.loses = False
+        else:
+            post(link, *arguments, **named)
+
+    link: Any = Link
+    link.post = lose
 
 
 def _watch_coordinator(hook: Hook) -> None:

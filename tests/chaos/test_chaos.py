@@ -49,6 +49,7 @@ def test_many_recoveries_leave_nothing_with_those_who_survive(chaos: Laboratory)
         [Fault(victim="swarmx-0", moment="load"), Fault(victim="wafer-1", moment="start again")],
         [Fault(victim="wafer-1", moment="step", at=40, action="hang")],
         [Fault(victim="memoryx-0", moment="step", at=40, action="memory")],
+        [Fault(victim="wafer-0", moment="step", at=40, action="lose")],
         [Fault(victim="coordinator", moment="record", at=1)],
         [
             Fault(victim="coordinator", moment="random", at=0.2),
