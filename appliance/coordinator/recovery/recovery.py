@@ -299,11 +299,16 @@ class Recovery:
             dead = {name: died for name, died in self._dead.items() if died[0] in present}  # with later deaths
             # Living workers may move to other indices, even if a node dies meanwhile.
             self._unprepared.update(member.name for member in self._nodes.topology.workers)
-            if not (result := await self._fewer_wafers.shrink_to_survivors(dead)):
+            result, why = "", str(error)
+            try:
+                result = await self._fewer_wafers.shrink_to_survivors(dead)
+            except TimeoutError as without_answer:
+                why = f"the job cannot have fewer wafers either: {without_answer}"
+            if not result:
                 failure = node_pb2.Failure(
                     kind=node_pb2.Failure.KIND_NODE,
                     node=members[0].name if members else "",
-                    message=f"{deaths}; {_no_replacement(members, seconds, str(error))}" if members else str(error),
+                    message=f"{deaths}; {_no_replacement(members, seconds, why)}" if members else why,
                 )
                 raise self._verdict.fail(failure) from error
             self._causes.append(result)

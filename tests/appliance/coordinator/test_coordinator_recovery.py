@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from appliance.coordinator import serving
 from appliance.coordinator.compilation import CompileRefused
 from appliance.coordinator.nodes.topology import Member
 from appliance.coordinator.recovery import recovery
+from appliance.coordinator.recovery.fewer_wafers import FewerWafers
 from waferbox import deadlines, settings
 from waferbox.runtime import outbox
 from waferbox.runtime.node_job import JobContext, JobFailure
@@ -398,6 +399,26 @@ def test_a_client_may_leave_an_execution_whose_nodes_are_being_replaced(
     one.begin(5)
     one.start()
     assert losses(all_outputs(one, 5)) == [(step, float(step)) for step in range(1, 6)]
+
+
+def test_a_job_that_cannot_be_reduced_for_want_of_an_answer_ends_with_the_cause(
+    cluster: ClusterInProcess, client: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def give_up(fewer_wafers: FewerWafers, dead: Collection[str]) -> str:
+        raise TimeoutError("management does not answer within 10 s")
+
+    monkeypatch.setattr(FewerWafers, "shrink_to_survivors", give_up)
+    monkeypatch.setenv(settings.REPLACEMENT_SECONDS.name, "0.2")
+    cluster.add(**FULL)
+    one = client(max_num_restarts=3)
+    one.compile()
+    one.begin(100_000)
+    one.start()
+    cluster.kill(2)
+    failure = one.failure()
+    assert failure.kind == node_pb2.Failure.KIND_NODE
+    assert failure.message.startswith("wafer-0 (pid ")
+    assert "the job cannot have fewer wafers either: management does not answer within 10 s" in failure.message
 
 
 def test_a_job_that_finds_no_replacement_ends_with_the_cause(
