@@ -142,9 +142,8 @@ def make_folder(folder: Path, mode: int = 0o755) -> None:
 
     Raises OSError.
     """
-    if folder.is_dir():
-        return
-    make_folder(folder.parent)
+    if not folder.parent.exists():
+        make_folder(folder.parent)
     folder.mkdir(mode=mode, exist_ok=True)
 
 

@@ -114,8 +114,12 @@ def _lr(
 
 def _lambda_lr(form: type[LambdaScheduler] | type[MultiplicativeScheduler]) -> type[Any]:
     """The same for a form with functions of the epoch, which have an older name too."""
-    newer = {"set_value_lambda": lambda schedule: schedule.set_lr_lambda()}
-    return _lr(form, members={**newer, "set_lr_lambda": form.set_value_lambda})
+
+    def set_value_lambda(self: Any) -> Any:
+        """Returns the functions of the epoch. A subclass overrides this, or set_lr_lambda."""
+        return self.set_lr_lambda()
+
+    return _lr(form, members={"set_value_lambda": set_value_lambda, "set_lr_lambda": form.set_value_lambda})
 
 
 ConstantLR = _lr(ConstantScheduler)

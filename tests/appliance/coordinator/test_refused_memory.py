@@ -75,7 +75,8 @@ def test_one_that_is_refused_it_every_time_ends_the_job_with_all_causes(
             one.start()
     failure = one.failure()
     assert failure.kind == node_pb2.Failure.KIND_NODE
-    assert failure.message.count("was refused memory: MemoryError: no room") == 3
+    (cause,) = (line for line in failure.message.splitlines() if "was refused memory: MemoryError: no room" in line)
+    assert cause.startswith("  1. to 3. wafer-0 ")
     assert refusal.times <= 97
     cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_FAILED)
 

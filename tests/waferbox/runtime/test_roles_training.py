@@ -328,9 +328,10 @@ def test_a_lost_recovery_point_is_named(make_job: MakeJob, tmp_path: Path, monke
     (memoryx,) = job.nodes.memoryx
     memoryx.send(load=node_pb2.Load(epoch=1, memoryx=job.plan.memoryx(0), recovery_point=4))
     failed = memoryx.expect("failed").failed
-    assert failed.kind == node_pb2.Failure.KIND_NODE
+    assert failed.kind == node_pb2.Failure.KIND_USER
     assert (failed.node, failed.peer) == ("memoryx-0", "")
     assert str(tmp_path / "recovery" / "job-1" / "memoryx-0" / "4") in failed.message
+    assert "start the script again from its last checkpoint" in failed.message
 
 
 @pytest.mark.parametrize("lane", LANES)
