@@ -221,8 +221,7 @@ class CoordinatedJob:
         for name in silent[:1]:
             self.died(name, self._silence.describe(self._nodes.describe(name)))
         is_client_behind = execution is not None and execution.is_client_behind
-        if self._standstill.tick(running, is_client_behind=is_client_behind):
-            message = self._standstill.describe(running)
+        if message := self._standstill.tick(running, is_client_behind=is_client_behind):
             self.link_failed(node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, message=message))
         if self.recovers:
             self._points.tick()

@@ -463,7 +463,7 @@ class SimulatedCluster:
                 continue
             assert phase == management_pb2.JOB_PHASE_FAILED or job.cancelled, job.report
             statuses = {f"its coordinator ended with status {each.process.status}" for each in ran}
-            died = {NOT_CONNECTED, NOT_RUN, "the fork server does not answer", "cancelled"}
+            died = {NOT_CONNECTED, NOT_RUN, CUT_OFF, "the fork server does not answer", "cancelled"}
             assert any(message.startswith(cause) for cause in statuses | died) or "did not start" in message, message
             ends = [each.process.ended_at for each in ran]
             restarts = clients[job.name].request.max_num_restarts if job.name in clients else 0
@@ -529,6 +529,7 @@ CREATION_FAULTS = {
 # The ends of jobs that a fault explains: a part of the message, and the faults.
 NOT_CONNECTED = "its coordinator has not connected again"
 NOT_RUN = f"the ingress at {INGRESS} does not run it"
+CUT_OFF = "the connection to its script broke"
 EXPLANATIONS: dict[str, set[str]] = {
     "no coordinator of job": {*CREATION_FAULTS, "stall a coordinator", "kill the ingress", "stall the ingress"},
     "did not start": {"refuse processes", "kill the ingress", "stall the ingress", "break a connection", "partition"},

@@ -83,9 +83,9 @@ def _believe_old_streams(self: Supervision, event: Disconnected) -> None:
     self._follow_signs()
 
 
-def _see_nothing(self: StandstillWatch, running: Sequence[str], *, is_client_behind: bool) -> bool:
+def _see_nothing(self: StandstillWatch, running: Sequence[str], *, is_client_behind: bool) -> str:
     """Nobody looks for nodes that wait for each other."""
-    return False
+    return ""
 
 
 def _end_without_asking(self: Supervision, event: Exited) -> None:

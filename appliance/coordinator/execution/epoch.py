@@ -82,6 +82,7 @@ class Epoch:
         self.missing: set[str] = set()  # names of states
         self.seconds: dict[str, float] = {}
         self.input_failure: node_pb2.Failure | None = None  # the one with the first step
+        self._without_input: set[str] = set()  # names of workers whose steps have ended for want of input
         self._snapshots: dict[int, set[str]] = defaultdict(set)
         self._input_states: dict[int, dict[str, bytes]] = defaultdict(dict)  # by step and worker
         self._loaded: set[str] = set()
@@ -212,6 +213,7 @@ class Epoch:
 
     def input_failed(self, failure: node_pb2.Failure) -> None:
         """Notes that a step has no input."""
+        self._without_input.add(failure.node)
         if self.input_failure is None or failure.step < self.input_failure.step:
             self.input_failure = failure
 
@@ -228,7 +230,8 @@ class Epoch:
         """The members that run steps, and so send a report about once a second."""
         if not self.started or self.over:
             return []
-        return [m.name for m in self._nodes.topology.members() if m.name not in self.finished]
+        ended = self.finished | self._without_input
+        return [m.name for m in self._nodes.topology.members() if m.name not in ended]
 
     def _input_state_steps(self) -> set[int]:
         """The steps after which the client receives the states of the loaders."""

@@ -155,6 +155,7 @@ class CoordinatedExecution:
         self._killed_at = 0  # the last step for which a process of the loader was killed; 0: none
         self._findings: list[str] = []  # what the script does otherwise than it says
         self._has_all = False  # whether all outputs and checkpoints were sent to the client
+        self._has_input_failure = False  # whether the client got an error of a step without input, and has not left yet
         self.is_stopped = False  # whether all steps are done, and the nodes have stopped
         self._keeps_nothing = loses_states  # state keepers may have lost the states of the previous execution
         self._wanted: coordinator_pb2.StateWanted | None = None  # of the last attempt to begin
@@ -177,8 +178,12 @@ class CoordinatedExecution:
 
     @property
     def is_client_behind(self) -> bool:
-        """Whether the client has outputs whose closures it has not run."""
-        return self._client.consumed_step < self._client.shown_step
+        """Whether the client has outputs whose closures it has not run, and will, or the error of a step without input.
+
+        It may handle both for as long as it likes, as in a debugger.
+        """
+        is_consuming = self._client.consumed_step < min(self._client.shown_step, self._begin.num_steps)
+        return is_consuming or self._has_input_failure
 
     @property
     def is_epoch_over(self) -> bool:
@@ -225,6 +230,7 @@ class CoordinatedExecution:
                 raise self._parts.verdict.fail(error.failure) from error
             self._owner.progressed(last, schedule.num_steps)
             self._owner.input_failed(error.failure)
+            self._has_input_failure = True
             yield coordinator_pb2.ExecuteResponse(input_failed=error.failure)
             await self._until(lambda: False, schedule)
 
@@ -345,6 +351,7 @@ class CoordinatedExecution:
         """Makes this the last step, as the client has left its loop after it; see StopAfter."""
         if step < self._begin.num_steps and self.is_started:
             self._begin.num_steps = step
+            self._has_input_failure = False
             self._schedule = StepSchedule.from_start(self._start_from(0))
             if self._points is not None:
                 self._points.stop_after(step)

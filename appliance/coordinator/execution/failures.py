@@ -138,8 +138,8 @@ class StandstillWatch:
         self._reports[node] = report
         self._reported.add(node)
 
-    def tick(self, running: Sequence[str], *, is_client_behind: bool) -> bool:
-        """Counts a second; returns whether the nodes have waited for each other for too long.
+    def tick(self, running: Sequence[str], *, is_client_behind: bool) -> str:
+        """Counts a second; returns the message for the user if the nodes have waited too long, and begins anew.
 
         Args:
             running: names of all nodes that run steps now.
@@ -152,11 +152,11 @@ class StandstillWatch:
         elif self._reported.issuperset(running):
             self._reported.clear()
             self._ticks += 1
-        return self._ticks >= self._max_ticks
-
-    def describe(self, running: Sequence[str]) -> str:
-        """The message for the user about nodes that have waited too long."""
+        if self._ticks < self._max_ticks:
+            return ""
         waits = ", ".join(f"{node} for {self._waits_for(node)}" for node in running)
+        self._ticks = 0
+        self._reports.clear()  # those of the next epoch may come later than the next tick
         return f"all nodes have waited for each other for {self._max_ticks} s: {waits}"
 
     def _waits_for(self, node: str) -> str:
