@@ -287,6 +287,19 @@ def test_the_last_report_of_a_coordinator_that_was_stopped_for_a_while_counts(tm
             ],
             id="the cause of a job's end reaches a script although management was stopped for twenty seconds",
         ),
+        pytest.param(
+            60004383,
+            [Fault(19.906144373214193, "lose a frame", 3790598762)],
+            id="nodes that wait for each other owe nothing to a client that left its loop",
+        ),
+        pytest.param(
+            60006837,
+            [
+                Fault(7.121814801719442, "break a connection", 2289942491),
+                Fault(10.140930841566732, "lose a frame", 290658679),
+            ],
+            id="nodes that waited for each other are not taken for waiting in the next epoch",
+        ),
     ],
 )
 def test_a_seed_that_found_a_fault(seed: int, schedule: Sequence[Fault], tmp_path: Path) -> None:
