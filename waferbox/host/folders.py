@@ -68,7 +68,7 @@ def _make_secret_key(path: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         found = path.lstat()
         if not stat.S_ISREG(found.st_mode) or found.st_size not in (0, KEY_BYTES):
-            raise OSError("there is something else, which is left as it is")
+            raise OSError(f"what is there is left as it is, though no key, which has {KEY_BYTES} bytes")
     fresh = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     try:
         with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

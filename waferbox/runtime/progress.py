@@ -11,6 +11,7 @@ from typing import Final
 
 from waferbox.links.link import Link
 from waferbox.runtime.layer_times import LayerTimes
+from waferbox.settings import HANG_SECONDS
 from wsc.v1 import node_pb2, observation_pb2, plan_pb2
 
 # --- Progress and traces ----------------------------------------------------------------------------------------------
@@ -247,9 +248,10 @@ class ProgressWatchdog:
         else:
             self._busy += min(passed, MAX_COUNTED_SECONDS)
         if self._busy > self._seconds:
-            return f"one action has taken more than {self._seconds:g} s"
+            return f"one action has taken more than {self._seconds:g} s, the most by {HANG_SECONDS.name}"
         idle_seconds = self._seconds / IDLE_PARTS
         computes = usage.cpu_seconds - self._usage.cpu_seconds >= IDLE_SHARE * self._busy
         if self._busy > idle_seconds and not computes and usage.disk_bytes == self._usage.disk_bytes:
-            return f"one action has taken more than {idle_seconds:g} s, and computes nothing"
+            most = f"{idle_seconds:g} s, the most for that by {HANG_SECONDS.name}"
+            return f"one action computes nothing, and has taken more than {most}"
         return ""

@@ -226,7 +226,7 @@ def _kept(paths: Sequence[Path]) -> tuple[Path, bytes]:
     except OSError as error:
         raise SettingError(
             f"no secret of the cluster can be made in {paths[-1]}: {error.strerror or error}; "
-            f"{settings.SECRET_FILE.name} names another file"
+            f"name another file by {settings.SECRET_FILE.name}"
         ) from error
 
 

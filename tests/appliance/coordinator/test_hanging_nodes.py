@@ -90,6 +90,7 @@ def test_one_that_hangs_every_time_ends_the_job_with_all_causes(
     failure = one.failure()
     assert failure.kind == node_pb2.Failure.KIND_NODE
     assert failure.message.count("hangs in step 3") == 3
+    assert "WAFERBOX_HANG_SECONDS" in failure.message
     assert "max_num_restarts is 2" in failure.message
     cluster.until(lambda: cluster.jobs()[0].phase == management_pb2.JOB_PHASE_FAILED)
 
