@@ -388,6 +388,14 @@ class Client:
             self.outputs.extend(self.receive("outputs").outputs.steps)
         return self.outputs.popleft()
 
+    def consume(self, count: int) -> list[int]:
+        """Receives the outputs of so many steps, and consumes each; returns the numbers of these steps."""
+        steps = []
+        for step in range(1, count + 1):
+            steps.append(self.receive_outputs().step)
+            self.consumed(step)
+        return steps
+
     def failure(self) -> node_pb2.Failure:
         """Returns the failure that ends the session."""
         *_, last = self.session

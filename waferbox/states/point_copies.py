@@ -189,10 +189,12 @@ class PointCopies:
             try:
                 # No timeout: the Load that needs the point has a deadline.
                 file = self._fetch(address, self._member, path, 1, None, self._cancellation)
-            except (NotFetched, DamagedPoint) as error:
+            except (NotThere, DamagedPoint) as error:
                 _log(error)
-                if isinstance(error, NotFetched) and not isinstance(error, NotThere):
-                    unanswered = error
+                continue
+            except NotFetched as error:
+                _log(error)
+                unanswered = error
                 continue
             file.complete()
             logger.info("recovery point %s came from %s, in %.2f s", path.name, address, time.monotonic() - begin)

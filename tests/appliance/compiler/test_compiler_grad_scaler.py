@@ -126,6 +126,23 @@ def test_one_element_of_one_gradient_decides(which: int, bad: float) -> None:
     assert not total_norm(gradients) < math.inf
 
 
+def scaled(model: Any, optimizer: Any) -> tuple[Step, Getters]:
+    """A step with a dynamic scale: ours on a cluster, torch's in plain torch."""
+    registry = Registry()
+    registry.register("optimizer", optimizer)
+    scaler: Any = torch_scaler()
+    if isinstance(next(model.parameters()), LazyTensor):
+        scaler = cstorch.amp.GradScaler(**SETTINGS)
+        registry.register("grad_scaler", scaler)
+
+    def step(batch: Any) -> Any:
+        loss = (model(batch[0]) - batch[1]).square().mean()
+        cstorch.amp.optimizer_step(loss, optimizer, scaler)
+        return loss, torch.as_tensor(scaler.get_scale())
+
+    return step, dict(named_getters(registry))
+
+
 def test_gradients_of_samples_are_examined_on_all_wafers() -> None:
     """The rows of the parameter are those of the batch, of which each wafer has some."""
 
@@ -139,20 +156,7 @@ def test_gradients_of_samples_are_examined_on_all_wafers() -> None:
             return self.layer(features) + self.shift
 
     def build(model: Any) -> tuple[Step, Getters]:
-        registry = Registry()
-        optimizer = OPTIMIZERS["sgd"](model.parameters())
-        registry.register("optimizer", optimizer)
-        scaler: Any = torch_scaler()
-        if isinstance(model.shift, LazyTensor):
-            scaler = cstorch.amp.GradScaler(**SETTINGS)
-            registry.register("grad_scaler", scaler)
-
-        def step(batch: Any) -> Any:
-            loss = (model(batch[0]) - batch[1]).square().mean()
-            cstorch.amp.optimizer_step(loss, optimizer, scaler)
-            return loss, torch.as_tensor(scaler.get_scale())
-
-        return step, dict(named_getters(registry))
+        return scaled(model, OPTIMIZERS["sgd"](model.parameters()))
 
     given = batches(2)
     Traced(build, Shifted(), given[0]).check(given, CLUSTERS)
@@ -260,22 +264,10 @@ class Hooked(nn.Module):
 
 def test_hooks_of_the_optimizer_change_nothing_in_a_skipped_step() -> None:
     def build(model: Any) -> tuple[Step, Getters]:
-        registry = Registry()
         optimizer = OPTIMIZERS["sgd"](model.parameters())
         optimizer.register_step_pre_hook(model.before_step)
         optimizer.register_step_post_hook(model.after_step)
-        registry.register("optimizer", optimizer)
-        scaler: Any = torch_scaler()
-        if isinstance(model.rows, LazyTensor):
-            scaler = cstorch.amp.GradScaler(**SETTINGS)
-            registry.register("grad_scaler", scaler)
-
-        def step(batch: Any) -> Any:
-            loss = (model(batch[0]) - batch[1]).square().mean()
-            cstorch.amp.optimizer_step(loss, optimizer, scaler)
-            return loss, torch.as_tensor(scaler.get_scale())
-
-        return step, dict(named_getters(registry))
+        return scaled(model, optimizer)
 
     given = batches(1, 2)
     Traced(build, Hooked(), given[0]).check(given, CLUSTERS)

@@ -48,21 +48,26 @@ def build(case: SparseCase, scaled: bool = False) -> Any:
     return built
 
 
+def masked_reference(traced: Traced) -> tuple[Any, dict[str, torch.Tensor]]:
+    """The model that plain torch trains, with the first masks applied, and these masks by the names of the weights."""
+    masks = {
+        name.removeprefix("state.model.").removesuffix("_mask"): value.clone()
+        for name, value in traced.initial.items()
+        if name.endswith("_mask")
+    }
+    with torch.no_grad():
+        for name, mask in masks.items():
+            traced.reference.get_parameter(name).mul_(mask)
+    return traced.reference, masks
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_ten_steps_on_every_cluster_equal_those_written_out(case: SparseCase) -> None:
     torch.manual_seed(0)
     data = batches(10, torch.float64)
     model = network()
     traced = Traced(build(case), model, data[0])
-    masks = {
-        name.removeprefix("state.model.").removesuffix("_mask"): value.clone()
-        for name, value in traced.initial.items()
-        if name.endswith("_mask")
-    }
-    reference = traced.reference
-    with torch.no_grad():
-        for name, mask in masks.items():
-            reference.get_parameter(name).mul_(mask)
+    reference, masks = masked_reference(traced)
     counter = int(traced.initial.get("state.random.counter", torch.tensor(0)))
     with CountedRandom(counter) as random:
         expected = losses_by_hand(case, reference, masks, data, random.next_step)
@@ -87,15 +92,7 @@ def test_a_step_that_overflows_keeps_masks_schedules_and_weights(case: SparseCas
     bad = (torch.full_like(data[0][0], float("nan")), data[0][1])
     given = [*data[:3], bad, *data[3:6], bad, bad, *data[6:]]
     kept = [number for number, batch in enumerate(given) if batch is not bad]
-    masks = {
-        name.removeprefix("state.model.").removesuffix("_mask"): value.clone()
-        for name, value in traced.initial.items()
-        if name.endswith("_mask")
-    }
-    reference = traced.reference
-    with torch.no_grad():
-        for name, mask in masks.items():
-            reference.get_parameter(name).mul_(mask)
+    reference, masks = masked_reference(traced)
     steps_until_next = iter([after - number for number, after in zip(kept, [*kept[1:], len(given)], strict=True)])
     with CountedRandom(int(traced.initial.get("state.random.counter", torch.tensor(0)))) as random:
 

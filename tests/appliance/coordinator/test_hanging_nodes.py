@@ -47,14 +47,6 @@ class Hang:
             self._released.wait(60)
 
 
-def outputs(one: Client) -> list[int]:
-    steps = []
-    for step in range(1, NUM_STEPS + 1):
-        steps.append(one.receive_outputs().step)
-        one.consumed(step)
-    return steps
-
-
 def test_a_node_that_hangs_is_replaced(
     cluster: ClusterInProcess, client: Callable[..., Client], released: threading.Event
 ) -> None:
@@ -64,7 +56,7 @@ def test_a_node_that_hangs_is_replaced(
     one.compile()
     one.begin(NUM_STEPS)
     one.start()
-    assert outputs(one) == list(range(1, NUM_STEPS + 1))
+    assert one.consume(NUM_STEPS) == list(range(1, NUM_STEPS + 1))
     one.receive("finished")
     cluster.until(lambda: cluster.jobs()[0].restarts)
     (restart,) = cluster.jobs()[0].restarts
@@ -127,7 +119,7 @@ def test_a_slow_input_is_no_hang(
     for _ in range(40):  # four times what a hang takes
         assert looks.acquire(timeout=30)
     made.set()
-    assert outputs(one) == list(range(1, NUM_STEPS + 1))
+    assert one.consume(NUM_STEPS) == list(range(1, NUM_STEPS + 1))
     assert not cluster.jobs()[0].restarts
 
 

@@ -102,11 +102,7 @@ def test_a_job_whose_nodes_wait_for_each_other_goes_on(
     one.compile()
     one.begin(NUM_STEPS)
     one.start()
-    steps = []
-    for step in range(1, NUM_STEPS + 1):
-        steps.append(one.receive_outputs().step)
-        one.consumed(step)
-    assert steps == list(range(1, NUM_STEPS + 1))
+    assert one.consume(NUM_STEPS) == list(range(1, NUM_STEPS + 1))
     one.receive("finished")
     (restart,) = cluster.jobs()[0].restarts
     assert restart.cause.startswith("all nodes have waited for each other for 2 s: ")

@@ -56,7 +56,7 @@ class StepRecorder(Protocol):
     def place(self) -> int:
         """Returns the number of calls that are recorded."""
 
-    def state_changes(self) -> "Changes":
+    def state_changes(self) -> Changes:
         """Returns what the step changes of the states from now on."""
 
     def first_write_since(self, place: int) -> str | None:
