@@ -1,7 +1,6 @@
 """Batches that wafers cannot take are refused with a way out."""
 
 import errno
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,19 @@ from cstorch.errors import ConfigurationError, InputError
 from cstorch.utils.data import DataExecutor, DataLoader
 
 
-@dataclass
-class Fields:
-    x: torch.Tensor
+class Circle:
+    """An object that holds itself, which cannot be taken apart."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+        self.owner = self
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    "an object with fields": (Fields(torch.ones(4, 2)), "yields Fields, in which no tensor is found.*namedtuple"),
+    "an object that holds itself": (
+        Circle(torch.ones(4, 2)),
+        r"yields has an object of Circle, whose tensors .*namedtuple",
+    ),
     "arrays": ({"x": np.ones((4, 2))}, r"yields dict, in which no tensor is found.*torch\.as_tensor"),
     "a scalar": (torch.tensor(1.0), "has no dimensions"),
     "complex": ({"x": torch.ones(4, 2), "y": torch.ones(4, dtype=torch.complex64)}, r"at \['y'\] .*view_as_real"),
@@ -37,8 +42,8 @@ REFUSED: dict[str, tuple[Any, str]] = {
         r"at \[1\] a tensor on the device 'meta'.*`\.to\(device",
     ),
     "an object in a dict": (
-        {"x": torch.ones(4, 2), "fields": Fields(torch.ones(4, 2))},
-        r"at \['fields'\] an object of Fields, whose tensors \(x\) .*namedtuple",
+        {"x": torch.ones(4, 2), "circle": Circle(torch.ones(4, 2))},
+        r"at \['circle'\] an object of Circle, whose tensors .*holds itself.*namedtuple",
     ),
     "sparse": ([torch.ones(4, 2).to_sparse()], r"at \[0\] a sparse tensor.*to_dense"),
 }

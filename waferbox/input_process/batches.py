@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from .batch_classes import register_classes
 from .batch_digest import UNKNOWN, batch_digest
 from .failures import InputFailure
 from .loader import Position
@@ -122,6 +123,8 @@ class Selection:
         before_all = position.states(last_step=self._worker)
         num_own = 0
         for number, batch in enumerate(batches):
+            if number == 0:
+                register_classes(batch)  # later ones have its structure
             leaves, structure = pytree.tree_flatten(batch)
             self._constants.check(number, batch, leaves)
             tensors = self._named(number, batch) if self._names else self._tensors(number, batch, leaves, structure)
