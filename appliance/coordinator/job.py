@@ -442,10 +442,17 @@ class CoordinatedJob:
     def end_execution(self, execution: CoordinatedExecution) -> None:
         """Notes that an execution has ended on all nodes, so that the job can begin another."""
         self._executions.end(execution)
-        if not execution.is_abandoned_by_client:
+        if execution.is_abandoned_by_client:
+            self._note_step(execution)
+        else:
             self._input_failure = None
         self.observation.ended()
         self._reporter.phase(management_pb2.JOB_PHASE_IDLE)
+
+    def _note_step(self, execution: CoordinatedExecution) -> None:
+        """Makes the step that the script has reached that of the next report."""
+        if execution.consumed_step:
+            self._reporter.reached(execution.consumed_step, execution.num_asked_steps)
 
     def died(self, name: str, message: str) -> None:
         """Handles the death of a node, or of one that is given up."""
@@ -548,6 +555,7 @@ class CoordinatedJob:
         if late:
             logger.warning("%s did not release %s in time", ", ".join(late), self.name)
         for execution in self._executions.live():
+            self._note_step(execution)
             await execution.close()
         self.observation.flush()
         self._reporter.end_with(failure, succeeded=self._succeeded, doing="ran" if had_nodes else "waited for nodes")

@@ -21,8 +21,12 @@ class JobReporter:
     def phase(self, phase: "management_pb2.JobPhase.ValueType", step: int = 0, num_steps: int = 0) -> None:
         """Reports a phase; step and num_steps: of the current execution, 0 without one."""
         if num_steps:
-            self._report.step, self._report.num_steps = step, num_steps
+            self.reached(step, num_steps)
         self._send_phase(phase)
+
+    def reached(self, step: int, num_steps: int) -> None:
+        """Sets the step of the next report."""
+        self._report.step, self._report.num_steps = step, num_steps
 
     def add_artifact(self, artifact: str) -> None:
         """Adds the artifact of an execution to the next report."""

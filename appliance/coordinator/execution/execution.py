@@ -135,6 +135,7 @@ class CoordinatedExecution:
         self._changes = parts.changes
         self._begin = coordinator_pb2.Begin()
         self._begin.CopyFrom(begin)  # stop_after changes it
+        self.num_asked_steps = begin.num_steps
         self._client = progress
         self._schedule = StepSchedule.from_start(self._start_from(0))
         self._points: ExecutionPoints | None = None
@@ -175,6 +176,11 @@ class CoordinatedExecution:
     def shown_step(self) -> int:
         """The last step whose outputs were sent to the client."""
         return self._client.shown_step
+
+    @property
+    def consumed_step(self) -> int:
+        """The last step whose closures the client is known to have run."""
+        return self._client.consumed_step
 
     @property
     def is_client_behind(self) -> bool:
@@ -439,7 +445,7 @@ class CoordinatedExecution:
 
         await self._waiting.until(is_over, epoch=self._current())
         if not self.is_too_far:
-            self._owner.progressed(self._schedule.num_steps, self._schedule.num_steps)
+            self._owner.progressed(self._schedule.num_steps, self.num_asked_steps)
             self._is_ending = True
 
     async def stop(self) -> Sequence[Member]:

@@ -1,10 +1,8 @@
 """Metrics that are means: of values, of right predictions (accuracy), of the loss of a token (perplexity)."""
 
-import warnings
-
 import torch
 
-from cstorch.errors import CstorchWarning
+from cstorch._internal.tracing.provenance import warn_user
 from cstorch.metrics.metric import Metric
 
 # --- The weighted mean of a value -------------------------------------------------------------------------------------
@@ -92,11 +90,9 @@ class AccuracyMetric(Metric):
             dtype: The type to sum in; None: float32.
         """
         if labels.shape != predictions.shape:
-            warnings.warn(
+            warn_user(
                 f"labels have shape {tuple(labels.shape)} and predictions {tuple(predictions.shape)}; "
-                "the predictions are reshaped to the labels' shape",
-                CstorchWarning,
-                stacklevel=2,
+                "the predictions are reshaped to the labels' shape"
             )
             predictions = predictions.reshape(labels.shape)
         dtype = dtype or torch.float32

@@ -3,14 +3,13 @@
 import inspect
 import itertools
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any, TypeAlias
 
 from torch import nn
 
-from cstorch.errors import CstorchWarning
+from cstorch._internal.tracing.provenance import warn_user
 from cstorch.optim.lr_scheduler import ChainedLR, ConstantLR, LRScheduler, ScalePerParamLR, SequentialLR
 from cstorch.optim.optimizer import Optimizer, ParamsT
 
@@ -83,9 +82,7 @@ def configure_optimizer(optimizer_type: str, params: ParamsT, **kwargs: Any) -> 
         rate = settings.pop("learning_rate", None)
         settings["lr"] = float(rate) if isinstance(rate, (int, float, str)) else 0.1
     for name in [name for name in settings if name not in known and not takes_all]:
-        warnings.warn(
-            f"{optimizer_class.__name__} has no setting {name!r}: it is left out", CstorchWarning, stacklevel=2
-        )
+        warn_user(f"{optimizer_class.__name__} has no setting {name!r}: it is left out")
         del settings[name]
     optimizer: Optimizer = optimizer_class(params, **settings)
     return optimizer
@@ -184,9 +181,7 @@ def _configured(optimizer: Optimizer, configuration: Mapping[str, Any]) -> LRSch
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
     for name in [name for name in settings if name not in known and not takes_all]:
         # As for optimizers: public configurations have settings of a schedule that this one has replaced.
-        warnings.warn(
-            f"{schedule_class.__name__} has no setting {name!r}: it is left out", CstorchWarning, stacklevel=2
-        )
+        warn_user(f"{schedule_class.__name__} has no setting {name!r}: it is left out")
         del settings[name]
     schedule: LRScheduler = schedule_class(optimizer, **settings)
     return schedule

@@ -223,6 +223,33 @@ def test_a_client_that_goes_away_ends_its_job(
     assert time.monotonic() - begin < 3
 
 
+@pytest.mark.parametrize("how", ["left", "vanished", "cancelled"])
+def test_an_ended_job_has_the_step_that_its_script_has_reached(
+    cluster: ClusterInProcess, client: Callable[..., Client], how: str
+) -> None:
+    cluster.add(**FULL)
+    one = client(num_csx=2, max_num_restarts=3, run_ahead_steps=4)
+    one.compile()
+    one.begin(ENDLESS)
+    one.start()
+    step = 0
+    while step < 20:  # more than come before the coordinator has read that some are consumed
+        step = one.receive_outputs().step
+        one.consumed(step)
+    if how == "left":
+        one.send(stop_after=coordinator_pb2.StopAfter(step=step))
+        last(one)
+        one.close()
+    elif how == "vanished":
+        one.channel.close()
+    else:
+        cluster.stub.CancelJob(management_pb2.CancelJobRequest(job=one.created.job))
+    phase = management_pb2.JOB_PHASE_SUCCEEDED if how == "left" else management_pb2.JOB_PHASE_CANCELLED
+    job = ends_as(cluster, phase, 6)
+    assert step - 4 <= job.step <= step if how != "left" else job.step == step
+    assert job.num_steps == ENDLESS
+
+
 def test_cancel_ends_a_job(cluster: ClusterInProcess, client: Callable[..., Client]) -> None:
     cluster.add(**FULL)
     one = started(client)

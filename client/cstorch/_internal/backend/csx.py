@@ -1,7 +1,6 @@
 """The CSX backend: steps run on a wafer-scale cluster."""
 
 import os
-import warnings
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -16,11 +15,11 @@ from cstorch._internal.backend.tracebacks import shorten_tracebacks
 from cstorch._internal.execution import Execution, Executor, check_outside_of_loops
 from cstorch._internal.imported_again import is_imported_again
 from cstorch._internal.tracing import LazyTensor, is_tracing, purpose
-from cstorch._internal.tracing.provenance import user_line
+from cstorch._internal.tracing.provenance import user_line, warn_user
 from cstorch._internal.tracing.step_values import is_in_body
 from cstorch._internal.tracing.tensor import keep_parameters
 from cstorch.distributed.cluster_config import ClusterConfig
-from cstorch.errors import ConfigurationError, CstorchWarning, UsageError
+from cstorch.errors import ConfigurationError, UsageError
 
 if TYPE_CHECKING:
     from cstorch._internal.session.cluster_session import ClusterSession, Target
@@ -173,11 +172,9 @@ def _warn_of_steps_in_python() -> None:
             return
         if any(isinstance(weight, LazyTensor) for group in optimizer.param_groups for weight in group["params"]):
             is_known = True
-            warnings.warn(
+            warn_user(
                 f"at {user_line()} the optimizer steps in this process, not on the cluster: a cluster runs what a "
-                "function with @cstorch.trace does, called once for each batch of a cstorch.utils.data.DataExecutor",
-                CstorchWarning,
-                stacklevel=2,
+                "function with @cstorch.trace does, called once for each batch of a cstorch.utils.data.DataExecutor"
             )
 
     register_optimizer_step_post_hook(warn)

@@ -5,7 +5,6 @@ import logging
 import os
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -19,10 +18,11 @@ from cstorch._internal.session.embedded import EmbeddedCluster
 from cstorch._internal.session.job import FORKED, ClientJob
 from cstorch._internal.session.management import Management
 from cstorch._internal.session.staging import stage
+from cstorch._internal.tracing.provenance import warn_user
 from cstorch._internal.tracing.random_counter import random_counter
 from cstorch.distributed.cluster_config import ClusterConfig
 from cstorch.distributed.run_settings import execution_strategy
-from cstorch.errors import ClusterUnreachableError, CstorchError, CstorchWarning, UsageError
+from cstorch.errors import ClusterUnreachableError, CstorchError, UsageError
 from waferbox import deadlines
 from wsc.v1 import initialisation_pb2, node_pb2
 
@@ -134,11 +134,9 @@ class ClusterSession:
                     "that any execution needs, or use another process"
                 )
         if trains and self._first_trains is False:
-            warnings.warn(
+            warn_user(
                 "a training step is compiled after an evaluation. The first compile locks in what a job has of the "
-                "cluster, so on the real system the training might not find enough: train before you evaluate",
-                CstorchWarning,
-                stacklevel=2,
+                "cluster, so on the real system the training might not find enough: train before you evaluate"
             )
         self._first_trains = trains if self._first_trains is None else True
 

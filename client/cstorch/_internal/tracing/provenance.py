@@ -4,6 +4,7 @@ import functools
 import os
 import sys
 import sysconfig
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
@@ -16,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from cstorch._internal.log import SlowWork
 from cstorch._internal.notebook import notebook_shell
+from cstorch.errors import CstorchWarning
 from waferbox.cirh.dialect.source import Source
 
 _CSTORCH = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -96,12 +98,27 @@ def user_frame() -> tuple[str, int]:
 
 
 def _innermost(frame: FrameType | None) -> tuple[str, int]:
-    while frame is not None:
-        shown = _shown_name(frame.f_code.co_filename)
-        if shown is not None:
-            return shown, frame.f_lineno
+    frame = _innermost_frame(frame)
+    return ("", 0) if frame is None else (_shown_name(frame.f_code.co_filename) or "", frame.f_lineno)
+
+
+def _innermost_frame(frame: FrameType | None) -> FrameType | None:
+    while frame is not None and _shown_name(frame.f_code.co_filename) is None:
         frame = frame.f_back
-    return "", 0
+    return frame
+
+
+def warn_user(message: str) -> None:
+    """Issues a CstorchWarning at the user's current line."""
+    frame = _innermost_frame(sys._getframe(1)) or sys._getframe(1)
+    warnings.warn_explicit(
+        message,
+        CstorchWarning,
+        frame.f_code.co_filename,
+        frame.f_lineno,
+        module=frame.f_globals.get("__name__"),
+        registry=frame.f_globals.setdefault("__warningregistry__", {}),
+    )
 
 
 def user_line() -> str:

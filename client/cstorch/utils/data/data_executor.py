@@ -2,7 +2,6 @@
 
 import copy
 import math
-import warnings
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from itertools import takewhile
@@ -17,11 +16,11 @@ from cstorch._internal.check.run import checked_run
 from cstorch._internal.execution import Execution, check_not_nested, enter, record_loop
 from cstorch._internal.imported_again import is_for_input, is_imported_again
 from cstorch._internal.notebook import inline_report
-from cstorch._internal.tracing.provenance import user_line
+from cstorch._internal.tracing.provenance import user_line, warn_user
 from cstorch.backend import Backend, CsxBackend, current_backend
 from cstorch.backends.csx_flags import MicroBatchSize as MbsSetting
 from cstorch.distributed.cs_config import CSConfig
-from cstorch.errors import ConfigurationError, CstorchWarning, InputError, UsageError
+from cstorch.errors import ConfigurationError, InputError, UsageError
 from cstorch.utils.data.dataloader import DataLoader
 from cstorch.utils.data.schedule import Schedule
 from cstorch.utils.profiler import Activity, Profiler
@@ -250,9 +249,7 @@ class DataExecutor:
             return min(num_steps, run.settings.steps)
         if num_steps > 1 and not self.backend.is_e2e_execution:
             flag = "validate_only" if self.backend.validate_only else "compile_only"
-            warnings.warn(
-                f"with {flag} one step is traced: num_steps={num_steps} becomes 1", CstorchWarning, stacklevel=3
-            )
+            warn_user(f"with {flag} one step is traced: num_steps={num_steps} becomes 1")
             return 1
         return num_steps
 
@@ -265,10 +262,8 @@ class DataExecutor:
             raise ConfigurationError(f"activation_steps must be at least 1, got {activation_steps}")
         common = math.gcd(activation_steps, *(step for step in self.checkpoint_steps if step != self.num_steps))
         if common != activation_steps:
-            warnings.warn(
-                f"activation_steps={activation_steps} becomes {common}: every checkpoint step is an activation step",
-                CstorchWarning,
-                stacklevel=3,
+            warn_user(
+                f"activation_steps={activation_steps} becomes {common}: every checkpoint step is an activation step"
             )
         return common
 

@@ -7,7 +7,6 @@ import hashlib
 import logging
 import re
 import time
-import warnings
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,9 +20,9 @@ from cstorch._internal.check.run import checked_run
 from cstorch._internal.random_state import random_state_kept
 from cstorch._internal.session.execution.python_state import Change, PythonState
 from cstorch._internal.tracing import Trace, random_counter, user_line
-from cstorch._internal.tracing.provenance import line_of
+from cstorch._internal.tracing.provenance import line_of, warn_user
 from cstorch._internal.tracing.recording.comparison import compare
-from cstorch.errors import CstorchWarning, TraceError
+from cstorch.errors import TraceError
 from waferbox import settings
 from waferbox.checked_run.record import Question
 
@@ -98,7 +97,7 @@ def report(message: str, line: str) -> None:
     elif settings.STRICT.get():
         raise TraceError(message)
     else:
-        warnings.warn(message, CstorchWarning, stacklevel=2)
+        warn_user(message)
 
 
 # --- Settings that the script's loop changes --------------------------------------------------------------------------

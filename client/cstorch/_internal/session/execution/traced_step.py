@@ -1,6 +1,5 @@
 """The step of an execution as the script makes it: its trace, its outputs, and the closures that are called in it."""
 
-import warnings
 from abc import ABC
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +15,8 @@ from cstorch._internal.execution import Closure
 from cstorch._internal.lowering import lower
 from cstorch._internal.session.execution.outputs import Outputs, named_tensors, unknown_tensor, weight_in_closure
 from cstorch._internal.tracing import Cell, LazyTensor, Source, StepAtHand, StepValue, Trace, is_tracing
-from cstorch.errors import CstorchWarning, UsageError
+from cstorch._internal.tracing.provenance import warn_user
+from cstorch.errors import UsageError
 from waferbox.cirh.text.printer import print_module
 from waferbox.input_process.batch_classes import is_container, register_classes
 
@@ -55,29 +55,23 @@ def check_step(trace: Trace, model: nn.Module | None, traceable: Sequence[torch.
                 f"{name} is an optimizer of torch, whose lr_decay counts steps in Python: in a traced step the "
                 f"learning rate would not decay. {instead}"
             )
-        warnings.warn(
+        warn_user(
             f"{name} is an optimizer of {'torch' if is_torchs else 'the script'}: the settings of its groups are "
-            f"frozen as they are in the first step of an execution. {instead}",
-            CstorchWarning,
-            stacklevel=2,
+            f"frozen as they are in the first step of an execution. {instead}"
         )
     if trace.kept_gradients:
         names = ", ".join(name.removeprefix("state.model.") for name in trace.kept_gradients[:3])
         more = len(trace.kept_gradients) - 3
-        warnings.warn(
+        warn_user(
             f"the step does not clear the gradients of {names}{f' and {more} more' if more > 0 else ''}: plain PyTorch "
             "would add the next step's gradients to them, but here every step begins without gradients. Call "
             "optimizer.zero_grad() in the step; to add up gradients of several batches, take one larger batch, with "
-            "`cstorch.backends.csx.performance.micro_batch_size` if it needs too much memory",
-            CstorchWarning,
-            stacklevel=2,
+            "`cstorch.backends.csx.performance.micro_batch_size` if it needs too much memory"
         )
     if model is not None and model.training and not _trains(trace):
-        warnings.warn(
+        warn_user(
             "the model is in training mode, and the traced step steps no optimizer, which makes it an evaluation. Call "
-            "model.eval() for one, or optimizer.step() in the traced function",
-            CstorchWarning,
-            stacklevel=2,
+            "model.eval() for one, or optimizer.step() in the traced function"
         )
 
 
