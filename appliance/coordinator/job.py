@@ -45,10 +45,13 @@ from waferbox.host.event_loop import Changes
 from waferbox.host.oom_kills import OomWatch
 from waferbox.runtime.progress import IDLE_PARTS
 from waferbox.settings import HANG_SECONDS
+from waferbox.text import on_one_line
 from wsc.v1 import coordinator_pb2, management_pb2, node_pb2, observation_pb2, plan_pb2, record_pb2
 from wsc.v1.plan_pb2 import EXECUTION_STRATEGY_PIPELINE as PIPELINE
 
 logger = logging.getLogger(__name__)
+
+MOST_ERROR_CHARACTERS = 1000  # of the exception that ends a script
 
 PREEMPTED = (
     "Other jobs waited while this one was idle: its nodes work for them. Its states are kept, and it takes nodes again "
@@ -184,6 +187,7 @@ class CoordinatedJob:
         self._terminated = False
         self.is_finished = False  # the script has announced its end
         self._is_cancelled = False
+        self._script_error = ""
         self._input_failure: node_pb2.Failure | None = None  # of an execution that has not ended
         self._compile_failure: node_pb2.Failure | None = None  # after which the script has begun nothing
         self._succeeded = False
@@ -253,10 +257,11 @@ class CoordinatedJob:
         """Ends the job after the end of the session, unless a successor waits for the client."""
         self.begin_task(self._leave())
 
-    def finish(self, *, is_cancelled: bool) -> None:
-        """Notes that the script no longer needs the job. is_cancelled: in an execution that was not finished."""
+    def finish(self, *, is_cancelled: bool, error: str) -> None:
+        """Notes that the script no longer needs the job. is_cancelled and error: see FinishRequest."""
         self.is_finished = True
         self._is_cancelled = is_cancelled
+        self._script_error = error
 
     async def _leave(self) -> None:
         await self.session.end(is_finished=self.is_finished)
@@ -266,6 +271,8 @@ class CoordinatedJob:
         self._report_input_failure()
         if self._compile_failure is not None:
             self.verdict.report(self._compile_failure)
+        if self._script_error:
+            self._script_failed(self._script_error)
         self._end()
 
     def client_left_execution(self, execution: CoordinatedExecution) -> None:
@@ -521,10 +528,18 @@ class CoordinatedJob:
 
     # --- end of the job -----------------------------------------------------------------------------------------------
 
-    def cancel(self, cause: str) -> None:
-        """Ends the job at management's request. cause: for the user; empty: a command has cancelled it."""
+    def cancel(self, notice: management_pb2.CancelNotice) -> None:
+        """Ends the job at management's request."""
         self._report_input_failure()
-        self._cancelled(f"{self.name} ended: {cause}" if cause else f"{self.name} was cancelled")
+        if notice.is_error:
+            self._script_failed(notice.cause)
+        else:
+            self._cancelled(f"{self.name} ended: {notice.cause}" if notice.cause else f"{self.name} was cancelled")
+
+    def _script_failed(self, error: str) -> None:
+        """Ends the job with the exception that ends its script."""
+        message = f"its script failed: {on_one_line(error)[:MOST_ERROR_CHARACTERS]}"
+        self.verdict.report(node_pb2.Failure(kind=node_pb2.Failure.KIND_USER, message=message))
 
     def _report_input_failure(self) -> None:
         """Makes a step without input the reason for the end, unless the script has caught the error."""

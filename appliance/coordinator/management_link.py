@@ -52,7 +52,7 @@ class ProcessIdentity:
 class ManagementCallbacks:
     """The callbacks for management's messages.
 
-    cancel: the job is to end, for this cause; empty: a user has cancelled it.
+    cancel: the job is to end.
     lease_lost: management has lost this node of the job.
     known_as: the hello for a restarted management service at this address has changed.
     queued: the job waits at this position; at position 0 it no longer waits.
@@ -63,7 +63,7 @@ class ManagementCallbacks:
     defect: the link has ended with an unexpected exception.
     """
 
-    cancel: Callable[[str], None]
+    cancel: Callable[[management_pb2.CancelNotice], None]
     lease_lost: Callable[[management_pb2.NodeInfo], None]
     known_as: Callable[[str, management_pb2.CoordinatorHello], None]
     queued: Callable[[management_pb2.QueueStatus], None]
@@ -321,7 +321,7 @@ class ManagementLink:
                 self._take(response.acquired)
                 self._send_hello(callbacks)
             case "cancel":
-                callbacks.cancel(response.cancel.cause)
+                callbacks.cancel(response.cancel)
             case "lost":
                 callbacks.lease_lost(response.lost)
             case "queue":

@@ -107,7 +107,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
     async def Finish(self, request: coordinator_pb2.FinishRequest, context: Context) -> coordinator_pb2.FinishResponse:
         await self._check(request.token, context)
-        self.job.finish(is_cancelled=request.cancelled)
+        self.job.finish(is_cancelled=request.cancelled, error=request.error)
         return coordinator_pb2.FinishResponse()
 
     async def Execute(

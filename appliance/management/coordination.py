@@ -74,9 +74,10 @@ class Coordination:
         request.CopyFrom(self._job.request)
         self._outbox.put(management_pb2.CoordinateResponse(job=request))
 
-    def cancel(self, cause: str = "") -> None:
-        """Sends the order to end the job. cause: for the user; empty: a command has cancelled it."""
-        self._outbox.put(management_pb2.CoordinateResponse(cancel=management_pb2.CancelNotice(cause=cause)))
+    def cancel(self, cause: str = "", *, is_error: bool = False) -> None:
+        """Sends the order to end the job. cause and is_error: see CancelNotice."""
+        notice = management_pb2.CancelNotice(cause=cause, is_error=is_error)
+        self._outbox.put(management_pb2.CoordinateResponse(cancel=notice))
 
     def preempt(self) -> None:
         """Requests the nodes of the job, which is idle, for others."""

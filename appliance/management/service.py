@@ -337,7 +337,8 @@ class ManagementService(management_pb2_grpc.ManagementServicer):
         self, request: management_pb2.CancelJobRequest, context: Context
     ) -> management_pb2.CancelJobResponse:
         job = await self._find(request.job, context)
-        self._supervisor.cancel(job, SCRIPT_CANCELS if request.by_script else "")
+        cause = request.error or (SCRIPT_CANCELS if request.by_script else "")
+        self._supervisor.cancel(job, cause, is_error=bool(request.error))
         return management_pb2.CancelJobResponse()
 
     async def SetPriority(

@@ -160,11 +160,11 @@ class Supervision:
         else:
             self._set_timer(deadlines.COORDINATION.coordinator_return)
 
-    def cancel(self, cause: str = "") -> None:
-        """Ends the job. cause: for the user; empty: at the request of a command."""
+    def cancel(self, cause: str = "", *, is_error: bool = False) -> None:
+        """Ends the job. cause: for the user; empty: by a command. is_error: the cause is the script's exception."""
         self.job.cancelled = True
         if self.stream is not None:
-            self.stream.cancel(cause)
+            self.stream.cancel(cause, is_error=is_error)
         elif self._process is not None:
             self._process.terminate()
 

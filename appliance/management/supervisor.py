@@ -125,10 +125,10 @@ class Supervisor:
         how = "its coordinator had ended, and the management service before this one with it"
         self._supervise(job, hello.ingress).restart(how)
 
-    def cancel(self, job: JobEntry, cause: str = "") -> None:
-        """Cancels a job. cause: for the user; empty: by a command."""
+    def cancel(self, job: JobEntry, cause: str = "", *, is_error: bool = False) -> None:
+        """Cancels a job. cause: for the user; empty: by a command. is_error: the cause is the script's exception."""
         if (supervision := self._supervisions.get(job.name)) is not None:
-            supervision.cancel(cause)
+            supervision.cancel(cause, is_error=is_error)
 
     def give_up(self, job: JobEntry) -> None:
         """Ends a job whose first coordinator does not connect."""

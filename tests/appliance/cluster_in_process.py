@@ -401,10 +401,10 @@ class Client:
         *_, last = self.session
         return last.failure
 
-    def close(self, *, cancelled: bool = False) -> None:
+    def close(self, *, cancelled: bool = False, error: str = "") -> None:
         """Ends the session, as a script does at its end."""
         with contextlib.suppress(grpc.RpcError, ValueError):  # the latter: the test has closed the channel
-            request = coordinator_pb2.FinishRequest(token=self.created.token, cancelled=cancelled)
+            request = coordinator_pb2.FinishRequest(token=self.created.token, cancelled=cancelled, error=error)
             self.stub.Finish(request, timeout=1)
         self.requests.put(None)
         self.session.cancel()  # type: ignore[no-untyped-call]  # without types in the stubs

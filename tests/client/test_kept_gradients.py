@@ -84,7 +84,9 @@ def test_cleared(way: str, place: str) -> None:
 def test_not_cleared(steps: bool) -> None:
     made = traced(steps=steps)
     assert made.kept_gradients == tuple(f"state.model.{name}" for name in ("0.weight", "0.bias", "1.weight", "1.bias"))
-    with pytest.warns(UserWarning, match=r"gradients of 0.weight, 0.bias, 1.weight and 1 more: .*zero_grad\(\)") as warned:
+    with pytest.warns(
+        UserWarning, match=r"gradients of 0.weight, 0.bias, 1.weight and 1 more: .*zero_grad\(\)"
+    ) as warned:
         check_step(made, None, made.optimizers)
     assert [each.filename for each in warned] == [__file__]  # the script's line, not one of the library
 

@@ -366,6 +366,28 @@ def test_ctrl_c_cancels_the_job(start_script: StartScript, cluster: RunningClust
     wait_for(lambda: not any(node.job for node in cluster.nodes()))
 
 
+@pytest.mark.parametrize(
+    ("mode", "fails", "fresh", "message"),
+    [
+        ("nan", (), False, "ValueError: the loss is nan"),
+        ("runs", ("--fails", "in the loop"), False, "FileExistsError: a file is; there"),
+        ("runs", ("--fails", "after the loop"), True, "FileExistsError: a file is; there"),
+    ],
+    ids=["in a closure", "in the loop", "after the loop"],
+)
+def test_the_job_of_a_script_that_fails_has_failed(
+    start_script: StartScript, cluster: RunningCluster, mode: str, fails: tuple[str, ...], fresh: bool, message: str
+) -> None:
+    before = {job.job for job in cluster.jobs()}
+    arguments = (mode, "--artifacts", "artifacts", *fails)
+    script = start_script(SCRIPTS / "faults.py", *arguments, management=cluster.management, fresh=fresh)
+    assert script.wait() == 1
+    wait_for(lambda: not any(job.coordinator for job in cluster.jobs()))
+    (job,) = [job for job in cluster.jobs() if job.job not in before]
+    assert job.phase == management_pb2.JOB_PHASE_FAILED
+    assert job.message == f"its script failed: {message}"
+
+
 def test_ctrl_c_ends_the_embedded_cluster(start_script: StartScript) -> None:
     script = start_long(start_script, None, fresh=True)
     assert len(script.surroundings.processes()) > 10

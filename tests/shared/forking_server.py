@@ -146,6 +146,7 @@ def end_after(program: Callable[[], object]) -> NoReturn:
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - printed, as Python does
+        sys.last_value = error
         sys.excepthook(type(error), error, error.__traceback__)
         status = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     private: Any = threading

@@ -102,10 +102,19 @@ def test_what_is_no_secret_stays_as_it_is(
         os.mkfifo(file)
     before = file.lstat()
     monkeypatch.setenv(settings.SECRET_FILE.name, str(file))
-    expected = rf"made in {file}: what is there is left .* 32 bytes; .*{settings.SECRET_FILE.name}"
-    with pytest.raises(SettingError, match=expected):
-        cluster_secret()
+    is_what = "no secret, or is damaged: it has 11 bytes, and a secret has 32" if kind == "text" else "no file"
+    for use in (cluster_secret, known_secret, lambda: own_clusters_token(Kind.USER, str(file))):
+        with pytest.raises(SettingError, match=f"{file} is {is_what}.* name another by {settings.SECRET_FILE.name}"):
+            use()
     assert file.lstat() == before
+
+
+def test_a_damaged_secret_of_the_cache_is_refused(cache: Path) -> None:
+    """Else another one in the folder for temporary files would take its place without a word."""
+    secret_key(cache / SECRET_FILE)
+    os.truncate(cache / SECRET_FILE, 7)
+    with pytest.raises(SettingError, match=f"{cache / SECRET_FILE} is no secret, or is damaged: it has 7 bytes"):
+        cluster_secret()
 
 
 def test_where_the_cache_takes_nothing_it_lies_among_temporary_files(cache: Path) -> None:
@@ -183,7 +192,8 @@ def test_a_cluster_keeps_its_secret_file(cache: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_secret_that_cannot_be_made_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(settings.SECRET_FILE.name, str(tmp_path))  # a folder
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(settings.SECRET_FILE.name, str(tmp_path / "file" / "key"))
     with pytest.raises(SettingError, match=f"no secret of the cluster can be made in {tmp_path}"):
         cluster_secret()
 

@@ -91,16 +91,24 @@ def read_secret_key(path: Path) -> bytes | None:
 
 
 def check_secret_key(path: Path) -> None:
-    """Raises PermissionError where a file is a key that others than this user may have read or written: how to mend it.
+    """Raises OSError for what is no key, or one that others may have read or written; it says how to mend that.
 
-    Root is no exception: the owner of the file could change the key, or find a folder of root's that is not there yet.
+    An empty file is none yet. Root is no exception: the owner of the file could change the key, or find a folder of
+    root's that is not there yet.
     """
     try:
         found = path.lstat()
     except OSError:
         return
-    if not stat.S_ISREG(found.st_mode) or found.st_size != KEY_BYTES:
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(f"{path} is no file, as a secret is: remove it, or name another by {settings.SECRET_FILE.name}")
+    if not found.st_size:
         return
+    if found.st_size != KEY_BYTES:
+        raise OSError(
+            f"{path} is no secret, or is damaged: it has {found.st_size} bytes, and a secret has {KEY_BYTES}. Remove "
+            f"it for a new one, or name another by {settings.SECRET_FILE.name}"
+        )
     if found.st_uid != os.geteuid():
         raise PermissionError(
             f"{path} belongs to the user {found.st_uid}, and a secret must be this process's user's ({os.geteuid()}): "

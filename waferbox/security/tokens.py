@@ -202,12 +202,12 @@ def is_here(host: str) -> bool:
 def _found(paths: Sequence[Path]) -> tuple[Path, bytes] | None:
     """The first file that has a key, and the key; None if there is none.
 
-    Raises SettingError: others may know the first file's key, or may have changed it. Behind it is the folder for
-    temporary files, where anybody can put a file, which is no key unless it is this user's alone.
+    Raises SettingError: the first file is no key, or others may know it, or may have changed it. Behind it is the
+    folder for temporary files, where anybody can put a file, which is no key unless it is this user's alone.
     """
     try:
         check_secret_key(paths[0])
-    except PermissionError as error:
+    except OSError as error:
         raise SettingError(str(error)) from error
     keys = ((path, read_secret_key(path)) for path in paths)
     return next(((path, key) for path, key in keys if key is not None), None)

@@ -871,18 +871,22 @@ class FinishRequest(_message.Message):
 
     TOKEN_FIELD_NUMBER: _builtins.int
     CANCELLED_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
     token: _builtins.str
     cancelled: _builtins.bool
     """in an execution that was not finished: the job has not succeeded"""
+    error: _builtins.str
+    """the exception that ends the script: the job has failed; empty: none"""
     def __init__(
         self,
         *,
         token: _builtins.str = ...,
         cancelled: _builtins.bool = ...,
+        error: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "error", b"error", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -613,18 +613,22 @@ class CancelJobRequest(_message.Message):
 
     JOB_FIELD_NUMBER: _builtins.int
     BY_SCRIPT_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     by_script: _builtins.bool
     """its own script cancels it, which was interrupted or has failed"""
+    error: _builtins.str
+    """the exception that ends the script: the job has failed; empty: none"""
     def __init__(
         self,
         *,
         job: _builtins.str = ...,
         by_script: _builtins.bool = ...,
+        error: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_script", b"by_script", "job", b"job"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by_script", b"by_script", "error", b"error", "job", b"job"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1100,16 +1104,20 @@ class CancelNotice(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CAUSE_FIELD_NUMBER: _builtins.int
+    IS_ERROR_FIELD_NUMBER: _builtins.int
     cause: _builtins.str
     """for the user; empty: a command has cancelled the job"""
+    is_error: _builtins.bool
+    """the cause is the exception that ends the script: the job has failed"""
     def __init__(
         self,
         *,
         cause: _builtins.str = ...,
+        is_error: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "is_error", b"is_error"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -274,6 +274,21 @@ def test_a_script_that_cancels_its_job_has_not_succeeded(
     ends_as(cluster, management_pb2.JOB_PHASE_CANCELLED if cancelled else management_pb2.JOB_PHASE_SUCCEEDED, 6)
 
 
+@pytest.mark.parametrize("through_management", [True, False])
+def test_the_exception_of_a_script_is_the_failure_of_its_job(
+    cluster: ClusterInProcess, client: Callable[..., Client], through_management: bool
+) -> None:
+    cluster.add(**FULL)
+    one = started(client)
+    error = "ValueError: two\nlines " + "x" * 5000
+    if through_management:
+        cluster.stub.CancelJob(management_pb2.CancelJobRequest(job=one.created.job, by_script=True, error=error))
+    one.close(cancelled=through_management, error="" if through_management else error)
+    job = ends_as(cluster, management_pb2.JOB_PHASE_FAILED, 6)
+    assert job.message.startswith("its script failed: ValueError: two; lines xx")
+    assert len(job.message) < 1100
+
+
 def test_a_missing_role_is_named_with_the_command_that_starts_one(
     cluster: ClusterInProcess, client: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,6 +103,7 @@ def main() -> None:
     parser.add_argument("--num-steps", type=int, default=20)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds after each step, so that there is time")
     parser.add_argument("--losses", action="store_true", help="print them too")
+    parser.add_argument("--fails", choices=["in the loop", "after the loop"])
     options = parser.parse_args()
 
     config = cstorch.distributed.ClusterConfig(
@@ -147,6 +148,10 @@ def main() -> None:
     executor = cstorch.utils.data.DataExecutor(loader, num_steps=options.num_steps)
     for batch in executor:
         report(training_step(batch))
+        if options.fails == "in the loop" and executor.user_iteration == 3:
+            raise FileExistsError("a file is\nthere")
+    if options.fails == "after the loop":
+        raise FileExistsError("a file is\nthere")
     print("done", flush=True)
 
 

@@ -4,6 +4,8 @@ import concurrent.futures
 import logging
 import os
 import socket
+import sys
+import traceback
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -11,6 +13,7 @@ from typing import Any, TypeVar
 import grpc
 
 from cstorch._internal.log import SlowWork
+from cstorch._internal.notebook import notebook_shell
 from cstorch._internal.session import failures
 from cstorch._internal.session.connecting import connect
 from cstorch._internal.session.job_session import JobSession, create_job
@@ -298,14 +301,24 @@ class ClientJob:
         """Ends the session and with it the job; its nodes become free."""
         self._close(self._session.close)
 
-    def _close(self, end: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def _close(self, end: Callable[[str], Coroutine[Any, Any, None]]) -> None:
         if not self._is_closed:
             self._is_closed = True
             try:
-                self.run(end())
+                self.run(end(_exception_of_script()))
                 self.run(self._management_channel.close(None))
             finally:
                 self._loop.stop()
+
+
+def _exception_of_script() -> str:
+    """The exception that ends the script, as Python has printed it; empty: none, or the user has interrupted it."""
+    if hasattr(sys, "ps1") or notebook_shell() is not None:
+        return ""  # it ended a command or a cell
+    error = getattr(sys, "last_value", None)
+    if not isinstance(error, Exception):
+        return ""
+    return "".join(traceback.format_exception_only(error)).strip()
 
 
 async def _connect(address: str, what: str, token: str, *, silent_seconds: float = 0.0) -> grpc.aio.Channel:

@@ -394,35 +394,44 @@ class JobSession:
 
     # --- The end ------------------------------------------------------------------------------------------------------
 
-    async def cancel(self) -> None:
-        """Cancels the job at management, unless it has ended, and closes the session."""
+    async def cancel(self, error: str = "") -> None:
+        """Cancels the job at management, unless it has ended, and closes the session.
+
+        Args:
+            error: The exception that ends the script; empty: none.
+        """
         if not self._is_closed:
-            request = management_pb2.CancelJobRequest(job=self.job, by_script=True)
+            request = management_pb2.CancelJobRequest(job=self.job, by_script=True, error=error)
             try:
                 await self._management.CancelJob(request, timeout=deadlines.END.cancel)
-            except grpc.RpcError as error:
-                logger.debug("the job %s could not be cancelled: %s", self.job, error)
-        await self.close(is_cancelled=True)
+            except grpc.RpcError as refused:
+                logger.debug("the job %s could not be cancelled: %s", self.job, refused)
+        await self.close(error, is_cancelled=True)
 
-    async def close(self, *, is_cancelled: bool = False) -> None:
-        """Ends the session and with it the job; its nodes become free. Further calls have no effect."""
+    async def close(self, error: str = "", *, is_cancelled: bool = False) -> None:
+        """Ends the session and with it the job; its nodes become free. Further calls have no effect.
+
+        Args:
+            error: The exception that ends the script; empty: none.
+            is_cancelled: Whether the script has left an execution that was not finished.
+        """
         if self._is_closed:
             return
         if self.alive:
-            await self._finish(is_cancelled=is_cancelled)
+            await self._finish(error, is_cancelled=is_cancelled)
         self._is_closed = True
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.wait([self._watching])
         await self.connection.channel.close(None)
 
-    async def _finish(self, *, is_cancelled: bool) -> None:
+    async def _finish(self, error: str, *, is_cancelled: bool) -> None:
         """Announces the end of the session to the coordinator, which otherwise handles it as a failure."""
-        request = coordinator_pb2.FinishRequest(token=self.token, cancelled=is_cancelled)
+        request = coordinator_pb2.FinishRequest(token=self.token, cancelled=is_cancelled, error=error)
         try:
             await self.connection.stub.Finish(request, timeout=deadlines.END.finish)
-        except grpc.RpcError as error:
-            logger.debug("the end of %s could not be announced to its coordinator: %s", self.job, error)
+        except grpc.RpcError as refused:
+            logger.debug("the end of %s could not be announced to its coordinator: %s", self.job, refused)
 
 
 async def create_job(
