@@ -43,17 +43,19 @@ ERROR = RunFailed(
     in_step=False,
 )
 
+TRACEBACK = "Traceback ...\nNameError: name 'get_ipython' is not defined\n"
+
 
 class MakeRun(Protocol):
-    def __call__(self, *, status: int = 0, failed: bool = False, way: Way = Way.CLUSTER) -> Run: ...
+    def __call__(self, *, status: int = 0, failed: bool = False, way: Way = Way.CLUSTER, written: str = ...) -> Run: ...
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> MakeRun:
     """Returns a function that returns a run that has ended."""
 
-    def make(*, status: int = 0, failed: bool = False, way: Way = Way.CLUSTER) -> Run:
-        (tmp_path / "log").write_text("Traceback ...\nNameError: name 'get_ipython' is not defined\n")
+    def make(*, status: int = 0, failed: bool = False, way: Way = Way.CLUSTER, written: str = TRACEBACK) -> Run:
+        (tmp_path / "log").write_text(written)
         return Run(way=way, folder=tmp_path, status=status, events=[ERROR] if failed else [])
 
     return make
@@ -106,6 +108,8 @@ def test_end_before_the_first_step(run: MakeRun) -> None:
     (trace,) = trace_answers(run(status=1), run(status=1, way=Way.TORCH), [])
     assert trace.state is State.OPEN
     assert "with status 1; it wrote last:\nTraceback" in trace.summary
+    (trace,) = trace_answers(run(status=3, written=" \n"), None, [])
+    assert trace.summary == "the script ended with status 3"
     (trace,) = trace_answers(run(), run(way=Way.TORCH), [])
     assert "ran no step on CSX" in trace.summary
 

@@ -214,6 +214,7 @@ def test_the_restarts_of_a_job_are_described(fake: FakeManagement) -> None:
         (["cancel", "0000"], 1, f"{FAILED} has ended before (failed)"),
         (["set-priority", RUNNING, "1"], 1, f"{RUNNING} has ended"),
         (["set-priority", RUNNING, "4"], 2, "PRIORITY"),
+        (["set-priority", RUNNING, "p0"], 2, "1 (first) to 3, or p1 to p3"),
         (["label", RUNNING, "a"], 2, "KEY=VALUE"),
         (["label", RUNNING, "a b=1"], 2, "a label has no spaces"),
         (["label", RUNNING], 2, "Missing"),
@@ -256,6 +257,8 @@ def test_changes_are_told_in_one_line(fake: FakeManagement) -> None:
         management_pb2.CancelJobRequest(job=RUNNING),
         management_pb2.LabelJobRequest(job=RUNNING, add=["a=1", "b="], remove=["team"]),
     ]
+    assert shown("set-priority", "1af", "p3").startswith(f"{QUEUED} has priority 3 (it was 2)")
+    assert shown("set-priority", "1af", "p2").startswith(f"{QUEUED} has priority 2 (it was 3)")
     assert shown("set-priority", "1af", "1") == f"{QUEUED} has priority 1 (it was 2); place 1 in the queue\n"
 
 

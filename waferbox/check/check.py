@@ -383,7 +383,9 @@ def _why_open(*runs: Run) -> str:
     """Says why the script did not come to the end of a step. The first run is the one on the cluster."""
     for run in runs:
         if run.has_failed:
-            return _why_ended(run) if run.failure else f"{_why_ended(run)}; it wrote last:\n{run.log_tail}"
+            if run.failure or not run.log_tail:
+                return _why_ended(run)
+            return f"{_why_ended(run)}; it wrote last:\n{run.log_tail}"
     if _of(runs[0], ExecutionBegun):
         return (
             "the script leaves its loop in the first step, so that there is no whole step. Let the loop go on to its "
@@ -593,7 +595,7 @@ def _time_answer(training: tuple[Program, Sequence[Compiled]], machine: Machine)
     done = [one for one in each if one.plan is not None]
     if not done:
         return Answer(question=Question.TIME, state=State.OPEN, summary="Not predicted: there is no plan.")
-    table = [("wafers", "step", "rows/s", "limited by")]
+    table = [("wafers", "rows", "step", "rows/s", "limited by")]
     # Beyond the wafers of the compiles the batch grows: each wafer has as many rows as with the most of them.
     last = done[-1]
     assert last.plan is not None
@@ -603,6 +605,7 @@ def _time_answer(training: tuple[Program, Sequence[Compiled]], machine: Machine)
         table.append(
             (
                 f"{prediction.wafers:,}",
+                f"{prediction.rows:,}",
                 seconds_text(prediction.step_seconds),
                 count_text(prediction.rows_per_second),
                 prediction.limit,

@@ -1,5 +1,6 @@
 """Commands that change a job: `waferbox cancel`, `label`, `set-priority`."""
 
+import re
 from typing import Annotated
 
 import typer
@@ -49,9 +50,18 @@ def label(
     print_text(f"{job.job} has the labels {' '.join(now)}" if now else f"{job.job} has no labels")
 
 
+def _priority(text: str) -> int:
+    match = re.fullmatch("p?([1-3])", text)
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is none: 1 (first) to 3, or p1 to p3")
+    return int(match[1])
+
+
 def set_priority(
     name: JobArgument,
-    priority: Annotated[int, typer.Argument(metavar="PRIORITY", min=1, max=3, help="1 (first) to 3.")],
+    priority: Annotated[
+        int, typer.Argument(metavar="PRIORITY", parser=_priority, help="1 (first) to 3, or p1 to p3 as in a script.")
+    ],
     management: ManagementOption = None,
 ) -> None:
     """Change the priority of a job, and so its place in the queue. A job that has its nodes keeps them."""

@@ -158,7 +158,9 @@ def plan(
     figures = prediction_data(scaled) if len(counts) == 1 else scales_data(scales)
     data = {"step": found.name, "machine": planned.name, **figures}
     rows = step.batch_rows // step.num_csx
-    about = f"{planned.name} ({planned.source}). Each wafer has {rows:,} rows, in {_parts(step)}."
+    about = (
+        f"{planned.name} ({planned.source}). Each wafer has {rows:,} row{'' if rows == 1 else 's'}, in {_parts(step)}."
+    )
     if html is not None:
         write_page(html, prediction_page(scaled if len(counts) == 1 else scales, data, about))
     if as_json:

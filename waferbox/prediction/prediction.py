@@ -56,7 +56,8 @@ class Prediction:
         swarmx_nodes: number of SwarmX nodes.
         depth: number of levels of SwarmX nodes.
         step_seconds: duration of a step.
-        rows_per_second: rows of the batch over all wafers, per second.
+        rows: rows of the batch over all wafers.
+        rows_per_second: the rows of all steps in a second.
         loads: how busy each part of the cluster is.
     """
 
@@ -65,6 +66,7 @@ class Prediction:
     swarmx_nodes: int
     depth: int
     step_seconds: float
+    rows: int
     rows_per_second: float
     loads: tuple[RoleLoad, ...]
 
@@ -146,6 +148,7 @@ def predict(
         swarmx_nodes=num_trees * sum(level.nodes for level in levels),
         depth=len(levels),
         step_seconds=seconds,
+        rows=rows,
         rows_per_second=rows / seconds if seconds else math.inf,
         loads=_loads(cluster, num_steps, seconds),
     )
