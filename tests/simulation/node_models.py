@@ -121,7 +121,7 @@ class EpochModel:
 
     def _run(self, schedule: StepSchedule) -> None:
         """Does a step, if all members live and the client is not too far behind."""
-        if self._is_broken or self.lacks_frame:
+        if self._is_broken:
             return
         works = list(self.loaded.values())
         dead = [work for work in works if not work.is_alive]
@@ -142,6 +142,8 @@ class EpochModel:
             self._has_no_input = True
             self._world.after(0.1, self._run, schedule)
             return
+        if self.lacks_frame:
+            return  # all nodes wait for it
         self._do_step(step, schedule, works)
         if step < schedule.num_steps + schedule.done_steps:
             self._world.after(self._seconds, self._run, schedule)
