@@ -74,6 +74,7 @@ def end_group(leader: int) -> None:
     if os.getpgid(leader) != leader:
         return  # The process has not made its group yet, so it has started no other.
     with contextlib.ExitStack() as closing:
+        os.killpg(leader, signal.SIGSTOP)  # so that none makes a process or a semaphore that is not found here
         members = {}
         for pid in _members(leader):
             with contextlib.suppress(ProcessLookupError):
@@ -93,7 +94,8 @@ def _named_semaphores(processes: Iterable[int]) -> list[Path]:
     """Returns the semaphores of multiprocessing that some of these processes have mapped and that still have a name.
 
     A process of multiprocessing removes them at the end of the others, but is killed with these. They are compared by
-    inode: in the process that makes a semaphore, the mapping has the name of a file that glibc has removed.
+    inode: in the process that makes a semaphore, the mapping has the name that glibc gives the file first, and for a
+    moment that is its only name.
     """
     inodes: set[int] = set()
     for pid in processes:
@@ -101,7 +103,7 @@ def _named_semaphores(processes: Iterable[int]) -> list[Path]:
             mapped = Path(f"/proc/{pid}/maps").read_text().splitlines()
             inodes.update(int(line.split()[4]) for line in mapped if "/dev/shm/sem." in line)
     found = []
-    for path in Path("/dev/shm").glob("sem.mp-*"):
+    for path in Path("/dev/shm").glob("sem.*"):
         with contextlib.suppress(FileNotFoundError):
             if path.stat().st_ino in inodes:
                 found.append(path)

@@ -49,7 +49,7 @@ from waferbox.wire_version import MISMATCH_REMEDY, WIRE_VERSION
 from wsc.v1 import management_pb2, management_pb2_grpc, node_pb2
 
 STORE_SECONDS = 5.0  # for the jobs that end with the cluster
-SCRIPT_CANCELS: Final = "its script was interrupted, or has failed"
+SCRIPT_CANCELS: Final = "its script was interrupted, or left its loop before the end"
 
 logger = logging.getLogger(__name__)
 

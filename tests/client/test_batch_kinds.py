@@ -1,7 +1,10 @@
 """Batches that wafers cannot take are refused with a way out."""
 
 import errno
+from collections import UserDict
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,19 +18,23 @@ from cstorch.errors import ConfigurationError, InputError
 from cstorch.utils.data import DataExecutor, DataLoader
 
 
-class Circle:
-    """An object that holds itself, which cannot be taken apart."""
+@dataclass
+class Fields:
+    x: Any
 
-    def __init__(self, x: torch.Tensor) -> None:
-        self.x = x
-        self.owner = self
+
+@dataclass(slots=True)
+class Slots:
+    x: Any
+
+
+class Items(dict[str, Any]):
+    """A dict of a script's class, for which pytree takes it as a leaf."""
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    "an object that holds itself": (
-        Circle(torch.ones(4, 2)),
-        r"yields has an object of Circle, whose tensors .*namedtuple",
-    ),
+    "an object with fields": (Fields(torch.ones(4, 2)), r"has an object of Fields, .*`vars\(batch\)`.*a dataclass"),
+    "a dict's subclass": (Items(x=torch.ones(4, 2)), r"has an object of Items, .*`dict\(batch\)`"),
     "arrays": ({"x": np.ones((4, 2))}, r"yields dict, in which no tensor is found.*torch\.as_tensor"),
     "a scalar": (torch.tensor(1.0), "has no dimensions"),
     "complex": ({"x": torch.ones(4, 2), "y": torch.ones(4, dtype=torch.complex64)}, r"at \['y'\] .*view_as_real"),
@@ -41,10 +48,19 @@ REFUSED: dict[str, tuple[Any, str]] = {
         [torch.ones(4, 2), torch.ones(4, device="meta")],
         r"at \[1\] a tensor on the device 'meta'.*`\.to\(device",
     ),
-    "an object in a dict": (
-        {"x": torch.ones(4, 2), "circle": Circle(torch.ones(4, 2))},
-        r"at \['circle'\] an object of Circle, whose tensors .*holds itself.*namedtuple",
-    ),
+    **{
+        f"{type(hidden).__name__} in a dict": (
+            {"x": torch.ones(4, 2), "hidden": hidden},
+            rf"at \['hidden'\] an object of {type(hidden).__name__}, whose tensors .*namedtuple",
+        )
+        for hidden in (
+            Fields([{"y": torch.ones(4, 2)}]),
+            Slots(torch.ones(4, 2)),
+            Items(y=torch.ones(4, 2)),
+            UserDict(y=torch.ones(4, 2)),
+            SimpleNamespace(y=torch.ones(4, 2)),
+        )
+    },
     "sparse": ([torch.ones(4, 2).to_sparse()], r"at \[0\] a sparse tensor.*to_dense"),
 }
 

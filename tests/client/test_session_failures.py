@@ -118,6 +118,20 @@ def test_a_loop_that_is_left_after_the_job_has_ended_says_why(
             setup.weight()
 
 
+def test_states_of_a_job_that_ended_between_two_executions_are_lost_for_its_cause(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    setup = Setup(cluster, tmp_path)
+    run(setup.executor(1), lambda batch: setup.step(batch))
+    session = setup.backend.target().session
+    assert session is not None
+    job = session.job()
+    cluster.sessions[0].put(node_pb2.Failure(kind=node_pb2.Failure.KIND_NODE, message="memoryx-0 (pid 7) died"))
+    until(lambda: not job.alive)
+    with pytest.raises(StateError, match=r"the job that held it has ended: memoryx-0 \(pid 7\) died"):
+        run(setup.executor(1), lambda batch: setup.step(batch))
+
+
 def test_a_compile_error_and_a_version_mismatch(cluster: FakeCluster, tmp_path: Path) -> None:
     setup = Setup(cluster, tmp_path)
     cluster.refuse_job = (grpc.StatusCode.FAILED_PRECONDITION, "the cluster has version 9.9")

@@ -5,6 +5,7 @@ import gc
 import mmap
 import os
 import random
+import secrets
 import shutil
 import signal
 import sys
@@ -275,6 +276,20 @@ def test_the_temporary_files_of_a_loader_with_processes_are_removed(prepare: Pre
             assert list(folder.iterdir())  # sockets
         assert not folder.exists()
         assert temporary_folder(lives).exists()
+
+
+def test_a_semaphore_that_is_being_made_is_found() -> None:
+    """glibc gives its file another name first, and a killed process leaves that."""
+    path = Path(f"/dev/shm/sem.{secrets.token_hex(3)}")
+    with open(path, "xb+") as file:
+        try:
+            file.write(bytes(32))
+            file.flush()
+            assert path not in _named_semaphores([os.getpid()])
+            with mmap.mmap(file.fileno(), 32):
+                assert path in _named_semaphores([os.getpid()])
+        finally:
+            path.unlink()
 
 
 @pytest.mark.parametrize("rows", [input_functions.spawned_rows, input_functions.rows_of_a_fork_server])

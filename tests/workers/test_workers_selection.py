@@ -368,6 +368,32 @@ def test_a_number_beside_the_tensors_may_be_the_same(value: Any) -> None:
     assert len(list(own(selection(), ({**batch(number), "lam": value} for number in range(3))))) == 3
 
 
+class Kept:
+    """An object beside the tensors, of which each batch has another or the same."""
+
+    def __init__(self, mask: Any) -> None:
+        self.parts = {"mask": mask}
+
+
+def test_no_object_of_any_batch_may_hide_tensors() -> None:
+    """The client has checked the first batch alone."""
+    plain = Kept("no tensor")
+    found = own(
+        selection(), iter([batch(0) | {"name": kept} for kept in (Kept(None), plain, plain, Kept(torch.ones(4)))])
+    )
+    assert len(list(islice(found, 3))) == 3
+    with pytest.raises(InputFailure, match=r"batch 3 .*train.py:7.* an object of Kept, whose tensors"):
+        next(found)
+
+
+def test_an_object_that_all_batches_have_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[Any] = []
+    monkeypatch.setattr(batches, "hides_tensors", searched.append)
+    kept = Kept(list(range(1000)))
+    assert len(list(own(selection(), (batch(n) | {"name": kept} for n in range(5))))) == 5
+    assert searched == [kept]
+
+
 def test_names_of_samples_may_change() -> None:
     given = ({**batch(number), "name": [f"{number}.png"], "path": np.array([f"{number}"])} for number in range(3))
     assert len(list(own(selection(), given))) == 3

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from .batch_classes import register_classes
 from .batch_digest import UNKNOWN, batch_digest
 from .failures import InputFailure
+from .hidden_tensors import hides_tensors
 from .loader import Position
 from .messages import DIGEST_BYTES, MOST_DIGESTS, BatchLayout, Prepare, TensorLayout
 
@@ -18,18 +18,21 @@ from .messages import DIGEST_BYTES, MOST_DIGESTS, BatchLayout, Prepare, TensorLa
 
 
 class Constants:
-    """The Python numbers and NumPy arrays in the batches of a loader. Used by one thread.
+    """The Python numbers, NumPy arrays and other objects in the batches of a loader. Used by one thread.
 
-    They may not change, as the traced step has those of the first batch as constants.
+    Numbers may not change, as the traced step has those of the first batch as constants, and no object may hide
+    tensors.
     """
 
     def __init__(self, source: str) -> None:
         """source: the name of the input_fn, and its place in the code."""
         self._source = source
         self._first: list[Any] | None = None
+        self._objects: list[Any] = []  # of the last batch
 
     def check(self, number: int, batch: Any, leaves: list[Any]) -> None:
-        """Raises InputFailure if a batch, which has these leaves, has other constants than the first batch."""
+        """Raises InputFailure if a batch, with these leaves, has other numbers than the first, or hides tensors."""
+        self._check_objects(number, leaves)
         known = [_comparable(leaf) for leaf in leaves if _is_number(leaf)]
         if self._first is None:
             self._first = known
@@ -49,6 +52,21 @@ class Constants:
             "tensor with one row for each sample in the collate_fn (`torch.full((len(rows),), value)`, "
             "`torch.as_tensor(array)`), or leave it out of the batch"
         )
+
+    def _check_objects(self, number: int, leaves: list[Any]) -> None:
+        known = {id(leaf) for leaf in self._objects}  # such as a dataset, which would take long to search
+        self._objects = [leaf for leaf in leaves if _is_object(leaf)]
+        for leaf in self._objects:
+            if id(leaf) not in known and hides_tensors(leaf):
+                raise InputFailure(
+                    f"batch {number} of the input_fn {self._source} has an object of {type(leaf).__name__}, whose "
+                    "tensors the step would not have: it has those of the first batch. Turn it into a dict or "
+                    "namedtuple of its tensors"
+                )
+
+
+def _is_object(leaf: Any) -> bool:
+    return not isinstance(leaf, str | bytes | numbers.Number | sys.modules["torch"].Tensor) and leaf is not None
 
 
 def _is_number(leaf: Any) -> bool:
@@ -123,8 +141,6 @@ class Selection:
         before_all = position.states(last_step=self._worker)
         num_own = 0
         for number, batch in enumerate(batches):
-            if number == 0:
-                register_classes(batch)  # later ones have its structure
             leaves, structure = pytree.tree_flatten(batch)
             self._constants.check(number, batch, leaves)
             tensors = self._named(number, batch) if self._names else self._tensors(number, batch, leaves, structure)

@@ -279,7 +279,8 @@ class PointShares:
         self._announce(node_pb2.RecoveryPointKept(recovery_point=number, given_up=True))
         if not was_advised:
             why = why_not_kept(folder, point.nbytes, error.strerror, settings.RECOVERY_DIR.name)
-            advise("recovery", f"If a process dies the job starts again from further back: no recovery point in {why}")
+            what = "If a process dies the job starts again from further back, and between two executions it ends"
+            advise("recovery", f"{what}: no recovery point in {why}")
 
     def _announce_kept(self, folder: Path, number: int, point: PointShare, begin: float, same_as: int = 0) -> None:
         kept = _kept(folder, number, point.nbytes)

@@ -520,7 +520,10 @@ class CoordinatedExecution:
         """
         assert self._points is not None
         if not from_any_step and not self._points.has_end():
-            raise NoRecoveryPoint("no recovery point has the states after the last step")
+            raise NoRecoveryPoint(
+                "no recovery point has the states after the last step, as that one could not be written: make room "
+                "where recovery points are kept, and start the script again from its last checkpoint"
+            )
         await self._make_epoch(self._schedule.num_steps, self._points.usable()).restore()
 
     def keep_point(self, step: int) -> bool:

@@ -7,7 +7,7 @@ from torch.utils import _pytree as pytree
 
 from cstorch.errors import ConfigurationError, InputError
 from waferbox.cirh.dialect.elements import can_be_sent, is_element
-from waferbox.input_process.batch_classes import holds_tensors
+from waferbox.input_process.hidden_tensors import hides_tensors
 
 
 def infer_batch_size(data: Any, batch_size: int | None = None) -> int | None:
@@ -55,10 +55,11 @@ def _place(path: str) -> str:
 
 
 def _check_object(path: str, leaf: Any) -> None:
-    if holds_tensors(leaf):
+    if hides_tensors(leaf):
         raise InputError(
             f"{_place(path)} an object of {type(leaf).__name__}, whose tensors would be those of the first batch in "
-            "every step: it holds itself, or its class is written in C. Turn it into a dict or a namedtuple"
+            "every step. Turn it into a dict, list, tuple or namedtuple of its tensors in the collate_fn or the "
+            "input_fn: `dict(batch)` of one that has keys, `vars(batch)` of one with fields, such as a dataclass"
         )
 
 
@@ -89,8 +90,7 @@ def check_batch(batch: Any, num_csx: int) -> int:
 
     Raises:
         InputError: The batch has no tensors, or such that are sparse, of a type that cannot be sent, not on the CPU
-            or in an object that stays a leaf (`register_classes`), or its tensors have no common batch dimension and
-            num_csx is above 1.
+            or hidden in objects, or its tensors have no common batch dimension and num_csx is above 1.
         ConfigurationError: The rows cannot be spread evenly over num_csx systems.
     """
     if num_csx > 1:
@@ -102,8 +102,8 @@ def check_batch(batch: Any, num_csx: int) -> int:
     if not any(isinstance(leaf, torch.Tensor) for _, leaf in leaves):
         raise InputError(
             f"the loader of the input_fn yields {type(batch).__name__}, in which no tensor is found: a batch is a "
-            "tensor, or a dict, list, tuple, namedtuple, dataclass or other object of such. Turn NumPy arrays into "
-            "tensors (`torch.as_tensor(array)`)"
+            "tensor, or a dict, list, tuple or namedtuple of such. Turn NumPy arrays into tensors "
+            "(`torch.as_tensor(array)`)"
         )
     rows = num_samples(batch)
     if rows == 0 or rows % num_csx != 0:

@@ -79,7 +79,6 @@ PRIVATE_NAMES: Final = (
     "torch.utils._pytree.SequenceKey",
     "torch.utils._pytree.TreeSpec",
     "torch.utils._pytree.keystr",
-    "torch.utils._pytree.register_pytree_node",
     "torch.utils._pytree.tree_flatten",
     "torch.utils._pytree.tree_flatten_with_path",
     "torch.utils._pytree.tree_leaves",

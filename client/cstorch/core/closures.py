@@ -24,6 +24,9 @@ def step_closure(closure: Callable[Parameters, Result]) -> Callable[Parameters, 
     tensor. A closure that is called in the traced function runs again for every step, with the Python arguments of the
     first call. On the CPU, and outside an executor, it runs at once.
 
+    A queued call has copies of the lists, dicts and tuples among its arguments, as they were at the call: what a
+    closure collects belongs into a variable of the script.
+
     Args:
         closure: The function.
 

@@ -278,7 +278,9 @@ class ClusterSession:
     def _drop_job(self) -> None:
         is_left = self._state is not None and self._state.is_left
         if self._state is not None:
-            self._lose_state("the job that held it has ended")
+            failure = None if self._job is None else self._job.failure
+            cause = "" if failure is None else f": {failure}"
+            self._lose_state(f"the job that held it has ended{cause}")
             self._state = None
         if self._job is not None:
             if is_left:

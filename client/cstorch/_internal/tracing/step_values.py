@@ -193,8 +193,8 @@ A step runs when the script has left the body of its loop. To read a value of it
     for inputs, labels in executor:
         note(training_step(inputs, labels), labels)
 
-A closure has the values of tensors that are its arguments, in dicts, lists, tuples, or dataclasses that the step \
-returned; those in other objects are not found. What the batch holds can also be read in the input_fn."""
+A closure has the values of tensors that are its arguments, also in dicts, lists and tuples; those in other objects, \
+such as a dataclass, are not found. What the batch holds can also be read in the input_fn."""
 
 _READ_STATE = """\
 A step runs when the script has left the body of its loop, so its state is not known before. Read or save it in a \

@@ -23,7 +23,6 @@ from cstorch._internal.sparing_fetcher import spare_samples
 from cstorch.distributed.worker import appliance_environ
 from cstorch.distributed.worker_state import DataLoaderCheckpoint, WorkerState
 from cstorch.errors import InputError, UsageError
-from waferbox.input_process.batch_classes import register_classes
 
 # --- Loaders that can be restarted where they stood -------------------------------------------------------------------
 
@@ -368,7 +367,6 @@ class DataLoader:
         """
         with workers_in_process(), closing(self._batches(has_values=has_values)) as batches:
             found = [next(batches)]
-            register_classes(found)
             if has_objects(found[0]):
                 with random_state_kept():  # as if only the first had been made
                     found.extend(itertools.islice(batches, most - 1))

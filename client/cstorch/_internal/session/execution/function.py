@@ -35,7 +35,6 @@ from cstorch._internal.tracing import (
 )
 from cstorch._internal.tracing.provenance import line_of_function
 from cstorch.errors import CstorchError, StateError, UsageError
-from waferbox.input_process.batch_classes import is_container_or_dataclass, register_classes
 
 logger = logging.getLogger("cstorch.execution")
 
@@ -299,7 +298,6 @@ class TracedFunction(TracedStep):
             return function(*taken_args, **taken_kwargs)
 
         def collect(result: Any) -> Any:
-            register_classes(result, is_container_or_dataclass)
             self._result = result
             for closure in self._calls_in_trace:
                 self.outputs.add_arguments(closure)

@@ -18,7 +18,6 @@ from cstorch._internal.tracing import Cell, LazyTensor, Source, StepAtHand, Step
 from cstorch._internal.tracing.provenance import warn_user
 from cstorch.errors import UsageError
 from waferbox.cirh.text.printer import print_module
-from waferbox.input_process.batch_classes import is_container, register_classes
 
 
 def check_step(trace: Trace, model: nn.Module | None, traceable: Sequence[torch.optim.Optimizer]) -> None:
@@ -178,7 +177,6 @@ class TracedStep(ABC):
         Raises:
             UsageError: A tensor of the call is not sent to the script.
         """
-        register_classes((closure.args, closure.kwargs), is_container)
         leaves: list[Any] = pytree.tree_leaves((closure.args, closure.kwargs))
         if any(isinstance(leaf, nn.Parameter) for leaf in leaves):
             raise weight_in_closure(closure)
