@@ -232,10 +232,7 @@ def test_an_ended_job_has_the_step_that_its_script_has_reached(
     one.compile()
     one.begin(ENDLESS)
     one.start()
-    step = 0
-    while step < 20:  # more than come before the coordinator has read that some are consumed
-        step = one.receive_outputs().step
-        one.consumed(step)
+    *_, step = one.consume(20)  # more than come before the coordinator has read that some are consumed
     if how == "left":
         one.send(stop_after=coordinator_pb2.StopAfter(step=step))
         last(one)

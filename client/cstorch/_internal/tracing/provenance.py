@@ -94,23 +94,22 @@ def line_of(error: BaseException) -> str:
 
 def user_frame() -> tuple[str, int]:
     """Returns file and line of the innermost frame outside torch, cstorch and the standard library, or ("", 0)."""
-    return _innermost(sys._getframe(1))
+    file, frame = _innermost(sys._getframe(1))
+    return file, 0 if frame is None else frame.f_lineno
 
 
-def _innermost(frame: FrameType | None) -> tuple[str, int]:
-    frame = _innermost_frame(frame)
-    return ("", 0) if frame is None else (_shown_name(frame.f_code.co_filename) or "", frame.f_lineno)
-
-
-def _innermost_frame(frame: FrameType | None) -> FrameType | None:
-    while frame is not None and _shown_name(frame.f_code.co_filename) is None:
+def _innermost(frame: FrameType | None) -> tuple[str, FrameType | None]:
+    while frame is not None:
+        shown = _shown_name(frame.f_code.co_filename)
+        if shown is not None:
+            return shown, frame
         frame = frame.f_back
-    return frame
+    return "", None
 
 
 def warn_user(message: str) -> None:
     """Issues a CstorchWarning at the user's current line."""
-    frame = _innermost_frame(sys._getframe(1)) or sys._getframe(1)
+    frame = _innermost(sys._getframe(1))[1] or sys._getframe(1)
     warnings.warn_explicit(
         message,
         CstorchWarning,
@@ -128,8 +127,8 @@ def user_line() -> str:
 
 def user_line_of(frame: FrameType | None) -> str:
     """Returns the user's line in the innermost of the frames of a stack; empty: there is none."""
-    file, line = _innermost(frame)
-    return f"{file}:{line}" if file else ""
+    file, innermost = _innermost(frame)
+    return "" if innermost is None else f"{file}:{innermost.f_lineno}"
 
 
 def line_of_function(function: Callable[..., Any]) -> str:
